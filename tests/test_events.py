@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from relight import events
+from relight import event_schema, events
 
 EXAMPLES = [
     events.Formed(0, 0, 1, 2, 8, "127.0.0.1", 1234, "start"),
@@ -26,8 +26,10 @@ EXAMPLES = [
     events.Tick(),
     events.Restarting(1, 3, "rank 1 was killed"),
     events.HealthChecked(0.5, "disk: /tmp has 3 MiB free, less than 1 GiB"),
-    events.RanksSlow([5], ["gpu-03"], 0.28, 0.22, 1.7e9, "rank 5 on gpu-03 is 28% slower"),
+    events.RanksSlow((5,), ("gpu-03",), 0.28, 0.22, 1.7e9, "rank 5 on gpu-03 is 28% slower"),
     events.NotRestarting("all 3 restarts are used up"),
+    events.GroupBegan("job", "0a1b", {"least": 1}),
+    events.GroupStep("job", 1.5, {"type": "tick"}, [{"type": "drop", "node": "a"}]),
     events.Ended(0, "all workers succeeded"),
 ]
 
@@ -35,8 +37,11 @@ EXAMPLES = [
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda e: type(e).__name__)
 def test_an_event_is_written_with_its_name_and_fields(event: events.Event) -> None:
     """A line of the event log holds all of an event; and it can be said in words."""
-    line = json.loads(json.dumps(events.to_json(event)))
-    assert line == {"event": type(event).__name__, **event._asdict()}
+    line = json.loads(events.line_of(events.Recorded(7, 1.5, 2.5, event)))
+    fields = json.loads(json.dumps(event._asdict()))
+    assert line == {
+        "v": 1, "n": 7, "t": 1.5, "time": 2.5, "event": type(event).__name__, **fields,
+    }  # fmt: skip
     assert events.describe(event)
 
 
@@ -44,15 +49,19 @@ def test_every_event_has_an_example_here_and_words() -> None:
     assert {type(event) for event in EXAMPLES} == set(events.Event.__args__)
 
 
-def test_each_event_is_documented_with_its_fields() -> None:
-    """docs/events.md has an item for each event that is written."""
+def test_the_page_of_the_events_is_made_from_the_code() -> None:
+    """`relight events --schema > docs/events.md` makes it."""
     text = (Path(__file__).parent.parent / "docs" / "events.md").read_text()
-    items = {item.split("`")[1]: item for item in text.split("\n- ")[1:]}
-    written = {kind.__name__: kind for kind in events.Event.__args__ if kind is not events.Tick}
-    assert items.keys() == written.keys()
-    for name, kind in written.items():
-        fields = items[name].partition("Fields: ")[2]
-        assert all(f"`{field}`" in fields for field in kind._fields), name
+    assert text == event_schema.page()
+
+
+def test_each_field_has_a_meaning_and_each_meaning_a_field() -> None:
+    used = {
+        f"{name}.{field}" if f"{name}.{field}" in event_schema.FIELDS else field
+        for name, kind in event_schema.kinds().items()
+        for field in kind._fields
+    }
+    assert used == event_schema.FIELDS.keys()
 
 
 @pytest.mark.parametrize(

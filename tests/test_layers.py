@@ -14,7 +14,7 @@ ROOT = Path(relight.__file__).parent
 LAYERS = (
     ("env", "errors", "typed"),
     ("values",),
-    ("events", "spec"),
+    ("event_schema", "events", "spec"),
     ("core",),
     ("host", "rendezvous", "worker"),
     ("job",),

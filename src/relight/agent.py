@@ -48,10 +48,12 @@ from relight.core.messages import (
     GenerationFormed,
     JobEnded,
     Join,
+    NodeAnswered,
     NodeLeaving,
     NodePreempted,
     NodeReady,
     Note,
+    Question,
     SlowRanks,
     StopWorkers,
     WaitReason,
@@ -69,7 +71,7 @@ from relight.errors import (
     signal_name,
 )
 from relight.events import Ended, Formed, Mistake, NotRestarting, Restarting, SignalReceived
-from relight.group import LocalLink
+from relight.group import Group, LocalLink
 from relight.host.console import Consoles
 from relight.host.descriptors import raise_limit
 from relight.host.journal import Journal
@@ -362,19 +364,22 @@ class Agent:
         return end.exit_code, end.reason
 
     def _show_job(self) -> None:
-        """Let commands of this user see the job, unless it is part of one that they know."""
-        if "RELIGHT_JOB_ID" not in self.job.command.env.variables:
+        """Let commands of this user see the job, unless it is part of one that they know. A status
+        page asks this node too.
+        """
+        command = self.job.command
+        if "RELIGHT_JOB_ID" not in command.env.variables or command.spec.status is not None:
             self.loop.attempt(self._open_job_socket, "showing the job")
 
     def _open_job_socket(self) -> None:
         from relight.sight.job_socket import JobSocket, View
 
         def look() -> View:
-            return View(self._state, self._workers, self._restart)
+            return View(self._state, self._workers, self._restart, self.journal.events)
 
         began = time.time() - _SHOWN_AFTER_S
         try:
-            self._shown = JobSocket(self.loop, self.job, began, look)
+            self._shown = JobSocket(self.loop, self.job, began, look, self.link)
         except OSError as error:
             if self.journal.verbose:
                 self.journal.say(f"relight status can't show this job: {error}")
@@ -396,6 +401,7 @@ class Agent:
             facts=job.facts,
             announce=None,
             stop_s=_stop_s(job),
+            answers=True,
         )
         if meeting is None:
             return LocalLink(self.loop, job.settings, join)
@@ -406,6 +412,14 @@ class Agent:
     def say(self, message: str) -> None:
         """Print a message to the user on stderr."""
         self.journal.say(message)
+
+    def coordinates(self, job: str, group: Group) -> None:
+        """Record the steps of a group that is decided here, if the user asks for it."""
+        if self.job.command.spec.record_group:
+            from relight.core.group_replay import Recorder
+
+            write, settings = self.journal.events.write_to_file, group.membership.settings
+            group.on_step = Recorder(job, settings, group.origin, write).step
 
     def announce(self) -> Announce | None:
         """Return the generation that this node is in, if any."""
@@ -458,6 +472,9 @@ class Agent:
                     self._state.watches.report_slow_ranks(message)
             case CheckpointLimit(generation, limit) if generation == self._generation:
                 self._count_calls(limit)
+            case Question() | NodeAnswered():
+                if self._shown is not None:
+                    self._shown.received(message)
             case GenerationFormed() | CheckpointLimit() | SlowRanks():
                 pass  # outdated: this node will send NodeReady again
 

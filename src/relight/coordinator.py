@@ -79,6 +79,8 @@ class Coordinator:
         """By job, the settings of the agent in this process: nodes with different ones are refused,
         even if they connect first.
         """
+        self.on_group: Callable[[str, Group], None] = lambda *_: None
+        """Called with a job and its group, before the group's first step."""
         self.on_job: Callable[[str, str], None] = lambda *_: None
         """Called when the first node of a job arrives, and when its last node has gone."""
         raise_limit()
@@ -106,6 +108,7 @@ class Coordinator:
             settings = self.settings.get(job, settings)
             group = self.groups[job] = Group(self._loop, settings, self.coordinates)
             group.on_drop = lambda node: self._drop(group, node)
+            self.on_group(job, group)
             self._listener.hello = self._hello()
         return self.groups[job]
 
@@ -286,7 +289,7 @@ class Coordinator:
         """Return the hello. It names the jobs served here, so that an agent whose token is refused
         learns whether the coordinator of its own job has refused it.
         """
-        hello: Message = {"sender": "coordinator"}
+        hello: Message = {"sender": "coordinator", "relays": True}
         if len(self.groups) > _MOST_JOBS_NAMED:  # each agent would have to read them all
             return hello
         longer: Message = {**hello, "jobs": list(self.groups)}

@@ -1,12 +1,17 @@
 """The events of a job: one small immutable type for each, and their text.
 
 The same records are the inputs of the cores and the lines of the event log. An event has no time:
-the code that records it adds one. An exit code below 0 is the number of the signal that ended a
-process, as in torch and subprocess.
+the code that records it adds one (`Recorded`). An exit code below 0 is the number of the signal
+that ended a process, as in torch and subprocess. What each field means stands in event_schema.py.
 """
 
 from relight.errors import many, signal_name
 from relight.typed import Any, NamedTuple
+
+SCHEMA = 1
+"""The version of the lines of the event log. It rises when a field or an event is removed, or means
+something else; new ones may come without that.
+"""
 
 
 class Formed(NamedTuple):
@@ -162,8 +167,8 @@ class RanksSlow(NamedTuple):
     of the slowest node.
     """
 
-    ranks: list[int]
-    hosts: list[str]
+    ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
     slower: float
     waited: float
     since: float
@@ -174,6 +179,25 @@ class NotRestarting(NamedTuple):
     """The workers failed and will not be started again."""
 
     reason: str
+
+
+class GroupBegan(NamedTuple):
+    """This process coordinates the group of a job from now on (--record-group)."""
+
+    job: str
+    origin: str
+    settings: dict[str, Any]
+
+
+class GroupStep(NamedTuple):
+    """The coordinator took a message, lost a node or had a deadline, and decided what follows
+    (--record-group). `relight events --replay` takes these steps again.
+    """
+
+    job: str
+    now: float
+    input: dict[str, Any]
+    effects: list[dict[str, Any]]
 
 
 class Ended(NamedTuple):
@@ -204,6 +228,8 @@ Event = (
     | HealthChecked
     | RanksSlow
     | NotRestarting
+    | GroupBegan
+    | GroupStep
     | Ended
 )
 
@@ -268,6 +294,12 @@ def describe(event: Event) -> str:
             return event.text
         case NotRestarting():
             return f"no restart: {event.reason}"
+        case GroupBegan():
+            return f"this process coordinates the group {event.job}".rstrip()
+        case GroupStep():
+            message = event.input.get("message")
+            taken = message if isinstance(message, dict) else event.input
+            return f"the group took {taken.get('type')}: {many(len(event.effects), 'effect')}"
         case Ended():
             return f"the job ends with exit code {event.exit_code}: {event.reason}"
         case Tick():
@@ -293,6 +325,25 @@ def _left_out(packages: list[str]) -> str:
     return f"; without {many(len(packages), 'package')} outside of site-packages: {names}"
 
 
+class Recorded(NamedTuple):
+    """An event with its place in the event log: `number` counts from 1; `t` is the monotonic clock,
+    `time` is seconds since 1970.
+    """
+
+    number: int
+    t: float
+    time: float
+    event: Event
+
+
 def to_json(event: Event) -> dict[str, Any]:
     """Return an event as a JSON object; its type is under the key `event`."""
     return {"event": type(event).__name__, **event._asdict()}
+
+
+def line_of(recorded: Recorded) -> str:
+    """Return the line of the event log, without its end."""
+    import json
+
+    number, t, time, event = recorded
+    return json.dumps({"v": SCHEMA, "n": number, "t": t, "time": time, **to_json(event)})

@@ -5,14 +5,18 @@ for each job, and agents reach it by a `link.RemoteLink`.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from relight.core.group_types import Drop, GroupSettings, NodeLost, Received, Send
+from relight.core.group_types import Drop, Effect, Event, GroupSettings, Received, Send
 from relight.core.membership import Membership
-from relight.core.messages import Announce, FromAgent, FromCoordinator, Join
+from relight.core.messages import Announce, Answer, AskNodes, FromAgent, FromCoordinator, Join
 from relight.events import Tick
 from relight.host.loop import Alarm, Loop
 from relight.typed import Protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.questions import Questions
 
 Recipient = Callable[[FromCoordinator], None]
 
@@ -35,6 +39,9 @@ class LinkOwner(Protocol):
     def say(self, message: str) -> None:
         """Print a message to the user."""
 
+    def coordinates(self, job: str, group: "Group") -> None:
+        """Look at a group that is decided in this process, before its first step."""
+
 
 class Group:
     """One job's membership, its deadlines, and where its messages go.
@@ -49,20 +56,32 @@ class Group:
     def __init__(
         self, loop: Loop, settings: GroupSettings, coordinates: Callable[[], bool] = lambda: True
     ) -> None:
-        self.membership = Membership(settings, origin=os.urandom(8).hex())
+        self.origin = os.urandom(8).hex()
+        self.membership = Membership(settings, self.origin)
         self._coordinates = coordinates
         self.recipients: dict[str, Recipient] = {}
         """The connected nodes, each with the function that delivers a message to it."""
         self.on_drop: Callable[[str], None] = lambda *_: None
         """Called with a node that is dropped, whose messages must not be answered any more."""
+        self.on_step: Callable[[Event, float, list[Effect]], None] | None = None
+        """Called with each step, its time and its effects, before these are carried out."""
         self._loop = loop
         self._alarm = Alarm(loop, lambda: self.step(Tick()))
+        self._questions: Questions | None = None  # until a node asks all of them something
 
-    def step(self, event: Received | NodeLost | Tick) -> None:
+    def step(self, event: Event) -> None:
         """Take an event and carry out its effects."""
         if not self._coordinates():
             return
-        for effect in self.membership.step(event, self._loop.now()):
+        match event:
+            case Received(node, AskNodes() | Answer() as asked):
+                self._relay(node, asked)
+                return
+        now = self._loop.now()
+        effects = self.membership.step(event, now)
+        if self.on_step is not None:
+            self.on_step(event, now, effects)
+        for effect in effects:
             match effect:
                 case Send(node, message) if node in self.recipients:
                     self.recipients[node](message)
@@ -76,6 +95,29 @@ class Group:
         """Cancel the alarm, and forget the nodes."""
         self._alarm.set(None)
         self.recipients.clear()
+
+    def _relay(self, node: str, message: AskNodes | Answer) -> None:
+        """Pass on what a node asks all nodes, or what one of them answers."""
+        from relight.core.questions import LIMIT_S, Questions
+
+        if self._questions is None:
+            self._questions = Questions()
+        questions, members = self._questions, self.membership.members
+        if node not in members:
+            return
+        if isinstance(message, Answer):
+            self._send_all(questions.answer(node, message))
+        else:
+            joins = [member.join for member in members]
+            number, sends = questions.ask(node, message.question, joins)
+            self._send_all(sends)
+            if sends:
+                self._loop.call_after(LIMIT_S, lambda: self._send_all(questions.close(number)))
+
+    def _send_all(self, sends: Iterable[Send]) -> None:
+        for node, message in sends:
+            if node in self.recipients:
+                self.recipients[node](message)
 
 
 class LocalLink:
@@ -91,6 +133,11 @@ class LocalLink:
         """Whether the group hears what is sent."""
         return True
 
+    @property
+    def relays(self) -> bool:
+        """Whether there are other nodes that could be asked something."""
+        return False
+
     def open(self, owner: LinkOwner) -> None:
         """Join the group."""
         node = self.join.node
@@ -99,6 +146,7 @@ class LocalLink:
             self._loop.call_after(0, lambda: owner.received(message))
 
         self._group.recipients[node] = receive
+        owner.coordinates("", self._group)
         self.send(self.join)
 
     def send(self, message: FromAgent) -> None:

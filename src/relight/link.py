@@ -120,6 +120,14 @@ class RemoteLink(finders.Seeker):
         connection = self._connection
         return self._group is not None or (connection is not None and connection.is_open)
 
+    @property
+    def relays(self) -> bool:
+        """Whether the coordinator takes questions to all nodes (`AskNodes`)."""
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            return self._group is not None
+        return (connection.opening.peer_hello or {}).get("relays") is True
+
     def send(self, message: FromAgent) -> None:
         """Send a message to the coordinator. Without one, drop it: the next coordinator gets
         `LinkOwner.messages_after_join`.
@@ -263,6 +271,7 @@ class RemoteLink(finders.Seeker):
             self._loop, sock, self._meeting.security, self._finder, self._divert, self.say
         )
         self._coordinator.settings[self._meeting.job] = self._settings
+        self._coordinator.on_group = self._owner.coordinates
 
     def found(self, result: "SearchResult") -> None:
         """Connect to the coordinator, or become it, as the finder answered."""

@@ -38,6 +38,7 @@ from relight.values import (
     parse_host,
     parse_interval,
     parse_keep_warm,
+    parse_listen,
     parse_name,
     parse_nodes,
     parse_notice,
@@ -86,6 +87,7 @@ class RunSpec(NamedTuple):
     start_method: str
     role: str
     name: str
+    status: Endpoint | None
     module: bool
     no_python: bool
     run_path: bool
@@ -106,6 +108,7 @@ class RunSpec(NamedTuple):
     duplicate_stderr_filters: tuple[str, ...]
     logs_specs: str
     event_log_handler: str
+    record_group: bool
     verbose: bool
     script: str
     script_args: tuple[str, ...]
@@ -214,6 +217,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("name", parse_name, "", "NAME",
          "name of the job for relight list, status, logs, cancel [that of SCRIPT]",
          from_env=False, variable="RELIGHT_NAME"),
+    Flag("status", parse_listen, None, "[HOST:]PORT",
+         "serve a page that shows the job, and metrics, on the node of rank 0 while workers run",
+         from_env=False, variable="RELIGHT_STATUS"),
     Flag("module", None, False, "", "SCRIPT is a module, as in python -m", short="m"),
     Flag("no-python", None, False, "", "SCRIPT is an executable, not Python"),
     Flag("run-path", None, False, "", "run SCRIPT with runpy.run_path"),
@@ -254,6 +260,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("event-log-handler", one_of("null", "console", "dynamic_rendezvous"), "null", "NAME",
          "where events go: null or dynamic_rendezvous (nowhere), console (stderr, one JSON "
          "line each); --log-dir keeps them in events.jsonl"),
+    Flag("record-group", None, False, "",
+         "write what the coordinator of the group takes and decides to events.jsonl as well, for "
+         "relight events --replay; it is large", from_env=False),
     Flag("help", None, False, "", "show this list", short="h", from_env=False),
     Flag("verbose", None, False, "",
          "print to stderr what happens: each start, exit and restart of a worker …", short="v",
@@ -357,6 +366,11 @@ def _check_script_form(spec: RunSpec, notes: list[str]) -> None:
 
 
 def _check_logs(spec: RunSpec, notes: list[str]) -> None:
+    if spec.record_group and not spec.keeps_logs():
+        raise UsageError(
+            "--record-group writes to events.jsonl, and this job keeps no log files",
+            hint="--log-dir=DIR keeps them there",
+        )
     if spec.log_dir == "/dev/null" and (spec.redirects.any() or spec.tee.any()):
         notes.append("--redirects and --tee have no effect with --log-dir=/dev/null")
     for name in ("stdout", "stderr"):

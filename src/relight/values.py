@@ -187,6 +187,16 @@ def _parse_one_endpoint(text: str) -> Endpoint:
     return Endpoint(host, parse_port(port) if port else None)
 
 
+def parse_listen(text: str) -> Endpoint:
+    """Parse `PORT`, `HOST:PORT` or `[V6]:PORT` of a server of this machine; without a host, only
+    this machine can connect.
+    """
+    found = Endpoint("", parse_port(text)) if text.isdecimal() else _parse_one_endpoint(text)
+    if found.port is None:
+        raise ValueError("expected [HOST:]PORT, such as 8080 or 0.0.0.0:8080")
+    return found if found.host else found._replace(host="127.0.0.1")
+
+
 def parse_host(text: str) -> str:
     """Parse the name or address of a host; an empty text is the default."""
     if not text.isprintable() or any(c.isspace() or c in "/@,;" for c in text):

@@ -370,7 +370,7 @@ class Consoles(tuple[Console, ...]):
 
 
 class EventLog:
-    """As `relight.host.files.EventLog`."""
+    """As `relight.host.journal.EventLog`."""
 
     def __init__(self, *_: object) -> None:
         pass

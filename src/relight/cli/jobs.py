@@ -117,6 +117,7 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
                 "exitcode": each.exitcode,
                 "error": each.error,
                 "last_line": each.last_line,
+                "use": None if each.use is None else each.use._asdict(),
             }
         )
     return {

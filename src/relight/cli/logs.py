@@ -50,6 +50,9 @@ PAGE = Page(
              from_env=False),
         Flag("role", str, "", "NAME", "only this role", from_env=False),
         Flag("replica", str, "", "N,…", "only these replicas", from_env=False),
+        Flag("rank", parse_count, None, "N", "only this rank, counted over the whole job",
+             from_env=False),
+        Flag("grep", str, "", "TEXT", "only lines with this text", from_env=False),
         Flag("regex", str, "", "R", "only lines that match", from_env=False),
         Flag("since", parse_time, None, "T", "lines since then: 10m, or a time", from_env=False),
         Flag("until", parse_time, None, "T", "lines until then", from_env=False),
@@ -63,6 +66,7 @@ PAGE = Page(
         f"relight logs {HANDLE}/trainer/0,1 --regex 'loss|Error'",
         "relight logs train-x3bk9qwz --streams stderr --since 10m",
         "relight logs train-x3bk9qwz --tail 3",
+        "relight logs -f train --rank 5 --grep loss",
     ),
 )  # fmt: skip
 
@@ -75,18 +79,23 @@ def main(argv: list[str]) -> int:
     """
     parsed = read_arguments(_with_lines(argv), PAGE, 1, 1, "one job")
     values = parsed.values
+    if values["grep"] and values["regex"]:
+        raise UsageError("--grep and --regex contradict each other", hint="--regex does both")
     text = parsed.command[0]
     handle = handles.parse(text)
     if values["role"]:
         handle = handle._replace(role=values["role"])
     if values["replica"]:
         handle = handle._replace(replicas=_numbers(values["replica"]))
+    if values["rank"] is not None and handle.replicas:
+        raise UsageError("--rank names a worker of the whole job, and a replica is given as well")
     compiled(values["regex"])
-    query = {key: values[key] for key in ("regex", "since", "until")}
+    query = {key: values[key] for key in ("since", "until", "rank")}
     query |= {"stream": values["streams"], "last": values["lines"]}
+    query["regex"] = values["regex"] or re.escape(values["grep"])
     with Runner() as runner:
         _check_times(runner, handle, query)
-        replicas = runner.replicas(handle)
+        replicas = runner.replicas(handle) if query["rank"] is None else [(handle.role, 0)]
         if (values["follow"] or values["tail"]) and len(replicas) > 1 and not values["json"]:
             Follower(runner, handle, sys.stdout, **query).join(None)
             return EXIT_OK
@@ -94,7 +103,9 @@ def main(argv: list[str]) -> int:
         for role, replica in replicas:
             for line in runner.log_lines(handle, role, replica, **query):
                 if values["json"]:
-                    shown = json.dumps({"role": role, "replica": replica, "line": line})
+                    who = {"role": role, "replica": replica}
+                    who = who if query["rank"] is None else {"rank": query["rank"]}
+                    shown = json.dumps({**who, "line": line})
                 else:
                     shown = line if len(replicas) == 1 else f"{role}/{replica} {line}"
                 print(shown, flush=query["follow"])

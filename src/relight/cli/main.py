@@ -31,6 +31,7 @@ COMMANDS = {
     "stacks": "show where the ranks of a job are, from outside, also if it hangs",
     "debug": "attach to pdb in a rank that is at breakpoint()",
     "logs": "print the output of a job",
+    "events": "print what has happened in a job, a line for each event",
     "wait": "wait for the end of a job",
     "cancel": "stop a job",
     "delete": "stop a job and remove its logs and record",
@@ -44,7 +45,7 @@ COMMANDS = {
     "version": "print the version",
 }
 
-JOB_COMMANDS = ("submit", "status", "stacks", "debug", "logs", "wait", "cancel", "delete",
+JOB_COMMANDS = ("submit", "status", "stacks", "debug", "logs", "events", "wait", "cancel", "delete",
             "list", "describe", "components", "schedulers", "configure", "warm",
             "completion")  # fmt: skip
 """Commands that are modules of this package with a function `main`."""

@@ -55,9 +55,23 @@ def main(argv: list[str]) -> int:
     if parsed.values["json"]:
         print_json(_as_object(found, pids))
     else:
-        lines = _report(found, pids, parsed.values["all"])
-        print("\n".join(printable(line, lines=False) for line in lines))
+        print(_text(found, pids, parsed.values["all"]))
     return EXIT_MACHINE if all(isinstance(each, str) for each in found.values()) else EXIT_OK
+
+
+def of_job(job: str) -> str:
+    """Return what `relight stacks JOB` prints.
+
+    Raises:
+        RelightError: there is no such job here.
+    """
+    pids = ranks.of(job, "stacks")
+    return _text(take_all(pids), pids, every=False)
+
+
+def _text(found: Taken, pids: Mapping[int, int], every: bool) -> str:
+    lines = _report(found, pids, every)
+    return "\n".join(printable(line, lines=False) for line in lines)
 
 
 def _report(found: Taken, pids: Mapping[int, int], every: bool) -> Iterator[str]:

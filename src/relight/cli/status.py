@@ -21,6 +21,7 @@ from relight.errors import EXIT_OK, UsageError, many
 from relight.job import handles
 from relight.runner.runner import Runner
 from relight.spec import Flag
+from relight.values import Endpoint, parse_listen
 
 if TYPE_CHECKING:
     from relight.host.agents import Running
@@ -33,10 +34,28 @@ PAGE = Page(
         "Without JOB: your agents (relight run) on this machine, and the memory that each takes",
         "with its workers. PRELOADED is the part that preloaded modules take. With",
         "--watch-slow-ranks, ranks that are slower than the others are named, if agents of the",
-        "job run on this machine.",
+        "job run on this machine. --web serves a page on a job of relight run, and its metrics,",
+        "until ctrl-C.",
     ),
     (
         Flag("roles", str, "", "A,B", "only these roles", from_env=False),
+        Flag(
+            "web",
+            None,
+            False,
+            "",
+            "serve a page that shows the job; print its address",
+            from_env=False,
+        ),
+        Flag(
+            "listen",
+            parse_listen,
+            Endpoint("127.0.0.1", 0),
+            "[HOST:]PORT",
+            "where the page is served; port 0 is any free one",
+            from_env=False,
+        ),
+        Flag("until-end", None, False, "", "stop serving when the job ends", from_env=False),
         JSON,
         HELP,
     ),
@@ -44,6 +63,7 @@ PAGE = Page(
         "relight status",
         f"relight status {HANDLE}",
         "relight status --json train-x3bk9qwz | jq -r .state",
+        "relight status --web --listen 8080 train",
     ),
     "exit code: 0 the job exists, in any state; 2 it does not exist",
 )
@@ -56,6 +76,10 @@ def main(argv: list[str]) -> int:
         RelightError: the job does not exist.
     """
     parsed = read_arguments(argv, PAGE, 0, 1, "one job")
+    if parsed.values["web"] or parsed.given & {"listen", "until-end"}:
+        from relight.cli import status_page
+
+        return status_page.main(parsed)
     if not parsed.command:
         if parsed.values["roles"]:
             raise UsageError("--roles needs a job", hint=f"relight {PAGE.usage}")

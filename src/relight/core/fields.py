@@ -31,6 +31,8 @@ MAX_TEXT = 4096
 MAX_ITEMS = 1 << 20
 MAX_FACTS = 255
 MAX_FINDINGS = 100
+MAX_ANSWER = 1 << 18
+"""Characters of what a node says of itself and its workers."""
 
 Message = dict[str, Any]
 """A message as a JSON object."""
@@ -76,6 +78,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "lost_after_s": (0.1, MOST_SECONDS),
     "restart_window_s": _SECONDS,
     "age_s": _SECONDS,
+    "step_age_s": _SECONDS,
     "createdIndex": (1, 1 << 62),
     "ttl_s": _SECONDS,
     "grace_s": _SECONDS,
@@ -93,8 +96,10 @@ _NAMES = {"node", "host", "hosts", "name", "user", "address", "addresses", "own"
           "seen_as", "role", "master_addr", "incarnation", "stage", "origin"}  # fmt: skip
 _OF_LINES = {"message", "reason", "text", "cause", "report", "error_file"}
 _EXACT = {"args", "command", "commands", "env", "value", "cwd", "path", "workspace", "directory",
-          "log_dir", "script", "stdout", "stderr", "combined", "report_path"}  # fmt: skip
-_LENGTHS = {"error_file": 1 << 20, **dict.fromkeys(_EXACT, 1 << 20)}
+          "log_dir", "script", "stdout", "stderr", "combined", "report_path", "answer",
+          "question"}  # fmt: skip
+_LENGTHS = {"error_file": 1 << 20, **dict.fromkeys(_EXACT, 1 << 20), "answer": MAX_ANSWER,
+            "question": MAX_TEXT}  # fmt: skip
 _ITEMS = {"lines": 200, "last_lines": 200, "stack": 60, "findings": MAX_FINDINGS, "addresses": 16,
           "resolved": 64, "facts": MAX_FACTS}  # fmt: skip
 

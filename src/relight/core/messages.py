@@ -3,9 +3,10 @@
 Each field of a message from the network is checked before the message is used (`core/fields`).
 
     agent -> coordinator    Join NodeReady WorkerFailed WorkersSucceeded NodeQuiet NodePace
-                            NodePreempted CheckpointCalls NodeLeaving Heartbeat
+                            NodePreempted CheckpointCalls NodeLeaving AskNodes Answer Heartbeat
     coordinator -> agent    GenerationFormed CheckpointLimit StopWorkers Confirm SlowRanks
-                            WaitReason Note JobEnded Redirect Heartbeat (the echo)
+                            WaitReason Note JobEnded Question NodeAnswered Redirect Heartbeat (the
+                            echo)
 """
 
 from relight.core.exits import Failure
@@ -38,7 +39,7 @@ class Join(NamedTuple):
     rendezvous; elsewhere the number that its scheduler gave it, or -1; ranks are in the order of
     these numbers. `facts` should be equal on all nodes. `stop_s` is how long it may take from
     `StopWorkers` to `NodeReady` before the node is dropped; None means that the group waits for it
-    in any case.
+    in any case. `answers`: it knows `Question`, which agents of older versions do not.
     """
 
     node: str
@@ -53,6 +54,7 @@ class Join(NamedTuple):
     facts: dict[str, str]
     announce: Announce | None
     stop_s: float | None = None
+    answers: bool = False
 
 
 class NodeReady(NamedTuple):
@@ -136,6 +138,22 @@ class NodeLeaving(NamedTuple):
     """The node leaves the job deliberately."""
 
     reason: str
+
+
+class AskNodes(NamedTuple):
+    """Somebody on this node asks something about the whole job: a line as for the socket of an
+    agent (sight/job_socket). It is sent only to a coordinator that says in its hello that it
+    `relays`.
+    """
+
+    question: str
+
+
+class Answer(NamedTuple):
+    """What this node answers to the `Question` of this number, as its own socket would."""
+
+    number: int
+    answer: str
 
 
 class GenerationFormed(NamedTuple):
@@ -233,6 +251,24 @@ class JobEnded(NamedTuple):
     verdict: str = ""
 
 
+class Question(NamedTuple):
+    """Somebody asks all nodes this (core/questions)."""
+
+    number: int
+    question: str
+
+
+class NodeAnswered(NamedTuple):
+    """The answer of a node to what this node has asked: None if it did not answer in time. So many
+    others follow (`left`).
+    """
+
+    question: str
+    host: str
+    answer: str | None
+    left: int
+
+
 class Heartbeat(NamedTuple):
     """A heartbeat, or its echo."""
 
@@ -257,6 +293,8 @@ FromAgent = (
     | NodePreempted
     | CheckpointCalls
     | NodeLeaving
+    | AskNodes
+    | Answer
 )
 FromCoordinator = (
     GenerationFormed
@@ -267,4 +305,6 @@ FromCoordinator = (
     | WaitReason
     | Note
     | JobEnded
+    | Question
+    | NodeAnswered
 )

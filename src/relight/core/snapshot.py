@@ -11,10 +11,25 @@ WAITING, RUNNING, STOPPING, DONE, ENDED = "waiting", "running", "stopping", "don
 waits for other nodes; the job is over here."""
 
 
+class RankUse(NamedTuple):
+    """What a worker and all that it has started have used until `seen_at`: seconds of CPU time, and
+    the bytes of memory that they have now, shared pages counted for each process. `step` is the
+    last one that it has reported (`relight.worker.progress`), `step_age_s` seconds before
+    `seen_at`; None if it reports none.
+    """
+
+    seen_at: float
+    cpu_s: float
+    memory: int
+    step: int | None = None
+    step_age_s: float = 0.0
+
+
 class RankSnapshot(NamedTuple):
     """One worker. `exitcode` is None while it runs; `asked` is the signal that asked it to stop
     before it ended, 0 for none. `stdout` and `stderr` are the paths of its log
     files, empty without them; `last_line` is the last that it printed, as far as the agent saw it.
+    `use` is None once it has ended.
     """
 
     rank: int
@@ -25,6 +40,7 @@ class RankSnapshot(NamedTuple):
     stdout: str
     stderr: str
     last_line: str
+    use: RankUse | None = None
 
 
 class NodeSnapshot(NamedTuple):
@@ -62,8 +78,61 @@ class NodeSnapshot(NamedTuple):
 
 class Output(NamedTuple):
     """A question to an agent: the end of what a worker has printed, where no file has it. `stream`
-    is stdout, stderr or combined.
+    is stdout, stderr or combined. An agent whose node does not have the rank answers nothing.
     """
 
     local_rank: int
     stream: str
+    rank: int | None = None
+
+
+class EventsAfter(NamedTuple):
+    """A question to an agent: the events that it has in memory whose numbers are above `number`, as
+    lines; with `follow`, then also each that comes, until the job is over here.
+    """
+
+    number: int
+    follow: bool
+
+
+class Everywhere(NamedTuple):
+    """A question to the agents of all nodes of the job, as it is put to each of them."""
+
+    question: str
+
+
+Question = Output | EventsAfter | Everywhere
+
+
+class NodeAnswer(NamedTuple):
+    """What the agent on a host has answered; None if it did not, or not in time."""
+
+    host: str
+    answer: str | None
+
+
+class NodeAnswers(NamedTuple):
+    """The answer to `Everywhere`. It is empty while the agent has no coordinator."""
+
+    nodes: tuple[NodeAnswer, ...]
+
+
+class WholeJob(NamedTuple):
+    """A job on all its nodes, as an agent of it sees it: first that agent's own. `silent` are the
+    hosts whose agents have not answered.
+    """
+
+    nodes: tuple[NodeSnapshot, ...]
+    silent: tuple[str, ...] = ()
+
+
+def ranks_of(job: WholeJob) -> list[tuple[NodeSnapshot, RankSnapshot]]:
+    """Return the ranks of all nodes, each with its node, in the order of the ranks: of two with one
+    number, the one of the later generation. A node that waits still tells how its last ones ended.
+    """
+    found = {
+        each.rank: (node, each)
+        for node in sorted(job.nodes, key=lambda node: node.generation)
+        for each in node.ranks
+    }
+    return [found[rank] for rank in sorted(found)]

@@ -46,6 +46,11 @@ class _Process(NamedTuple):
     words: tuple[str, ...]
 
 
+def lives(pid: int) -> bool:
+    """Return whether a process has not ended, though it may be stopped."""
+    return system.is_running(pid) or system.is_stopped(pid)
+
+
 def running() -> list[Running]:
     """Return this user's agents, in the order of their pids.
 

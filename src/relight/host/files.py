@@ -1,4 +1,4 @@
-"""The run directory of a job, and the event log in it.
+"""The run directory of a job, and safe ways to read and write files.
 
 The layout is torchrun's: `<base>/<run id>_<random>/`. Each agent makes its own.
 """
@@ -6,12 +6,9 @@ The layout is torchrun's: `<base>/<run id>_<random>/`. Each agent makes its own.
 import errno
 import os
 import stat
-import time
-from collections.abc import Callable
 
 from relight.env import Environment
 from relight.errors import UsageError
-from relight.events import Event
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -138,36 +135,3 @@ def _try(remove: "object", path: str) -> None:
         remove(path)  # type: ignore[operator]  # unlink or rmdir
     except OSError:
         pass
-
-
-class EventLog:
-    """Writes events as JSON lines: to `events.jsonl` in the run directory, to stderr, to both or to
-    neither.
-
-    Args:
-        directory: the run directory, or empty for no file.
-        console: takes a line for the console, if events go there (`--event-log-handler=console`).
-    """
-
-    def __init__(self, directory: str, console: Callable[[str], None] | None = None) -> None:
-        self._console = console
-        self._path = os.path.join(directory, "events.jsonl") if directory else ""
-
-    def write(self, event: Event) -> None:
-        """Add an event with the time: `t` is monotonic, `time` is seconds since 1970."""
-        if not self._path and self._console is None:
-            return
-        import json
-
-        from relight.events import to_json
-
-        record = {"t": round(time.monotonic(), 6), "time": round(time.time(), 3), **to_json(event)}
-        line = json.dumps(record)
-        if self._console is not None:
-            self._console(line)
-        if self._path:
-            try:
-                with open(self._path, "a") as file:
-                    file.write(line + "\n")
-            except OSError:
-                self._path = ""  # the disk is full; the job goes on

@@ -1,11 +1,18 @@
 """The agent's own output: lines on stderr for people, events for programs."""
 
 import os
+import time
+from collections import deque
+from collections.abc import Callable
 
 from relight.env import Environment
-from relight.events import Event, describe, is_news
+from relight.events import Event, Recorded, describe, is_news, line_of
 from relight.host.console import Consoles
-from relight.host.files import EventLog
+
+_MOST_KEPT = 64 * 1024
+"""Bytes of the events in memory, at most."""
+_SIZE = 400
+"""Bytes of an event without its texts, about."""
 
 
 class Journal:
@@ -16,6 +23,9 @@ class Journal:
         directory: the directory of the event log, or empty for none.
         verbose: whether every event is shown to the user, and not only news.
         on_console: whether the events go to stderr as well (`--event-log-handler=console`).
+
+    Attributes:
+        events: the event log.
     """
 
     def __init__(
@@ -24,7 +34,7 @@ class Journal:
         self.verbose = verbose
         self._stderr = consoles.stderr
         self._said = ""
-        self._log = EventLog(directory, self._stderr.say if on_console else None)
+        self.events = EventLog(directory, self._stderr.say if on_console else None)
 
     def say(self, message: str) -> None:
         """Write a message to stderr."""
@@ -54,4 +64,63 @@ class Journal:
 
     def write(self, event: Event) -> None:
         """Write an event to the log only; the user gets another message about it."""
-        self._log.write(event)
+        self.events.write(event)
+
+
+class EventLog:
+    """The events of this agent, as JSON lines in `events.jsonl` in the run directory, on stderr, or
+    in neither; the latest also stay in memory, for those who ask (sight/job_socket).
+
+    Args:
+        directory: the run directory, or empty for no file.
+        console: takes a line for the console, if events go there (`--event-log-handler=console`).
+
+    Attributes:
+        listeners: are called with each event that comes.
+    """
+
+    def __init__(self, directory: str, console: Callable[[str], None] | None = None) -> None:
+        self.listeners: list[Callable[[Recorded], None]] = []
+        self._console = console
+        self._path = os.path.join(directory, "events.jsonl") if directory else ""
+        self._number = 0
+        self._kept: deque[tuple[Recorded, int]] = deque()
+        self._size = 0
+
+    def write(self, event: Event) -> None:
+        """Add an event, with its number and the time."""
+        recorded = self._recorded(event)
+        self._keep(recorded)
+        for listener in self.listeners:
+            listener(recorded)
+        if self._console is not None:
+            self._console(line_of(recorded))
+        self._write_file(recorded)
+
+    def write_to_file(self, event: Event) -> None:
+        """Add an event to the file only: it is large."""
+        self._write_file(self._recorded(event))
+
+    def after(self, number: int) -> list[Recorded]:
+        """Return the events in memory whose number is higher."""
+        return [recorded for recorded, _ in self._kept if recorded.number > number]
+
+    def _recorded(self, event: Event) -> Recorded:
+        self._number += 1
+        return Recorded(self._number, round(time.monotonic(), 6), round(time.time(), 3), event)
+
+    def _keep(self, recorded: Recorded) -> None:
+        size = _SIZE + sum(len(each) for each in recorded.event if isinstance(each, str | tuple))
+        self._kept.append((recorded, size))
+        self._size += size
+        while self._size > _MOST_KEPT:
+            self._size -= self._kept.popleft()[1]
+
+    def _write_file(self, recorded: Recorded) -> None:
+        if not self._path:
+            return
+        try:
+            with open(self._path, "a") as file:
+                file.write(line_of(recorded) + "\n")
+        except OSError:
+            self._path = ""  # the disk is full; the job goes on

@@ -437,6 +437,11 @@ def usage(pid: int) -> tuple[float, int, int]:
     return 0.0, 0, 0
 
 
+def resident(pid: int) -> int:
+    """Return the memory of a process in bytes, shared pages included; 0 where it can't be read."""
+    return memory(pid)
+
+
 def memory(pid: int) -> int:
     """Return the memory of a process in bytes, shared pages included; 0 where it can't be read."""
     size = _ps("rss", pid)

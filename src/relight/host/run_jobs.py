@@ -9,17 +9,27 @@ its socket, which the next reader removes.
 
 import contextlib
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
 
 from relight.core import fields
-from relight.core.snapshot import NodeSnapshot, Output
+from relight.core.snapshot import (
+    ENDED,
+    EventsAfter,
+    Everywhere,
+    NodeAnswers,
+    NodeSnapshot,
+    Output,
+    Question,
+    WholeJob,
+)
 from relight.host import files, user_sockets
 from relight.host.user_sockets import JOBS, OF_JOB
 
 _ENDED = ".json"
 _MOST_ENDED = 100
 _TIMEOUT_S = 3.0
-MOST_BYTES = 4 << 20
+MOST_BYTES = 32 << 20
 """Most bytes of an answer."""
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
@@ -55,12 +65,51 @@ class JobDirectory:
         """Return what the agent of a job says; None if it does not answer, or says nonsense."""
         return _snapshot(self._answer(job, b"\n"))
 
+    def find_whole(self, job: str) -> WholeJob | None:
+        """Return a job on all its nodes: of one that has ended, or is of one node, this one."""
+        own = self.find(job)
+        if own is None or own.nodes == 1 or own.state == ENDED:
+            return None if own is None else WholeJob((own,))
+        others, silent = list[NodeSnapshot](), list[str]()
+        for host, answer in self._ask_everywhere(job, "").nodes:
+            found = None if answer is None else _snapshot(answer)
+            if found is None:
+                silent.append(host)
+            elif (found.host, found.id, found.started) != (own.host, own.id, own.started):
+                others.append(found)
+        return WholeJob((own, *sorted(others, key=_place)), tuple(silent))
+
     def output(self, job: str, question: Output) -> str:
         """Return the end of what a worker has printed; empty if its agent does not answer."""
-        line = fields.to_json(question)
-        import json
+        return self._answer(job, _line(question)).decode(errors="replace")
 
-        return self._answer(job, json.dumps(line).encode() + b"\n").decode(errors="replace")
+    def output_elsewhere(self, job: str, question: Output) -> str:
+        """Return the end of what a rank has printed on whichever node."""
+        found = self._ask_everywhere(job, _line(question).decode().strip())
+        return next((each.answer for each in found.nodes if each.answer), "")
+
+    def events(self, job: str, question: EventsAfter) -> Iterator[str]:
+        """Return the lines of the events that an agent has in memory, and those that come if the
+        question is to follow them; none if it does not answer.
+        """
+        connection = self._connect(job)
+        if connection is None:
+            return
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(_line(question))
+            if question.follow:
+                connection.settimeout(None)
+            with connection.makefile("r", encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    yield line.rstrip("\n")
+
+    def events_everywhere(self, job: str, number: int) -> list[tuple[str, list[str]]]:
+        """Return the lines of events above a number that the agents of all nodes have in memory, by
+        host: none of a node that does not answer.
+        """
+        question = _line(EventsAfter(number, follow=False)).decode().strip()
+        found = self._ask_everywhere(job, question).nodes
+        return [(each.host, (each.answer or "").splitlines()) for each in found]
 
     def keep(self, snapshot: NodeSnapshot) -> None:
         """Keep the last snapshot of a job; remove the oldest of more than 100.
@@ -83,13 +132,24 @@ class JobDirectory:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.path, job + ending))
 
+    def _ask_everywhere(self, job: str, question: str) -> NodeAnswers:
+        try:
+            found = fields.decode(self._answer(job, _line(Everywhere(question))))
+            answers: NodeAnswers = fields.record(NodeAnswers, found)
+        except fields.Malformed:
+            return NodeAnswers(())
+        return answers
+
     def _names(self, ending: str) -> list[str]:
         return [
             name.removesuffix(ending) for name in os.listdir(self.path) if name.endswith(ending)
         ]
 
+    def _connect(self, job: str) -> socket.socket | None:
+        return user_sockets.connect(os.path.join(self.path, job + OF_JOB), _TIMEOUT_S)
+
     def _answer(self, job: str, question: bytes) -> bytes:
-        connection = user_sockets.connect(os.path.join(self.path, job + OF_JOB), _TIMEOUT_S)
+        connection = self._connect(job)
         if connection is None:
             return b""
         data = bytearray()
@@ -113,7 +173,18 @@ def is_id(text: str) -> bool:
     return bool(text) and set(text) <= _LETTERS and not text.startswith(".")
 
 
-def _snapshot(data: bytes) -> NodeSnapshot | None:
+def _line(question: Question) -> bytes:
+    import json
+
+    return json.dumps(fields.to_json(question)).encode() + b"\n"
+
+
+def _place(job: NodeSnapshot) -> tuple[bool, int]:
+    """Return the order of nodes: by their number, spares last."""
+    return job.node < 0, job.node
+
+
+def _snapshot(data: bytes | str) -> NodeSnapshot | None:
     try:
         found = fields.record(NodeSnapshot, fields.decode(data))
     except fields.Malformed:

@@ -24,8 +24,8 @@ def event(found: SlowRanks) -> RanksSlow:
     now, then = time.localtime(), time.localtime(since)
     today = (now.tm_year, now.tm_yday) == (then.tm_year, then.tm_yday)
     return RanksSlow(
-        ranks=sorted(rank for node in found.nodes for rank in node.ranks),
-        hosts=[node.host for node in found.nodes],
+        ranks=tuple(sorted(rank for node in found.nodes for rank in node.ranks)),
+        hosts=tuple(node.host for node in found.nodes),
         slower=max((node.slower for node in found.nodes), default=0.0),
         waited=max((node.waited for node in found.nodes), default=0.0),
         since=round(since, 3),

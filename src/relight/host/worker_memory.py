@@ -45,10 +45,20 @@ class WorkerMemory:
 
     def steps(self) -> dict[int, int]:
         """Return the step that each worker has reported last, by local rank, if it has."""
+        return {rank: step for rank, (step, _) in self.progress().items()}
+
+    def progress(self) -> dict[int, tuple[int, float]]:
+        """Return the step that each worker has reported last, if it has, and when on the loop's
+        clock, by local rank.
+        """
         for local_rank in self._paths:
             self._page(local_rank, make=False)
         pages = self._open.items()
-        return {rank: page[words.STEP] for rank, page in pages if page[words.STEP_AT]}
+        return {
+            rank: (page[words.STEP], page[words.STEP_AT] / 1e9)
+            for rank, page in pages
+            if page[words.STEP_AT]
+        }
 
     def limit(self, call: int, answer: Callable[[int], None]) -> None:
         """Hold workers at a call of `should_checkpoint` until they are told more.

@@ -2,12 +2,14 @@
 
 from typing import NamedTuple
 
+from relight.core.snapshot import RankUse
 from relight.job.app import AppState
 
 
 class ReplicaStatus(NamedTuple):
     """One replica. `exitcode` is None while unknown. `error` is its failure in one line;
-    `last_line` is the last that it printed, where the scheduler knows it.
+    `last_line` is the last that it printed, and `use` is what it has used, where the scheduler
+    knows them.
     """
 
     role: str
@@ -17,6 +19,7 @@ class ReplicaStatus(NamedTuple):
     exitcode: int | None = None
     error: str = ""
     last_line: str = ""
+    use: RankUse | None = None
 
 
 class AppStatus(NamedTuple):

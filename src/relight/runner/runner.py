@@ -342,6 +342,7 @@ class Runner:
         follow: bool = False,
         stream: str = "combined",
         last: int | None = None,
+        rank: int | None = None,
     ) -> Iterator[str]:
         """Return the lines of one replica, without line ends.
 
@@ -355,18 +356,29 @@ class Runner:
             follow: wait for more until the replica is over.
             stream: stdout, stderr or combined.
             last: only this many of the existing lines.
+            rank: the lines of this worker of the job, instead of those of a replica.
 
         Raises:
-            UsageError: the job or replica does not exist, or the regex is invalid.
+            UsageError: the job, replica or rank does not exist, its scheduler can't tell which
+                lines are those of the rank, or the regex is invalid.
         """
         job = _parsed(handle)
         wanted = compiled(regex)
-        role = role or job.role or self.replicas(job)[0][0]
-        query = LogQuery(role, replica, follow, since, until, stream)
+        of_replica = rank is None or job.scheduler == handles.RUN  # a replica of it is a rank
+        if of_replica:
+            role = role or job.role or self.replicas(job)[0][0]
+            replica = replica if rank is None else rank
+        query = LogQuery(role or job.role, replica, follow, since, until, stream)
         scheduler = self.scheduler(job.scheduler)
 
         def lines(query: LogQuery) -> Iterator[str]:
-            found = scheduler.logs(job.app_id, query)
+            if of_replica:
+                found = scheduler.logs(job.app_id, query)
+            else:
+                from relight.runner import event_log
+
+                part = job._replace(role=query.role)
+                found = event_log.output(self, part, rank or 0, query.stream, follow=query.follow)
             return found if wanted is None else (line for line in found if wanted.search(line))
 
         if last is None:

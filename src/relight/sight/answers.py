@@ -1,4 +1,4 @@
-"""What an agent answers to those who ask how its job is: a snapshot, or the end of an output."""
+"""What an agent answers: a snapshot of its job, the end of a worker's output, or its events."""
 
 import json
 import os
@@ -13,10 +13,16 @@ from relight.core.snapshot import (
     RUNNING,
     STOPPING,
     WAITING,
+    EventsAfter,
+    Everywhere,
     NodeSnapshot,
     Output,
+    Question,
     RankSnapshot,
+    RankUse,
 )
+from relight.events import Recorded, line_of
+from relight.host import system
 from relight.host.run_jobs import JobDirectory
 from relight.job import privacy
 from relight.sight.job_socket import JobSocket, View
@@ -24,31 +30,73 @@ from relight.values import STDERR, STDOUT
 from relight.worker_group import WorkerGroup
 
 _MOST_WORDS, _MOST_WORD, _MOST_LINE = 200, 1000, 300
+_MOST_STEP = 1 << 62
+"""core/fields takes no higher number."""
 
 
-def answer(server: JobSocket, question: bytes) -> bytes:
-    """Return the answer to a line of a client; nothing if it is no question."""
+def answer(server: JobSocket, question: bytes) -> tuple[bytes, bool]:
+    """Return the answer to a line of a client, empty if it is no question, and whether the client
+    gets each further event too.
+    """
     if not question.strip():
-        return json.dumps(fields.to_json(snapshot(server))).encode()
+        return _written(snapshot(server)).encode(), False
     try:
-        asked: Output = fields.record(Output, fields.decode(question))
+        asked: Question = fields.message(Question, fields.decode(question))
     except fields.Malformed:
-        return b""
-    workers = server.look().workers
-    if workers is None:
-        return b""
-    streams = {"stdout": (STDOUT,), "stderr": (STDERR,)}.get(asked.stream, (STDOUT, STDERR))
-    return b"".join(workers.logs.tail(asked.local_rank, stream) for stream in streams)
+        return b"", False
+    match asked:
+        case EventsAfter(number, follow):
+            return b"".join(map(event_line, server.look().events.after(number))), follow
+        case Output(local_rank, name, rank):
+            return _output(server.look().workers, local_rank, name, rank), False
+    return b"", False
 
 
-def keep_last(server: JobSocket, exit_code: int, reason: str) -> None:
+def event_line(recorded: Recorded) -> bytes:
+    """Return an event as a line of an answer."""
+    return line_of(recorded).encode() + b"\n"
+
+
+def _output(workers: WorkerGroup | None, local_rank: int, name: str, rank: int | None) -> bytes:
+    if workers is None or workers.supervisor is None:
+        return b""
+    ranks = workers.supervisor.workers.ranks
+    if rank is not None:
+        if rank not in ranks:
+            return b""
+        local_rank = ranks.index(rank)
+    streams = {"stdout": (STDOUT,), "stderr": (STDERR,)}.get(name, (STDOUT, STDERR))
+    return b"".join(workers.logs.tail(local_rank, stream) for stream in streams)
+
+
+def for_all_nodes(question: bytes) -> str | None:
+    """Return the question to all nodes that a line of a client is, None if it is none."""
+    try:
+        found: Everywhere = fields.record(Everywhere, fields.decode(question))
+    except fields.Malformed:
+        return None
+    return found.question
+
+
+def answer_node(server: JobSocket, question: str) -> str:
+    """Return the answer to another node. The command is left out: that node has the same."""
+    if question.strip():
+        data, _ = answer(server, question.encode())
+        return data.decode(errors="replace")[-fields.MAX_ANSWER :]
+    own = snapshot(server)._replace(command=(), directory="")
+    text = _written(own)
+    if len(text) > fields.MAX_ANSWER:
+        text = _written(own._replace(ranks=tuple(r._replace(last_line="") for r in own.ranks)))
+    return text
+
+
+def keep_last(server: JobSocket) -> None:
     """Keep how the job was at its end.
 
     Raises:
         OSError: it can't be written.
     """
-    last = snapshot(server)._replace(state=ENDED, exit_code=exit_code, reason=reason)
-    JobDirectory(server.job.command.env.variables).keep(last)
+    JobDirectory(server.job.command.env.variables).keep(snapshot(server))
 
 
 def snapshot(server: JobSocket) -> NodeSnapshot:
@@ -57,6 +105,7 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
     formed = view.workers.formed if view.workers is not None else None
     formed = view.state if isinstance(view.state, GenerationFormed) else formed
     words = privacy.of_words((spec.script, *spec.script_args[:_MOST_WORDS]))
+    exit_code, reason = server.end or (None, "")
     return NodeSnapshot(
         id=server.id,
         name=server.name,
@@ -68,7 +117,7 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
         role=spec.role,
         started=server.began,
         taken=time.time(),
-        state=_state(view),
+        state=_state(view) if server.end is None else ENDED,
         generation=formed.generation.number if formed is not None else -1,
         restart=view.restart,
         max_restarts=job.settings.max_restarts,
@@ -76,11 +125,15 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
         node=formed.place.group_rank if formed is not None else -1,
         nodes=formed.place.group_world_size if formed is not None else 0,
         world_size=formed.place.world_size if formed is not None else 0,
-        exit_code=None,
-        reason="",
+        exit_code=exit_code,
+        reason=reason,
         run_directory=job.run_directory,
         ranks=_ranks(view.workers) if view.workers is not None else (),
     )
+
+
+def _written(snapshot: NodeSnapshot) -> str:
+    return json.dumps(fields.to_json(snapshot), ensure_ascii=False)
 
 
 def _state(view: View) -> str:
@@ -98,6 +151,7 @@ def _ranks(workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
     if supervisor is None:
         return ()
     ends = {end.local_rank: end for end in supervisor.ends}
+    uses = _uses(workers)
     return tuple(
         RankSnapshot(
             rank=rank,
@@ -108,9 +162,31 @@ def _ranks(workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
             stdout=workers.logs.path(local_rank, STDOUT),
             stderr=workers.logs.path(local_rank, STDERR),
             last_line=_last_line(workers, local_rank),
+            use=uses.get(local_rank),
         )
         for local_rank, rank in enumerate(supervisor.workers.ranks)
     )
+
+
+def _uses(workers: WorkerGroup) -> dict[int, RankUse]:
+    """Return what the workers have used that have not ended, by local rank."""
+    supervisor = workers.supervisor
+    assert supervisor is not None
+    progress, now, seen_at = workers.memory.progress(), time.monotonic(), time.time()
+    found = {}
+    for local_rank in supervisor.alive:
+        pid = supervisor.workers.pids.get(local_rank, 0)
+        step, done_at = progress.get(local_rank, (None, now))
+        if pid:
+            every = (pid, *system.tree(pid))
+            found[local_rank] = RankUse(
+                seen_at=seen_at,
+                cpu_s=sum(system.usage(each)[0] for each in every),
+                memory=sum(system.resident(each) for each in every),
+                step=None if step is None else min(step, _MOST_STEP),
+                step_age_s=max(0.0, now - done_at),
+            )
+    return found
 
 
 def _last_line(workers: WorkerGroup, local_rank: int) -> str:

@@ -1,41 +1,55 @@
 """The socket on which an agent says how its job is, to commands of the same user on this machine.
 
-A client sends a line: an empty one for the snapshot of the job, or an `Output` in JSON for the end
-of what a worker has printed. It gets the answer, and the end of the connection. The agent never
-waits for a client.
+A client sends a line: an empty one for the snapshot of this node, or a `Question` of core/snapshot
+in JSON; in an `Everywhere`, it is for the answers of all nodes. It gets the answer, and the end of
+the connection; one that follows the events gets each that comes, and the end with that of the job.
+The agent never waits for a client.
 
 The socket is made once the job has run for a second. It costs next to nothing then: what answers
-(sight/answers) is loaded when the first client comes.
+(sight/answers, sight/everywhere) is loaded when the first client comes.
 """
 
 import os
 import socket
 from collections.abc import Callable
+from functools import partial
 
-from relight.core.messages import GenerationFormed, NodeReady
+from relight.core.messages import Answer, GenerationFormed, NodeAnswered, NodeReady, Question
+from relight.events import Recorded
 from relight.host import user_sockets
+from relight.host.journal import EventLog
 from relight.host.loop import Loop
 from relight.host.user_sockets import JOBS, OF_JOB
 from relight.node_job import NodeJob
 from relight.typed import NamedTuple
-from relight.values import MOST_NAME
+from relight.values import MOST_NAME, Endpoint
 from relight.worker_group import WorkerGroup
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.group import LocalLink
+    from relight.link import RemoteLink
+    from relight.sight.everywhere import OpenQuestions
+    from relight.sight.page_process import PageProcess
 
 _MOST_QUESTION = 4096
 _MOST_CLIENTS = 16
 _BUFFER = 1 << 20
 """Bytes of an answer that the kernel is asked to hold, so that most are sent at once."""
+_MOST_UNSENT = 1 << 20
+"""Bytes that may wait for a client which follows the events."""
 _LIMIT_S = 5.0
-"""How long a client may take."""
+"""How long a client may take, unless it follows the events."""
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
 
 class View(NamedTuple):
-    """The agent's state, its latest workers, and the number of the last restart."""
+    """The agent's state, its latest workers, the number of the last restart, and its events."""
 
     state: NodeReady | GenerationFormed | WorkerGroup | None
     workers: WorkerGroup | None
     restart: int
+    events: EventLog
 
 
 class JobSocket:
@@ -46,28 +60,43 @@ class JobSocket:
         job: what it runs.
         began: when it began, in seconds since 1970.
         look: returns the agent's view of the job.
+        link: to the coordinator, which passes questions on to the other nodes.
 
     Raises:
         OSError: the directory or the socket can't be made.
     """
 
-    def __init__(self, loop: Loop, job: NodeJob, began: float, look: Callable[[], View]) -> None:
-        self.job, self.began, self.look = job, began, look
+    def __init__(
+        self,
+        loop: Loop,
+        job: NodeJob,
+        began: float,
+        look: Callable[[], View],
+        link: "LocalLink | RemoteLink",
+    ) -> None:
+        self.job, self.began, self.look, self._link = job, began, look, link
+        self.end: tuple[int, str] | None = None
+        """The exit code and why, once the job has ended here."""
         self.name = job.command.spec.name or _name_of(job.command.spec.script)
         self.id = f"{self.name}-{os.getpid()}"
         self._loop = loop
         self._clients: set[_Client] = set()
+        self._open: OpenQuestions | None = None  # until a client asks all nodes
+        self._page: PageProcess | None = None
         directory = user_sockets.directory(job.command.env.variables, JOBS)
         self._path = os.path.join(directory, self.id + OF_JOB)
         self._listener = user_sockets.listen(self._path)
         loop.on_readable(self._listener, self._accept)
+        if (where := job.command.spec.status) is not None:
+            self._page = self._begin_page(where)
 
     def close(self, exit_code: int, reason: str) -> None:
         """Remove the socket, and keep the last snapshot of the job."""
         from relight.sight import answers
 
+        self.end = exit_code, reason
         try:
-            answers.keep_last(self, exit_code, reason)  # first: who finds no socket finds this
+            answers.keep_last(self)  # first: who finds no socket finds this
         except OSError:
             pass  # a full disk: the job itself is not concerned
         self._loop.forget(self._listener)
@@ -78,16 +107,59 @@ class JobSocket:
             os.unlink(self._path)
         except OSError:
             pass  # somebody has removed it
+        if self._page is not None:
+            self._page.close()
 
-    def answer(self, question: bytes) -> bytes:
-        """Return the answer to a line of a client."""
+    def answer(self, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
+        """Pass the answer to a line of a client to `reply`, now or later, and whether it follows
+        the events.
+        """
         from relight.sight import answers
 
-        return answers.answer(self, question)
+        of_all = answers.for_all_nodes(question)
+        if of_all is None:
+            if self._tell not in (listeners := self.look().events.listeners):
+                listeners.append(self._tell)
+            reply(*answers.answer(self, question))
+            return
+        from relight.sight.everywhere import OpenQuestions
+
+        self._open = self._open or OpenQuestions(self._loop, self._link)
+        self._open.ask(of_all, lambda answer: reply(answer, False))
+
+    def received(self, message: Question | NodeAnswered) -> None:
+        """Answer a question of another node, or take the answer of one."""
+        if isinstance(message, Question):
+            self._loop.attempt(lambda: self._answer_node(message), "a question of another node")
+        elif self._open is not None:
+            self._open.heard(message)
 
     def forget(self, client: "_Client") -> None:
         """Forget a client that is served."""
         self._clients.discard(client)
+
+    def _tell(self, recorded: Recorded) -> None:
+        following = [client for client in self._clients if client.follows]
+        if following:
+            from relight.sight import answers
+
+            line = answers.event_line(recorded)
+            for client in following:
+                client.add(line)
+
+    def _begin_page(self, where: Endpoint) -> "PageProcess":
+        from relight.sight.page_process import PageProcess
+
+        return PageProcess(self._loop, self.job.command.env, self.id, where, self._has_rank_0)
+
+    def _has_rank_0(self) -> bool:
+        workers = self.look().workers
+        return workers is not None and workers.formed.place.group_rank == 0
+
+    def _answer_node(self, question: Question) -> None:
+        from relight.sight import answers
+
+        self._link.send(Answer(question.number, answers.answer_node(self, question.question)))
 
     def _accept(self) -> None:
         try:
@@ -102,21 +174,36 @@ class JobSocket:
 
 
 class _Client:
-    """One connection: a line in, the answer out."""
+    """One connection: a line in, the answer out.
+
+    Attributes:
+        follows: whether it gets each event that comes.
+    """
 
     def __init__(self, loop: Loop, server: JobSocket, connection: socket.socket) -> None:
+        self.follows = False
         self._loop, self._server, self._socket = loop, server, connection
         self._question, self._answer = bytearray(), b""
+        self._closed = False
         self._limit = loop.call_after(_LIMIT_S, self.close)
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         loop.on_readable(connection, self._receive)
 
     def close(self) -> None:
+        self._closed = True
         self._limit.cancel()
         self._loop.forget(self._socket)
         self._socket.close()
         self._server.forget(self)
+
+    def add(self, line: bytes) -> None:
+        """Send a further line; a client that does not read is given up."""
+        if len(self._answer) > _MOST_UNSENT:
+            self.close()
+        else:
+            self._answer += line
+            self._send()
 
     def _receive(self) -> None:
         try:
@@ -128,25 +215,34 @@ class _Client:
         self._question += data
         if not data or len(self._question) > _MOST_QUESTION:
             self.close()
-        elif b"\n" in data:
+        elif b"\n" in data and not self.follows:
             self._loop.on_readable(self._socket, None)
-            if not self._loop.attempt(self._begin_answer, "a question about the job"):
+            question = bytes(self._question).partition(b"\n")[0]
+            ask = partial(self._server.answer, question, self._reply)
+            if not self._loop.attempt(ask, "a question about the job"):
                 self.close()
 
-    def _begin_answer(self) -> None:
-        self._answer = self._server.answer(bytes(self._question).partition(b"\n")[0])
-        self._loop.on_writable(self._socket, self._send)
+    def _reply(self, answer: bytes, follows: bool) -> None:
+        if self._closed:
+            return
+        self._answer, self.follows = answer, follows
+        if follows:
+            self._limit.cancel()
+            self._loop.on_readable(self._socket, self._receive)  # to see that it is gone
+        self._send()
 
     def _send(self) -> None:
         try:
             sent = self._socket.send(self._answer)
         except BlockingIOError:
-            return
+            sent = 0
         except OSError:
             self.close()
             return
         self._answer = self._answer[sent:]
-        if not self._answer:
+        if self._answer or self.follows:
+            self._loop.on_writable(self._socket, self._send if self._answer else None)
+        else:
             self.close()
 
 

@@ -1,20 +1,30 @@
 """Jobs that `relight run` has started on this machine, for the commands on jobs: each agent is a
-job, and each of its workers a replica, numbered by its rank.
+job, and each worker a replica, numbered by its rank: also those of the job's other nodes, of which
+the agent here asks the coordinator.
 
 Nothing is submitted here. A job is known once it has run for a second (`host/run_jobs`).
 """
 
+import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from relight import env
-from relight.core.snapshot import ENDED, WAITING, NodeSnapshot, Output, RankSnapshot
-from relight.core.waiting import duration
+from relight.core.snapshot import (
+    ENDED,
+    WAITING,
+    NodeSnapshot,
+    Output,
+    RankSnapshot,
+    WholeJob,
+    ranks_of,
+)
+from relight.core.waiting import duration, names
 from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError
-from relight.host import files, system
+from relight.host import files, growing_files, system
 from relight.host.run_jobs import JobDirectory
 from relight.job.app import AppDef, AppState
 from relight.job.handles import RUN
@@ -30,6 +40,8 @@ from relight.schedulers.api import (
 )
 
 _POLL_S = 0.2
+_LAST = 4096
+"""Bytes of a file in which its last line is looked for."""
 _STOP_S = 90.0
 """How long a job may take to stop: its workers have a grace time of 30 s by default."""
 _STOPPED = [EXIT_SIGNAL_BASE + number for number in (signal.SIGTERM, signal.SIGINT)]
@@ -82,26 +94,37 @@ class Run:
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
         """Return the statuses of those jobs that exist."""
-        found = {app_id: self._jobs.find(app_id) for app_id in app_ids}
+        found = {app_id: self._jobs.find_whole(app_id) for app_id in app_ids}
         return {app_id: _status(each) for app_id, each in found.items() if each is not None}
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines of a worker: of its log files, or else the last that the agent has."""
-        job = self._job(app_id)
-        worker = _worker(job, query)
+        """Return the lines of a worker: of its log files, or else the last that its agent has."""
+        job = self._whole(app_id)
+        node, worker = _worker(job, query)
+        is_here = node is job.nodes[0]
         paths = [getattr(worker, stream) for stream in ("stdout", "stderr")]
         if query.stream != "combined":
             paths = [getattr(worker, query.stream)]
         paths = [path for path in paths if path]
+        # Where nodes share a file system, their files are here too: part of the path is random.
+        if paths and (is_here or all(map(os.path.exists, paths))):
+            return growing_files.lines(
+                lambda: paths, lambda: query.follow and self._runs(app_id, node, worker)
+            )
         if paths:
-            return _lines(paths, lambda: query.follow and self._runs(app_id, worker))
-        if job.state == ENDED or query.follow:
+            raise UsageError(
+                f"rank {worker.rank} runs on {node.host}, and its log files are there: "
+                f"{', '.join(paths)}",
+                hint=f"on {node.host}: relight logs {node.id}/{node.role}/{worker.rank}",
+            )
+        if node.state == ENDED or query.follow:
             raise UsageError(
                 f"{app_id} keeps no log files" + (" to follow" if query.follow else ""),
                 hint="relight run --log-dir=DIR --tee=3 keeps them and shows them as well",
             )
-        text = self._jobs.output(app_id, Output(worker.local_rank, query.stream))
-        return iter(text.splitlines())
+        asked = Output(worker.local_rank, query.stream, worker.rank)
+        output = self._jobs.output if is_here else self._jobs.output_elsewhere
+        return iter(output(app_id, asked).splitlines())
 
     def cancel(self, app_id: str) -> None:
         """Stop the agent, as ctrl-C does, and return when it has ended.
@@ -148,23 +171,43 @@ class Run:
             raise UsageError(f"there is no job {app_id}", hint="relight list shows what there is")
         return found
 
-    def _runs(self, app_id: str, worker: RankSnapshot) -> bool:
-        """Return whether a worker still writes, and not another one in its place."""
-        job = self._jobs.ask(app_id)
-        ranks = job.ranks if job is not None else ()
-        return any(each.pid == worker.pid and each.exitcode is None for each in ranks)
+    def _runs(self, app_id: str, node: NodeSnapshot, worker: RankSnapshot) -> bool:
+        """Return whether a worker still writes, and not another one in its place; of another node,
+        whether its generation goes on.
+        """
+        own = self._jobs.ask(app_id)
+        if own is None or (own.host, own.id) != (node.host, node.id):
+            return own is not None and own.generation == node.generation
+        return any(each.pid == worker.pid and each.exitcode is None for each in own.ranks)
+
+    def _whole(self, app_id: str) -> WholeJob:
+        found = self._jobs.find_whole(app_id)
+        if found is None:
+            raise UsageError(f"there is no job {app_id}", hint="relight list shows what there is")
+        return found
 
 
-def _status(job: NodeSnapshot) -> AppStatus:
+def _status(job: WholeJob) -> AppStatus:
+    own = job.nodes[0]
     replicas = tuple(
         ReplicaStatus(
-            job.role, each.rank, _state_of(each, job), job.host, each.exitcode,
-            last_line=each.last_line,
+            node.role, each.rank, _state_of(each, node), node.host, each.exitcode,
+            last_line=each.last_line or _last_line(each), use=each.use,
         )
-        for each in job.ranks
+        for node, each in ranks_of(job)
     )  # fmt: skip
-    url = f"file:{job.run_directory}" if job.run_directory else ""
-    return AppStatus(_state(job), _message(job), replicas, job.restart, url)
+    url = f"file:{own.run_directory}" if own.run_directory else ""
+    return AppStatus(_state(own), _message(own) + _unseen(job), replicas, own.restart, url)
+
+
+def _unseen(job: WholeJob) -> str:
+    """Return which nodes can't be seen, in words."""
+    if job.silent:
+        return f"; no answer from {names(job.silent)}"
+    own = job.nodes[0]
+    if own.state != ENDED and own.nodes > 1 and len(job.nodes) == 1:
+        return "; the coordinator does not answer, so only this node is shown"
+    return ""
 
 
 def _message(job: NodeSnapshot) -> str:
@@ -199,38 +242,28 @@ def _state_of(worker: RankSnapshot, job: NodeSnapshot) -> AppState:
     return AppState.FAILED if worker.exitcode else AppState.SUCCEEDED
 
 
-def _worker(job: NodeSnapshot, query: LogQuery) -> RankSnapshot:
-    for each in job.ranks:
-        if (job.role, each.rank) == (query.role, query.replica):
-            return each
-    known = ", ".join(f"{job.role}/{each.rank}" for each in job.ranks)
-    raise no_replica(job.id, query, known or "no workers now")
+def _worker(job: WholeJob, query: LogQuery) -> tuple[NodeSnapshot, RankSnapshot]:
+    ranks = ranks_of(job)
+    for node, each in ranks:
+        if (node.role, each.rank) == (query.role, query.replica):
+            return node, each
+    known = ", ".join(f"{node.role}/{each.rank}" for node, each in ranks)
+    raise no_replica(job.nodes[0].id, query, (known or "no workers now") + _unseen(job))
 
 
-def _lines(paths: Sequence[str], follow: Callable[[], bool]) -> Iterator[str]:
-    """Return the lines of files, then those that are added while `follow` returns true."""
-    opened = []
-    try:
-        for path in paths:
-            try:
-                opened.append(files.opened(path))
-            except OSError as error:
-                raise MachineError(f"can't read {path}: {error.strerror}") from None
-        rests = [b""] * len(opened)
-        while True:
-            goes_on = follow()
-            for number, file in enumerate(opened):
-                while data := file.read(1 << 20):
-                    *lines, rests[number] = (rests[number] + data).split(b"\n")
-                    for line in lines:
-                        yield line.decode(errors="replace")
-            if not goes_on:
-                break
-            time.sleep(_POLL_S)
-        yield from (rest.decode(errors="replace") for rest in rests if rest)
-    finally:
-        for file in opened:
-            file.close()
+def _last_line(worker: RankSnapshot) -> str:
+    """Return the last line of a worker's log files, if they are on this machine."""
+    for path in (worker.stdout, worker.stderr):
+        try:
+            with files.opened(path) as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST))
+                lines = file.read(_LAST).decode(errors="replace").splitlines()
+        except OSError:
+            continue
+        found = next((line for line in reversed(lines) if line.strip()), "")
+        if found:
+            return found
+    return ""
 
 
 def _time(seconds: float) -> str:

@@ -409,7 +409,8 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
             )
             what += f" with {how}"
         message = "; ".join(filter(None, (message, what + (first.error and f": {first.error}"))))
-    return AppStatus(state, message, tuple(replicas), parts[0].restarts)
+    url = f"file://{folder[0]}" if folder is not None else ""
+    return AppStatus(state, message, tuple(replicas), parts[0].restarts, url)
 
 
 def _replicas(

@@ -1,0 +1,121 @@
+"""`relight status --web`: serves the page of a job until ctrl-C, or until the end of the job.
+
+`relight run --status` starts it as well, once workers run.
+"""
+
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from relight import env
+from relight.cli import stacks
+from relight.cli.arguments import ParsedFlags
+from relight.cli.jobs import say
+from relight.core.snapshot import ENDED
+from relight.errors import EXIT_OK, MachineError, RelightError, UsageError, way_to
+from relight.host import agents
+from relight.host.run_jobs import JobDirectory
+from relight.job import handles
+from relight.runner.runner import Runner
+from relight.sight.page.metrics import exposition
+from relight.sight.page.server import PageServer, Served
+from relight.sight.page.watched_job import WatchedJob
+from relight.values import Endpoint
+
+_LOOK_S = 0.5
+"""How often it is looked whether the job's agent still exists (`--until-end`)."""
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def main(parsed: ParsedFlags) -> int:
+    """Serve the page, and return when it is over.
+
+    Raises:
+        RelightError: there is no such job, or the port can't be used.
+    """
+    if not parsed.values["web"]:
+        raise UsageError("--listen and --until-end are of the page", hint="relight status --web …")
+    if parsed.values["json"] or parsed.values["roles"]:
+        raise UsageError("--json and --roles are not for --web", hint="/state of the page is JSON")
+    if not parsed.command:
+        raise UsageError("--web needs a job", hint="relight list shows what there is")
+    handle = handles.parse(parsed.command[0])
+    if handle.scheduler != handles.RUN:
+        raise UsageError(
+            f"--web shows jobs of relight run on this machine, not of {handle.scheduler}",
+            hint="relight run --status=[HOST:]PORT … in the job serves its page where it runs",
+        )
+    until_end = parsed.values["until_end"]
+    output = sys.stderr if until_end else sys.stdout
+    try:
+        return _serve(handle, parsed.values["listen"], until_end, output.isatty())
+    except RelightError as error:
+        if not until_end:
+            raise
+        # The child of a job that goes on: one line, as a warning.
+        say(f"no status page: {error.message}")
+        return error.exit_code
+
+
+def _serve(job: handles.Handle, where: Endpoint, until_end: bool, on_terminal: bool) -> int:
+    token = secrets.token_urlsafe(24) if on_terminal else ""
+    actions = _actions(job)
+    watched = WatchedJob(JobDirectory(env.read().variables), job.app_id, actions if token else ())
+    metrics = partial(exposition, watched.reading)
+    server = _listening(where, token, Served(watched.look, watched.output, metrics, actions))
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://{_shown(where.host)}:{server.port}/"
+    if token:
+        address += f"#token={token}"
+    if until_end:
+        say(f"status page: {address}")
+    else:
+        print(address, flush=True)
+    if where.host not in _LOCAL:
+        say("note: whoever can connect to this port can read the page; the connection is not "
+            "encrypted")  # fmt: skip
+    if until_end:
+        _wait_for_end(watched, stop)
+    else:
+        stop.wait()
+    server.finish()
+    return EXIT_OK
+
+
+def _listening(where: Endpoint, token: str, served: Served) -> PageServer:
+    try:
+        return PageServer(where.host, where.port or 0, token, served)
+    except OSError as error:
+        raise MachineError(
+            f"can't listen on {where}: {error.strerror or way_to(error)}",
+            hint="another --listen=[HOST:]PORT; 0 is any free port",
+        ) from None
+
+
+def _actions(job: handles.Handle) -> Mapping[str, Callable[[], str]]:
+    def cancel() -> str:
+        with Runner() as runner:
+            runner.cancel(job)
+        return f"{job.app_id} has been cancelled\n"
+
+    return {"stacks": partial(stacks.of_job, str(job)), "cancel": cancel}
+
+
+def _wait_for_end(watched: WatchedJob, stop: threading.Event) -> None:
+    agent = watched.reading().job.nodes[0]
+    while not stop.wait(_LOOK_S) and agents.lives(agent.pid):
+        pass
+    until = time.monotonic() + _LOOK_S  # its last snapshot is about to be there
+    while watched.reading().job.nodes[0].state != ENDED and time.monotonic() < until:
+        time.sleep(_LOOK_S / 10)
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

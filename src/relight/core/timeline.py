@@ -1,0 +1,181 @@
+"""The events of a node -> its lane on a timeline: a bar for each phase, marks for what happened.
+
+A lane is what one agent has recorded, so a node whose first events are lost (a ring has only the
+latest) begins with the first generation that is known.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from relight.events import (
+    Ended,
+    Event,
+    Formed,
+    GroupStopped,
+    Restarting,
+    SignalReceived,
+    WorkerExited,
+    WorkersFrozen,
+    WorkerStarted,
+    describe,
+)
+from relight.typed import NamedTuple
+
+FAILURE, ARRIVAL, DEPARTURE, CHECKPOINT, END = (
+    "failure", "arrival", "departure", "checkpoint", "end",
+)  # fmt: skip
+"""Kinds of marks."""
+WAITING, SPAWN, RUNNING, TEARDOWN, FROZEN = "waiting", "spawn", "running", "teardown", "frozen"
+"""Phases that a node's own events tell; a ledger of goodput knows more."""
+
+
+class Record(NamedTuple):
+    """An event of a node, and when it was, in seconds since 1970."""
+
+    at: float
+    event: Event
+
+
+class Bar(NamedTuple):
+    """A phase of a generation on a node. `ended` is None while it lasts."""
+
+    generation: int
+    phase: str
+    began: float
+    ended: float | None
+
+
+class Mark(NamedTuple):
+    """What happened at one moment."""
+
+    at: float
+    kind: str
+    text: str
+
+
+class Lane(NamedTuple):
+    """What one node did."""
+
+    bars: tuple[Bar, ...]
+    marks: tuple[Mark, ...]
+
+
+class GenerationRow(NamedTuple):
+    """A generation as its nodes have begun it. `ended` is None for the one that lasts."""
+
+    number: int
+    began: float
+    ended: float | None
+    nodes: int
+    ranks: int
+    cause: str
+
+
+class Happened(NamedTuple):
+    """A failure in words."""
+
+    at: float
+    text: str
+
+
+def lane(records: Iterable[Record], began: float) -> Lane:
+    """Return the lane of a node.
+
+    Args:
+        records: its events, in order.
+        began: when its agent began, in seconds since 1970.
+    """
+    drawing = _Drawing(began)
+    for at, event in records:
+        drawing.take(event, at)
+    return Lane(tuple(drawing.bars), tuple(drawing.marks))
+
+
+def generations(records: Iterable[Record]) -> list[GenerationRow]:
+    """Return the generations that a node has been in, in order."""
+    found: list[GenerationRow] = []
+    for at, event in records:
+        if isinstance(event, Formed | Ended) and found and found[-1].ended is None:
+            found[-1] = found[-1]._replace(ended=at)
+        if isinstance(event, Formed):
+            size = event.nodes, event.world_size
+            found.append(GenerationRow(event.generation, at, None, *size, event.cause))
+    return found
+
+
+def failures(nodes: Iterable[Sequence[Record]]) -> list[Happened]:
+    """Return why the job was restarted or ended by a failure, each once although all nodes tell."""
+    found: dict[str, Happened] = {}
+    for records in nodes:
+        for at, event in records:
+            match event:
+                case Restarting(restart, _, reason):
+                    text = f"restart {restart}: {reason}"
+                case Ended(exit_code, reason) if exit_code:
+                    text = f"the end, exit code {exit_code}: {reason}"
+                case _:
+                    continue
+            if text not in found or found[text].at > at:
+                found[text] = Happened(at, text)
+    return sorted(found.values())
+
+
+class _Drawing:
+    """A lane while its events are read."""
+
+    def __init__(self, began: float) -> None:
+        self.bars: list[Bar] = []
+        self.marks: list[Mark] = []
+        self._generation = -1
+        self._nodes = 0
+        self._alive = 0
+        self._begin(WAITING, began)
+
+    def take(self, event: Event, at: float) -> None:
+        """Take the next event."""
+        match event:
+            case Formed():
+                self._form(event, at)
+            case WorkerStarted():
+                self._alive += 1
+                if self._phase == RUNNING:  # of several workers, this one has started last
+                    self.bars.pop()
+                    self.bars[-1] = self.bars[-1]._replace(ended=None)
+                self._begin(RUNNING, at)
+            case WorkerExited():
+                self._exit(event, at)
+            case GroupStopped() | SignalReceived() if self._phase in (RUNNING, SPAWN, FROZEN):
+                self._begin(TEARDOWN, at)
+            case WorkersFrozen(frozen) if self._phase in (RUNNING, FROZEN):
+                self._begin(FROZEN if frozen else RUNNING, at)
+            case Ended(_, reason):
+                self._end(at)
+                self.marks.append(Mark(at, END, reason))
+
+    @property
+    def _phase(self) -> str:
+        last = self.bars[-1] if self.bars else None
+        return last.phase if last is not None and last.ended is None else ""
+
+    def _form(self, event: Formed, at: float) -> None:
+        self._generation, self._alive = event.generation, 0
+        self._begin(SPAWN, at)
+        before, self._nodes = self._nodes, event.nodes
+        if before and before != self._nodes:
+            kind = ARRIVAL if self._nodes > before else DEPARTURE
+            self.marks.append(Mark(at, kind, f"{before} -> {self._nodes} nodes: {event.cause}"))
+
+    def _exit(self, event: WorkerExited, at: float) -> None:
+        self._alive -= 1
+        if event.exitcode and self._phase in (RUNNING, SPAWN):
+            self.marks.append(Mark(at, FAILURE, describe(event)))
+            self._begin(TEARDOWN, at)
+        if self._alive <= 0:
+            self._begin(WAITING, at)
+
+    def _begin(self, phase: str, at: float) -> None:
+        self._end(at)
+        self.bars.append(Bar(self._generation, phase, at, None))
+
+    def _end(self, at: float) -> None:
+        if self._phase:
+            self.bars[-1] = self.bars[-1]._replace(ended=max(at, self.bars[-1].began))

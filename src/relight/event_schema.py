@@ -1,0 +1,114 @@
+"""What the events and their fields mean: docs/events.md is made from this and from events.py.
+
+relight events --schema > docs/events.md
+"""
+
+from types import UnionType
+
+from relight import events
+from relight.typed import Any
+
+FIELDS = {
+    "age_s": "seconds since the process was made",
+    "asked": "whether the user named the modules; false with `auto`",
+    "cause": "why, in words",
+    "during": "the input that led to it",
+    "effects": "what was decided: messages to nodes, as they go over the network, and nodes that "
+    "are dropped",
+    "error": "the exception, and its place in relight's code",
+    "exit_code": "exit code of the agent, from 0 to 255",
+    "exitcode": "exit code of the process; below 0, the number of the signal that ended it",
+    "frozen": "whether they are frozen, or run again",
+    "generation": "number of the generation, from 0",
+    "group_rank": "number of this node in the generation, from 0",
+    "hosts": "names of the nodes",
+    "input": "what it took: a message with its node, a node that was lost, or a tick",
+    "job": "id of the job; empty in a job of one node",
+    "left_out": "packages of workers that are not installed, with `auto`; separated by spaces",
+    "local_rank": "number of the worker on its node, from 0",
+    "master_addr": "address of the workers' store",
+    "master_port": "port of the workers' store",
+    "mib": "memory of the process in MiB",
+    "module": "name of the module",
+    "modules": "how many modules are imported",
+    "nodes": "number of nodes of the generation",
+    "now": "the coordinator's monotonic clock, in seconds",
+    "number": "number of the signal",
+    "of": "how many restarts are allowed",
+    "origin": "a random text, part of the ids of the generations that are formed here",
+    "pid": "process id",
+    "PreloadStarted.modules": "names of the modules, separated by commas",
+    "rank": "number of the worker in the job, from 0",
+    "ranks": "numbers of the workers in the job; none: no rank is slow any more",
+    "reason": "why, in words",
+    "HealthChecked.reason": "why the node leaves the job; empty if it passed",
+    "WorkersWarm.reason": "why they are not warm; empty if they are",
+    "restart": "how many restarts after failures there were so far",
+    "seconds": "how long it took, in seconds",
+    "PreloadWithout.seconds": "how long the import took until it failed, in this job or in the one "
+    "that learned it, in seconds",
+    "settings": "what the user asked for: numbers of nodes, restarts, times in seconds",
+    "since": "since when, in seconds since 1970",
+    "slower": "by which share of their time the slowest node's ranks are slower (0.2: a fifth)",
+    "text": "the same in words",
+    "uses": "how many jobs have used it before",
+    "waited": "share of the time in which the others wait for the slowest node, from 0 to 1",
+    "warm": "whether the workers are forked from a process that has imported modules",
+    "world_size": "number of workers of the generation",
+}
+"""What a field means, with its unit, by its name; `Event.name` where it differs in one event."""
+_KINDS = {
+    "bool": "true or false", "int": "integer", "float": "number", "str": "text", "tuple": "list",
+    "list": "list", "dict": "object",
+}  # fmt: skip
+_HEAD = f"""\
+# The event log
+
+`relight events JOB` shows what has happened in a job: [see the jobs on this machine](watching.md).
+The same lines are in `events.jsonl` in the run directory (with `--log-dir`, `--redirects` or
+`--tee`), and go to stderr with `--event-log-handler=console`. Each line is one JSON object, with
+
+| key | | |
+|---|---|---|
+| `v` | integer | version of this format, now {events.SCHEMA}; it rises when a field or an event is removed, or means something else |
+| `n` | integer | number of the event in the log of this agent, from 1 |
+| `t` | number | the machine's monotonic clock, in seconds |
+| `time` | number | the time, in seconds since 1970 |
+| `event` | text | which event it is |
+
+and the fields of the event. A reader should ignore events and keys that it does not know.
+"""  # noqa: E501
+
+
+def kinds() -> dict[str, Any]:
+    """Return the events that are written, by name."""
+    return {kind.__name__: kind for kind in events.Event.__args__ if kind is not events.Tick}
+
+
+def meaning(event: str, field: str) -> str:
+    """Return what a field means.
+
+    Raises:
+        KeyError: nothing says so.
+    """
+    return FIELDS.get(f"{event}.{field}") or FIELDS[field]
+
+
+def page() -> str:
+    """Return docs/events.md."""
+    parts = [_HEAD]
+    for name, kind in kinds().items():
+        about = " ".join((kind.__doc__ or "").split())
+        rows = [
+            f"| `{field}` | {_kind_of(annotation)} | {meaning(name, field)} |"
+            for field, annotation in kind.__annotations__.items()
+        ]
+        parts.append(
+            "\n".join([f"## {name}", "", about, "", "| field | | |", "|---|---|---|", *rows])
+        )
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def _kind_of(annotation: Any) -> str:
+    assert not isinstance(annotation, UnionType), annotation
+    return _KINDS[getattr(annotation, "__origin__", annotation).__name__]

@@ -1,0 +1,155 @@
+"""Finds the events of a job, in its files or in the memory of its agent; and with them, which files
+have the output of a rank.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from glob import escape, glob
+
+from relight.core import event_lines
+from relight.core.snapshot import ENDED, EventsAfter
+from relight.errors import UsageError
+from relight.events import Formed, WorkerStarted
+from relight.host import files, growing_files
+from relight.host.run_jobs import JobDirectory
+from relight.job.handles import RUN, Handle
+from relight.runner.runner import Runner
+
+NAME = "events.jsonl"
+_LOGS_BELOW = "torchelastic"
+"""Where the agents of a submitted job keep their logs, below the job's own directory."""
+_OPTIONS = "relight run --log-dir=DIR keeps it in a file"
+
+
+Lines = Iterator[tuple[str, str]]
+"""Each line after a text that tells the logs of several agents apart."""
+
+
+def lines(runner: Runner, job: Handle, *, follow: bool) -> Lines:
+    """Return the lines of a job's event logs; with `follow`, also those that come until it is over.
+
+    Raises:
+        UsageError: the job does not exist, or nothing has its events.
+    """
+    if job.scheduler == RUN:
+        return _of_run(JobDirectory(runner.env.variables), job, follow=follow)
+    if job.replicas:
+        raise UsageError(
+            f"{job} has events for all its replicas together", hint="--rank=N chooses a worker"
+        )
+    hint = "--event-log-handler=console of relight run shows them in `relight logs`"
+    pattern = _pattern(runner, job, "its events are", hint)
+
+    def goes_on() -> bool:
+        return follow and not runner.status(job).state.is_over
+
+    if not goes_on():
+        _check_found(job, pattern)
+    return growing_files.lines_by_path(lambda: sorted(glob(pattern)), goes_on)
+
+
+def output(runner: Runner, job: Handle, rank: int, stream: str, *, follow: bool) -> Iterator[str]:
+    """Return the lines that a rank of a submitted job has written, of all generations; with
+    `follow`, also those that come until the job is over.
+
+    Args:
+        runner: the job's.
+        job: a submitted job, or one of its roles.
+        rank: a worker's number in the job.
+        stream: stdout, stderr or combined.
+        follow: whether to wait for more.
+
+    Raises:
+        UsageError: the job does not exist, has no such rank, or no file has its lines alone.
+    """
+    hint = "--replica=N has the lines of all ranks of a node; --grep chooses among them"
+    pattern = _pattern(runner, job, "which lines are those of a rank is", hint)
+    _check_found(job, pattern)
+    names = ("stdout", "stderr") if stream == "combined" else (stream,)
+
+    def find() -> list[str]:
+        folders = _folders(sorted(glob(pattern))).get(rank, [])
+        paths = (os.path.join(folder, f"{name}.log") for folder in folders for name in names)
+        return [path for path in paths if os.path.exists(path)]
+
+    if not find():
+        known = sorted(_folders(sorted(glob(pattern))))
+        if rank not in known:
+            raise UsageError(f"{job} has no rank {rank}", hint=f"it has {_ranks(known)}")
+        raise UsageError(
+            f"{job} has no log file for each rank", hint="relight run --tee=3 writes them"
+        )
+    return growing_files.lines(find, lambda: follow and not runner.status(job).state.is_over)
+
+
+def _pattern(runner: Runner, job: Handle, what: str, hint: str) -> str:
+    """Return a pattern of the event logs of a submitted job."""
+    url = runner.status(job).url
+    if not url.startswith("file:"):
+        raise UsageError(
+            f"{job}: {what} not known on this machine: -s {job.scheduler} keeps the log files of "
+            "relight run where the job runs",
+            hint=hint,
+        )
+    folder = url.removeprefix("file:").replace("//", "/", 1)
+    role = escape(job.role) if job.role else "*"
+    return os.path.join(escape(folder), _LOGS_BELOW, role, "*", NAME)
+
+
+def _check_found(job: Handle, pattern: str) -> None:
+    if not glob(pattern):
+        raise UsageError(
+            f"{job} has no event log: no file {pattern}",
+            hint="its command must be `relight run`, as that of dist.ddp, and have started",
+        )
+
+
+def _folders(paths: Sequence[str]) -> dict[int, list[str]]:
+    """Return the directories with the log files of each rank, the oldest generation first."""
+    found: list[tuple[float, int, str]] = []
+    for path in paths:
+        attempt = ""
+        for _, text in of_file(path, follow=False):
+            line = event_lines.read(text)
+            match event_lines.event_of(line) if line is not None else None:
+                case Formed(generation=generation, restart=restart):
+                    attempt = files.attempt_directory(os.path.dirname(path), restart, generation)
+                    named = f"_generation_{generation}"
+                    if not os.path.exists(attempt):
+                        attempt = attempt.removesuffix(named)
+                case WorkerStarted(local_rank=local_rank, rank=rank):
+                    assert line is not None
+                    found.append((line.time, rank, os.path.join(attempt, str(local_rank))))
+    folders: dict[int, list[str]] = {}
+    for _, rank, folder in sorted(found):
+        folders.setdefault(rank, []).append(folder)
+    return folders
+
+
+def _ranks(known: Sequence[int]) -> str:
+    return f"ranks {known[0]} to {known[-1]}" if known else "no workers yet"
+
+
+def of_file(path: str, *, follow: bool) -> Lines:
+    """Return the lines of a file, or of the one in a run directory; with `follow`, for ever.
+
+    Raises:
+        MachineError: it can't be read.
+    """
+    if os.path.isdir(path):
+        path = os.path.join(path, NAME)
+    return growing_files.lines_by_path(lambda: [path], lambda: follow)
+
+
+def _of_run(jobs: JobDirectory, job: Handle, *, follow: bool) -> Lines:
+    found = jobs.find(job.app_id)
+    if found is None:
+        raise UsageError(f"there is no job {job}", hint="relight list shows what there is")
+    path = os.path.join(found.run_directory, NAME) if found.run_directory else ""
+    if path and os.path.exists(path):
+        return growing_files.lines_by_path(
+            lambda: [path], lambda: follow and jobs.ask(job.app_id) is not None
+        )
+    if found.state == ENDED:
+        raise UsageError(f"{job} is over, and has kept no event log", hint=_OPTIONS)
+    return (("", line) for line in jobs.events(job.app_id, EventsAfter(0, follow)))

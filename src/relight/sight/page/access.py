@@ -1,0 +1,91 @@
+"""Which requests the status page answers: the rules, without I/O.
+
+The page listens on TCP, where not only its user can connect, and where a browser connects in the
+name of any site that this user visits. So
+- a request must name this server by an address, or by a name that is its own: a name of another
+  site that resolves to this address (DNS rebinding) is refused;
+- what another site has made a browser ask for is refused, except for opening the page itself;
+- what acts on the job needs the page's token, and comes from the page itself.
+"""
+
+import hmac
+import ipaddress
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-store",
+}
+"""Of every answer. No script of another origin, none inside the page, no frame around it."""
+_LOCAL = frozenset({"localhost", "localhost.localdomain"})
+_BEARER = "Bearer "
+
+
+class Refusal(NamedTuple):
+    """Why a request is not answered: the status of HTTP, and a line for people."""
+
+    status: int
+    why: str
+
+
+def refusal_of_get(headers: Mapping[str, str], names: Collection[str], path: str) -> Refusal | None:
+    """Return why a request to read is refused, if so.
+
+    Args:
+        headers: of the request, their names in small letters.
+        names: of this server, in small letters.
+        path: what is asked for, without a query.
+    """
+    if not _is_own(headers.get("host", ""), names):
+        return Refusal(421, "this server has no such name: use its address, or localhost")
+    site = headers.get("sec-fetch-site", "none")  # https://www.w3.org/TR/fetch-metadata/
+    if path != "/" and site not in ("same-origin", "none"):
+        return Refusal(403, "another site may not read this")
+    return None
+
+
+def refusal_of_post(
+    headers: Mapping[str, str], names: Collection[str], token: str
+) -> Refusal | None:
+    """Return why a request that acts on the job is refused, if so.
+
+    Args:
+        headers: of the request, their names in small letters.
+        names: of this server, in small letters.
+        token: that of the page; empty if it is read-only.
+    """
+    host = headers.get("host", "")
+    if not _is_own(host, names):
+        return refusal_of_get(headers, names, "/")
+    if headers.get("origin", "").lower() != f"http://{host.lower()}":
+        return Refusal(403, "this may be asked for by the page itself only (Origin)")
+    if not token:
+        return Refusal(403, "this page is read-only")
+    given = headers.get("authorization", "")
+    proof = given.removeprefix(_BEARER) if given.startswith(_BEARER) else ""
+    if not hmac.compare_digest(proof.encode(errors="replace"), token.encode()):
+        return Refusal(401, "wrong token: it is in the address that relight has printed")
+    return None
+
+
+def _is_own(host: str, names: Collection[str]) -> bool:
+    name, colon, port = host.rpartition(":")
+    if not (colon and port.isdecimal()):
+        name = host
+    name = name.lower().removesuffix(".")
+    if name in _LOCAL or name in names:
+        return bool(name)
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True

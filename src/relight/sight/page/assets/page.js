@@ -1,0 +1,520 @@
+// The status page: shows what /stream sends. Text of the job gets into the page as text only
+// (textContent), never as HTML.
+"use strict";
+
+const ROW_PX = 32, LANE_PX = 30, MOST_EVENTS = 1000, SHOWN_EVENTS = 300;
+const PHASES = {
+  productive: "productive", running: "running", lost: "lost since the last checkpoint",
+  waiting: "waiting", rendezvous: "rendezvous", spawn: "start of processes", import: "imports",
+  init: "init of the group", "first step": "first step", detect: "detection",
+  teardown: "teardown", stopping: "stopping", frozen: "frozen", done: "done",
+};
+const MARKS = {
+  failure: "failure", arrival: "node came", departure: "node left", checkpoint: "checkpoint", end: "end",
+};
+const COLUMNS = [
+  { name: "Rank", at: 0, number: true },
+  { name: "Host", at: 2, wide: true },
+  { name: "State", at: 3 },
+  { name: "Step", at: 6, number: true, optional: true, wide: true },
+  { name: "Steps/s", at: 7, number: true, optional: true, wide: true, text: (v) => v.toPrecision(3) },
+  { name: "CPU", at: 8, number: true, optional: true, wide: true, text: (v) => `${Math.round(v * 100)} %` },
+  { name: "Memory", at: 9, number: true, optional: true, wide: true, text: bytes },
+  { name: "PID", at: 5, number: true, wide: true },
+  { name: "Last line", at: 10, last: true },
+];
+const STATE = 3;
+
+const page = {
+  look: { job: null, lanes: [], generations: [], failures: [], goodput: null, actions: [] },
+  ranks: new Map(), events: [], rows: [],
+  sort: { at: 0, down: false }, received: 0, seen: false,
+  token: takeToken(),
+};
+const el = (id) => document.getElementById(id);
+
+function takeToken() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (given) {
+    sessionStorage.setItem("token", given);
+    history.replaceState(null, "", location.pathname);
+  }
+  return given || sessionStorage.getItem("token") || "";
+}
+
+// Elements and texts.
+
+function make(tag, text, name) {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  if (name) made.className = name;
+  return made;
+}
+
+function set(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function duration(s) {
+  if (!(s >= 0)) return "–";
+  if (s < 10) return `${s.toFixed(1)} s`;
+  if (s < 120) return `${Math.round(s)} s`;
+  if (s < 7200) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
+  if (s < 172800) return `${Math.floor(s / 3600)} h ${Math.round((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86400)} d ${Math.round((s % 86400) / 3600)} h`;
+}
+
+function bytes(n) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (n >= 1024 && unit < 4) { n /= 1024; unit += 1; }
+  return `${n < 10 && unit ? n.toFixed(1) : Math.round(n)} ${units[unit]}`;
+}
+
+function clock(at, withDay) {
+  const options = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
+  if (withDay) Object.assign(options, { month: "short", day: "numeric" });
+  return new Date(at * 1000).toLocaleString(undefined, options);
+}
+
+function time(at) {
+  const made = make("time", clock(at));
+  made.dateTime = new Date(at * 1000).toISOString();
+  made.title = clock(at, true);
+  return made;
+}
+
+function slug(phase) {
+  return `p-${phase in PHASES ? phase.replace(" ", "-") : "other"}`;
+}
+
+const many = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
+
+// The clock of the server, which the job's times are of.
+function now() {
+  const job = page.look.job;
+  if (!job) return 0;
+  return job.over ? job.taken : job.taken + (performance.now() - page.received) / 1000;
+}
+
+// What comes in.
+
+function connect() {
+  const stream = new EventSource("stream");
+  stream.onmessage = (message) => take(JSON.parse(message.data));
+  stream.onopen = () => link("live", "live");
+  stream.onerror = () => {
+    const job = page.look.job;
+    if (job && job.over) {
+      stream.close();
+      link("", "the job is over");
+    } else {
+      link("off", page.seen ? "no connection; trying again" : "can't connect; trying again");
+      if (stream.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
+    }
+  };
+}
+
+function link(name, text) {
+  el("link").className = `link ${name}`;
+  set(el("link"), text);
+}
+
+function take(news) {
+  if (news.full) {
+    page.ranks.clear();
+    page.events = [];
+  }
+  if (news.job) page.received = performance.now();
+  for (const name of Object.keys(page.look)) {
+    if (name in news) page.look[name] = news[name];
+  }
+  for (const row of news.ranks || []) page.ranks.set(row[0], row);
+  for (const rank of news.gone || []) page.ranks.delete(rank);
+  if (news.events) page.events = page.events.concat(news.events).slice(-MOST_EVENTS);
+  page.seen = true;
+  showJob();
+  if (news.full || news.lanes || news.generations) showGenerations();
+  showTimeline();
+  if (news.full || news.failures) showFailures();
+  if (news.full || news.ranks || news.gone) chooseRows();
+  if (news.full || news.goodput) showGoodput();
+  if (news.full || news.events) showEvents();
+}
+
+// The head.
+
+function showJob() {
+  const job = page.look.job;
+  document.title = `${job.shown_state} · ${job.name} · relight`;
+  set(el("name"), job.name);
+  set(el("state"), job.shown_state);
+  el("state").dataset.state = job.shown_state;
+  set(el("command"), job.command);
+  set(el("place"), `${job.id} on ${job.host}${job.directory ? `, in ${job.directory}` : ""}`);
+  const notice = el("notice");
+  notice.hidden = !job.notice;
+  notice.className = `notice ${job.mood}`;
+  set(notice, job.notice);
+  const may = Boolean(page.token) && page.look.actions.length > 0;
+  el("actions").hidden = !may || job.over;
+  el("read-only").hidden = may;
+  showTiles();
+}
+
+function showTiles() {
+  const job = page.look.job, put = page.look.goodput;
+  const tiles = [
+    [job.over ? "Ran for" : "Running for", duration(now() - job.started), ""],
+    ["Generation", job.generation < 0 ? "none yet" : String(job.generation), ""],
+    ["Restarts", String(job.restart), job.max_restarts ? `of ${job.max_restarts}` : ""],
+    ["Nodes", String(job.nodes), ""],
+    ["Ranks", String(job.world_size), ""],
+  ];
+  if (put && put.share !== null) tiles.push(["Goodput", `${(put.share * 100).toFixed(1)} %`, ""]);
+  if (job.step !== null && job.step !== undefined) tiles.push(["Step", String(job.step), job.rate ? `${job.rate.toPrecision(3)} /s` : ""]);
+  const list = el("tiles");
+  while (list.children.length > tiles.length) list.lastChild.remove();
+  tiles.forEach(([name, value, more], n) => {
+    let tile = list.children[n];
+    if (!tile) {
+      tile = make("div");
+      const dd = make("dd");
+      dd.append(make("span"), " ", make("small"));
+      tile.append(make("dt"), dd);
+      list.append(tile);
+    }
+    set(tile.firstChild, name);
+    set(tile.querySelector("span"), value);
+    set(tile.querySelector("small"), more);
+  });
+}
+
+// The timeline: a lane a node, of which only those in view are in the document.
+
+function showTimeline() {
+  const job = page.look.job, lanes = page.look.lanes;
+  if (!job) return;
+  const until = now(), wanted = Number(el("range").value);
+  const from = wanted ? Math.max(job.started, until - wanted) : job.started;
+  const span = Math.max(until - from, 1);
+  const box = el("lanes");
+  box.setAttribute("aria-label", summary(lanes));
+  set(el("lane-count"), many(lanes.length, "node"));
+  const height = lanes.length * LANE_PX;
+  const first = Math.max(0, Math.floor(box.scrollTop / LANE_PX) - 2);
+  const last = Math.min(lanes.length, first + Math.ceil(300 / LANE_PX) + 4);
+  const space = (px) => { const made = make("div"); made.style.height = `${px}px`; return made; };
+  const shown = [space(first * LANE_PX)];
+  for (let n = first; n < last; n += 1) shown.push(lane(lanes[n], from, span, until));
+  shown.push(space(height - last * LANE_PX));
+  box.replaceChildren(...shown);
+  showAxis(from, span);
+  showLegend(lanes);
+}
+
+function lane(each, from, span, until) {
+  const made = make("div", undefined, "lane"), track = make("div", undefined, "track");
+  const name = make("span", each.name);
+  name.title = each.name;
+  const place = (at) => Math.min(100, Math.max(0, ((at - from) / span) * 100));
+  let before = null;
+  for (const [generation, phase, begin, end] of each.bars) {
+    const to = end === null ? until : end;
+    if (to < from) continue;
+    const bar = make("i", undefined, slug(phase));
+    if (before !== null && before !== generation) bar.classList.add("edge");
+    before = generation;
+    bar.style.left = `${place(begin)}%`;
+    bar.style.width = `${place(to) - place(begin)}%`;
+    bar.title = `generation ${generation}: ${PHASES[phase] || phase}, ${duration(to - begin)}`;
+    track.append(bar);
+  }
+  for (const [at, kind, text] of each.marks) {
+    if (at < from) continue;
+    const mark = make("b", undefined, `m-${kind}`);
+    mark.style.left = `${place(at)}%`;
+    mark.title = `${clock(at)}: ${text}`;
+    track.append(mark);
+  }
+  made.append(name, track);
+  return made;
+}
+
+function summary(lanes) {
+  const marks = lanes.flatMap((each) => each.marks.map((mark) => mark[1]));
+  const failures = marks.filter((kind) => kind === "failure").length;
+  return `Timeline of ${many(lanes.length, "node")}: ${many(page.look.generations.length, "generation")}, `
+    + `${many(failures, "failure")}. The table of generations below says the same.`;
+}
+
+function showAxis(from, span) {
+  const width = el("axis").clientWidth || 600, most = Math.max(2, Math.floor(width / 110));
+  const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 604800];
+  const step = steps.find((each) => span / each <= most) || 2592000;
+  const ticks = [];
+  const room = (70 / width) * span;  // for the text of the last one
+  for (let at = Math.ceil(from / step) * step; at <= from + span - room; at += step) {
+    const tick = make("span", span > 86400 ? clock(at, true) : clock(at));
+    tick.style.left = `${((at - from) / span) * 100}%`;
+    ticks.push(tick);
+  }
+  el("axis").replaceChildren(...ticks);
+}
+
+function showLegend(lanes) {
+  const phases = new Set(lanes.flatMap((each) => each.bars.map((bar) => bar[1])));
+  const kinds = new Set(lanes.flatMap((each) => each.marks.map((mark) => mark[1])));
+  const key = [...phases, "|", ...kinds].join();
+  if (el("legend").dataset.key === key) return;
+  el("legend").dataset.key = key;
+  const items = Object.keys(PHASES).filter((each) => phases.has(each)).map((phase) => {
+    const item = make("li");
+    item.append(make("i", undefined, slug(phase)), PHASES[phase]);
+    return item;
+  });
+  for (const kind of Object.keys(MARKS).filter((each) => kinds.has(each))) {
+    const item = make("li");
+    item.append(make("b", undefined, `m-${kind}`), MARKS[kind]);
+    items.push(item);
+  }
+  el("legend").replaceChildren(...items);
+}
+
+function showGenerations() {
+  const rows = page.look.generations.slice().reverse().map((each) => {
+    const row = make("tr"), began = make("td");
+    began.append(time(each.began));
+    row.append(make("td", String(each.number), "number"), began,
+      make("td", duration((each.ended === null ? now() : each.ended) - each.began), "number"),
+      make("td", String(each.nodes), "number"), make("td", String(each.ranks), "number"),
+      make("td", each.cause));
+    return row;
+  });
+  el("generations").replaceChildren(...rows);
+}
+
+function showFailures() {
+  const items = page.look.failures.slice().reverse().map((each) => {
+    const item = make("li");
+    const [first, ...rest] = each.text.split("\n");
+    item.append(time(each.at), first);
+    if (rest.length) item.append(make("pre", rest.join("\n")));
+    return item;
+  });
+  el("failure-part").hidden = !items.length;
+  el("failures").replaceChildren(...items);
+}
+
+// The table of ranks: sorted, filtered, and only the rows in view are in the document.
+
+function columns() {
+  return COLUMNS.filter((column) => !column.optional
+    || [...page.ranks.values()].some((row) => row[column.at] !== null));
+}
+
+function chooseRows() {
+  const words = el("find").value.toLowerCase().split(/\s+/).filter(Boolean), state = el("states").value;
+  const states = new Set();
+  page.rows = [...page.ranks.values()].filter((row) => {
+    const kind = row[STATE].split(" ")[0];
+    states.add(kind);
+    if (state && kind !== state) return false;
+    const text = `rank:${row[0]} ${row[2]} ${row[STATE]} ${row[10]}`.toLowerCase();
+    return words.every((word) => (/^rank:\d+$/.test(word) ? text.startsWith(`${word} `) : text.includes(word)));
+  });
+  const { at, down } = page.sort, sign = down ? -1 : 1;
+  page.rows.sort((a, b) => sign * compare(a[at], b[at]) || a[0] - b[0]);
+  showStates(states);
+  const all = page.ranks.size, found = page.rows.length;
+  set(el("count"), found === all ? many(all, "rank") : `${found} of ${many(all, "rank")}`);
+  showHeads();
+  showRows();
+}
+
+function compare(a, b) {
+  if (a === null || b === null) return (a === null) - (b === null);
+  return typeof a === "number" ? a - b : a.localeCompare(b, undefined, { numeric: true });
+}
+
+function showStates(states) {
+  const select = el("states"), chosen = select.value;
+  const names = ["", ...[...states, ...(chosen ? [chosen] : [])].sort()].filter((each, n, all) => all.indexOf(each) === n);
+  if (select.dataset.key === names.join()) return;
+  select.dataset.key = names.join();
+  select.replaceChildren(...names.map((name) => new Option(name || "all", name)));
+  select.value = chosen;
+}
+
+function showHeads() {
+  const shown = columns(), key = shown.map((column) => column.name).join() + JSON.stringify(page.sort);
+  const heads = el("rank-heads");
+  if (heads.dataset.key === key) return;
+  heads.dataset.key = key;
+  const focused = document.activeElement && document.activeElement.dataset.column;
+  heads.replaceChildren(...shown.map((column) => {
+    const head = make("th", undefined, `${column.number ? "number" : ""} ${column.wide ? "wide" : ""}`);
+    head.scope = "col";
+    const button = make("button", column.name);
+    button.type = "button";
+    button.dataset.column = column.name;
+    button.addEventListener("click", () => {
+      page.sort = { at: column.at, down: page.sort.at === column.at && !page.sort.down };
+      chooseRows();
+    });
+    if (page.sort.at === column.at) head.setAttribute("aria-sort", page.sort.down ? "descending" : "ascending");
+    head.append(button);
+    return head;
+  }));
+  if (focused) heads.querySelector(`[data-column="${CSS.escape(focused)}"]`)?.focus();
+}
+
+function showRows() {
+  const box = el("rank-scroll"), shown = columns(), count = page.rows.length;
+  const first = Math.max(0, Math.min(Math.floor(box.scrollTop / ROW_PX) - 8, count - 1));
+  const last = Math.min(count, first + Math.ceil((box.clientHeight || 560) / ROW_PX) + 16);
+  el("rank-table").setAttribute("aria-rowcount", String(count + 1));
+  const body = el("rank-rows"), focused = document.activeElement?.dataset?.rank;
+  const rows = [space(first, shown.length)];
+  for (let n = first; n < last; n += 1) rows.push(rankRow(page.rows[n], n, shown));
+  rows.push(space(count - last, shown.length));
+  body.replaceChildren(...rows);
+  if (focused !== undefined) body.querySelector(`[data-rank="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+}
+
+function space(rows, span) {
+  const row = make("tr", undefined, "space"), cell = make("td");
+  row.setAttribute("aria-hidden", "true");
+  cell.colSpan = span;
+  cell.style.height = `${Math.max(0, rows) * ROW_PX}px`;
+  row.append(cell);
+  return row;
+}
+
+function rankRow(row, n, shown) {
+  const made = make("tr");
+  made.setAttribute("aria-rowindex", String(n + 2));
+  for (const column of shown) {
+    const value = row[column.at];
+    const cell = make("td", undefined, `${column.number ? "number" : ""} ${column.wide ? "wide" : ""}`);
+    if (column.at === 0) {
+      const button = make("button", String(value));
+      button.type = "button";
+      button.dataset.rank = String(value);
+      button.setAttribute("aria-label", `Output of rank ${value}`);
+      button.addEventListener("click", () => openOutput(value));
+      cell.append(button);
+    } else if (column.at === STATE) {
+      const badge = make("span", value, "badge");
+      badge.dataset.state = value.split(" ")[0];
+      cell.append(badge);
+    } else if (value !== null) {
+      cell.textContent = column.text ? column.text(value) : String(value);
+    }
+    if (column.last) {
+      cell.classList.add("last");
+      cell.title = value;
+    }
+    made.append(cell);
+  }
+  return made;
+}
+
+// Goodput and events.
+
+function showGoodput() {
+  const put = page.look.goodput;
+  el("goodput-part").hidden = !put;
+  if (!put) return;
+  const parts = Object.entries(put.phases).filter(([, s]) => s > 0);
+  const total = parts.reduce((sum, [, s]) => sum + s, 0) || 1;
+  el("goodput-bar").replaceChildren(...parts.map(([phase, s]) => {
+    const part = make("i", undefined, slug(phase));
+    part.style.width = `${(s / total) * 100}%`;
+    part.title = `${PHASES[phase] || phase}: ${duration(s)}`;
+    return part;
+  }));
+  const term = (name, text, phase) => {
+    const made = make("div"), dt = make("dt");
+    if (phase) dt.append(make("i", undefined, slug(phase)));
+    dt.append(name);
+    made.append(dt, make("dd", text));
+    return made;
+  };
+  const list = parts.map(([phase, s]) => term(PHASES[phase] || phase, `${duration(s)} · ${((s / total) * 100).toFixed(1)} %`, phase));
+  if (put.mttr !== null) list.push(term("mean time to recovery", duration(put.mttr)));
+  if (put.mtbf !== null) list.push(term("mean time between failures", duration(put.mtbf)));
+  el("goodput-parts").replaceChildren(...list);
+}
+
+function showEvents() {
+  const box = el("event-scroll");
+  const atEnd = box.scrollTop + box.clientHeight >= box.scrollHeight - 8;
+  const words = el("event-find").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = page.events.filter((each) => {
+    const text = `${each.event} ${each.text}`.toLowerCase();
+    return words.every((word) => text.includes(word));
+  });
+  el("events").replaceChildren(...found.slice(-SHOWN_EVENTS).map((each) => {
+    const item = make("li");
+    item.append(time(each.at), make("strong", each.event), page.look.lanes.length > 1 ? `${each.node}: ` : "", each.text);
+    return item;
+  }));
+  if (atEnd) box.scrollTop = box.scrollHeight;
+}
+
+// Sheets: the output of a rank, and stacks. What acts on the job.
+
+let again = () => {};
+
+function openSheet(title, choice, load) {
+  set(el("sheet-title"), title);
+  el("sheet-choice").hidden = !choice;
+  again = async () => {
+    set(el("sheet-text"), "loading …");
+    try {
+      set(el("sheet-text"), (await load()) || "nothing");
+    } catch {
+      set(el("sheet-text"), "no connection to this page's server");
+    }
+    el("sheet-text").scrollTop = choice ? el("sheet-text").scrollHeight : 0;
+  };
+  again();
+  if (!el("sheet").open) el("sheet").showModal();
+}
+
+function openOutput(rank) {
+  openSheet(`Output of rank ${rank}`, true, async () => {
+    const stream = el("sheet-stream").value;
+    return (await fetch(`output?rank=${rank}&stream=${stream}`)).text();
+  });
+}
+
+async function act(name) {
+  const answer = await fetch(name, { method: "POST", headers: { Authorization: `Bearer ${page.token}` } });
+  return answer.text();
+}
+
+function redraw() {
+  showTimeline();
+  showRows();
+}
+
+el("take-stacks").addEventListener("click", () => openSheet("Stacks", false, () => act("stacks")));
+el("cancel").addEventListener("click", () => el("ask").showModal());
+el("ask-no").addEventListener("click", () => el("ask").close());
+el("ask-yes").addEventListener("click", () => {
+  el("ask").close();
+  openSheet("Cancel", false, () => act("cancel"));
+});
+el("sheet-close").addEventListener("click", () => el("sheet").close());
+el("sheet-again").addEventListener("click", () => again());
+el("sheet-stream").addEventListener("change", () => again());
+el("find").addEventListener("input", chooseRows);
+el("states").addEventListener("change", chooseRows);
+el("event-find").addEventListener("input", showEvents);
+el("range").addEventListener("change", showTimeline);
+el("rank-scroll").addEventListener("scroll", showRows, { passive: true });
+el("lanes").addEventListener("scroll", showTimeline, { passive: true });
+addEventListener("resize", redraw);
+connect();

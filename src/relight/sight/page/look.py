@@ -1,0 +1,187 @@
+"""What a status page shows of a job at one moment, as a JSON object; `page.js` draws it.
+
+Texts of the job are hidden where they look like secrets (job/privacy). Pure.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from signal import SIGINT, SIGTERM
+from typing import Any, NamedTuple
+
+from relight.core import timeline
+from relight.core.event_lines import Line, shown
+from relight.core.rates import Rates
+from relight.core.snapshot import ENDED, NodeSnapshot, RankSnapshot, WholeJob, ranks_of
+from relight.core.timeline import Record
+from relight.core.waiting import names
+from relight.errors import EXIT_OK, exit_code_of_signal, signal_name
+from relight.job import privacy
+
+LOST = "lost"
+"""The state of a job whose agent was killed: it has left nothing."""
+_STOPPED = (exit_code_of_signal(SIGTERM), exit_code_of_signal(SIGINT))
+_MOST_EVENTS = 1000
+_MOST_BARS, _MOST_MARKS, _MOST_FAILURES, _MOST_GENERATIONS = 2000, 500, 50, 200
+_MOST_TEXT = 2000
+
+
+class Reading(NamedTuple):
+    """All that was read of a job. `records` are the events of each node, by its name on the
+    timeline. `answers`: its agent does, or it has ended; `gone`: it was killed.
+    """
+
+    job: WholeJob
+    rates: Rates
+    records: Mapping[str, Sequence[Record]]
+    goodput: Mapping[str, Any] | None
+    answers: bool
+    gone: bool
+
+
+def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
+    """Return what the page shows.
+
+    Args:
+        reading: of at least one node.
+        actions: what the page can do.
+    """
+    own = reading.job.nodes[0]
+    begun = {node.host: node.started for node in reading.job.nodes}
+    lanes = {name: timeline.lane(records, begun.get(name, own.started))
+             for name, records in reading.records.items()}  # fmt: skip
+    first: Sequence[Record] = next(iter(reading.records.values()), ())
+    return {
+        "job": _job(reading),
+        "lanes": [
+            {
+                "name": name,
+                "bars": [[bar.generation, bar.phase, bar.began, bar.ended]
+                         for bar in each.bars[-_MOST_BARS:]],
+                "marks": [[mark.at, mark.kind, _text(mark.text)]
+                          for mark in each.marks[-_MOST_MARKS:]],
+            }
+            for name, each in lanes.items()
+        ],
+        "generations": [
+            {**row._asdict(), "cause": _text(row.cause)}
+            for row in timeline.generations(first)[-_MOST_GENERATIONS:]
+        ],
+        "failures": [
+            {"at": each.at, "text": _text(each.text)}
+            for each in timeline.failures(reading.records.values())[-_MOST_FAILURES:]
+        ],
+        "ranks": [_row(node, rank, reading.rates) for node, rank in ranks_of(reading.job)],
+        "goodput": reading.goodput,
+        "actions": list(actions),
+    }  # fmt: skip
+
+
+class Events:
+    """The events of all nodes of a job in the order in which they came, numbered for the page.
+
+    Args:
+        most: how many are kept.
+    """
+
+    def __init__(self, most: int = _MOST_EVENTS) -> None:
+        self._kept: deque[dict[str, Any]] = deque(maxlen=most)
+        self._count = 0
+
+    def add(self, node: str, line: Line) -> None:
+        """Add an event of a node."""
+        self._count += 1
+        text = shown(line).removeprefix(line.name).strip()
+        self._kept.append(
+            {"n": self._count, "at": line.time, "node": node, "event": line.name,
+             "text": _text(text)}
+        )  # fmt: skip
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Return them."""
+        return list(self._kept)
+
+
+def shown_state(reading: Reading) -> str:
+    """Return the state of the job in a word."""
+    own = reading.job.nodes[0]
+    if own.state == ENDED:
+        ends = {EXIT_OK: "succeeded", **dict.fromkeys(_STOPPED, "cancelled")}
+        return ends.get(own.exit_code or EXIT_OK, "failed")
+    return own.state if reading.answers else LOST
+
+
+def _job(reading: Reading) -> dict[str, Any]:
+    own = reading.job.nodes[0]
+    state = shown_state(reading)
+    notice, mood = _notice(reading, state)
+    return {
+        "id": own.id,
+        "name": own.name,
+        "host": own.host,
+        "pid": own.pid,
+        "command": " ".join(own.command),
+        "directory": own.directory,
+        "started": own.started,
+        "taken": own.taken,
+        "generation": own.generation,
+        "restart": own.restart,
+        "max_restarts": own.max_restarts,
+        "nodes": own.nodes,
+        "world_size": own.world_size,
+        **_progress(reading),
+        "shown_state": state,
+        "over": own.state == ENDED or reading.gone,
+        "notice": _text(notice),
+        "mood": mood,
+    }
+
+
+def _notice(reading: Reading, state: str) -> tuple[str, str]:
+    """Return what a person should know first, and in which mood."""
+    own, silent = reading.job.nodes[0], reading.job.silent
+    if own.state == ENDED:
+        return f"exit code {own.exit_code}: {own.reason}", "bad" if own.exit_code else "good"
+    if state == LOST:
+        why = "was killed" if reading.gone else "does not answer: it is stopped"
+        return f"Its agent {why}.", "bad"
+    if silent:
+        return f"No answer from {names(silent)}: their ranks are not shown.", "warn"
+    if own.generation < 0:
+        return "It waits for a group.", ""
+    return (f"generation {own.generation}: {own.cause}" if own.generation else ""), ""
+
+
+def _progress(reading: Reading) -> dict[str, Any]:
+    """Return the step that all ranks have reached, and the pace of the slowest."""
+    ranks = ranks_of(reading.job)
+    steps = [rank.use.step for _, rank in ranks if rank.use and rank.use.step is not None]
+    paces = [pace.steps for pace in (reading.rates.of(*each) for each in ranks)]
+    known = [pace for pace in paces if pace is not None]
+    return {"step": min(steps, default=None), "rate": min(known, default=None)}
+
+
+def _row(node: NodeSnapshot, rank: RankSnapshot, rates: Rates) -> list[Any]:
+    """Return a row of the table: the order is that of COLUMNS in page.js."""
+    use, pace = rank.use, rates.of(node, rank)
+    return [
+        rank.rank, node.node, node.host, state_of(rank, node), rank.exitcode, rank.pid,
+        use.step if use is not None else None, pace.steps, pace.cpu,
+        use.memory if use is not None else None, _text(rank.last_line),
+    ]  # fmt: skip
+
+
+def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
+    """Return the state of a rank in a word; how it ended may follow."""
+    if rank.exitcode is None:
+        return "running" if node.exit_code is None else "unknown"
+    if rank.asked:
+        return "stopped"
+    if rank.exitcode < 0:
+        return f"killed ({signal_name(-rank.exitcode)})"
+    return f"failed ({rank.exitcode})" if rank.exitcode else "succeeded"
+
+
+@lru_cache(maxsize=8192)
+def _text(text: str) -> str:
+    return privacy.of_text(text[:_MOST_TEXT])

@@ -1,0 +1,262 @@
+"""The server of a status page: HTTP for a few browsers, and Server-Sent Events for what changes.
+
+    GET  /           the page, with /page.js and /page.css
+    GET  /stream     the job, and then each second what has changed of it (Server-Sent Events)
+    GET  /state      the same once, as JSON
+    GET  /output     the end of what a rank has printed: ?rank=3&stream=stderr
+    GET  /metrics    for Prometheus
+    POST /stacks     where the ranks on this machine are; needs the token
+    POST /cancel     stops the job, as ctrl-C does; needs the token
+
+Nothing is read while nobody asks. `access` says who gets an answer.
+"""
+
+import contextlib
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, urlsplit
+
+from relight.errors import RelightError
+from relight.sight.page import access
+from relight.sight.page.changes import changes
+
+_EVERY_S = 1.0
+_ALIVE_S = 15.0
+"""How often a stream on which nothing changes shows that it is alive; proxies cut silent ones."""
+_LIMIT_S = 10.0
+"""How long a client may take for its request, and to take what it is sent."""
+_MOST_CONNECTIONS, _MOST_STREAMS = 64, 16
+_MOST_BODY = 4096
+_LAST_S = 1.0
+"""How long streams may take to send the last state of a job before the server closes."""
+_JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
+_ASSETS = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_RANK = re.compile(r"[0-9]{1,9}")
+_STREAMS = ("stdout", "stderr", "combined")
+
+
+class Served(NamedTuple):
+    """What the page shows of a job and does with it.
+
+    `look` returns the job as a JSON object; it may be called often and from any thread. `output`
+    takes a rank and a stream. `metrics` returns a content type and the text. `actions` are called
+    by their names, and return a text for people.
+    """
+
+    look: Callable[[], dict[str, Any]]
+    output: Callable[[int, str], str]
+    metrics: Callable[[], tuple[str, bytes]]
+    actions: Mapping[str, Callable[[], str]]
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves the page of one job.
+
+    Args:
+        host: the address to listen on.
+        port: 0 is any free one.
+        token: what actions need; empty: there are none.
+        served: the job.
+
+    Raises:
+        OSError: the port is taken, or the address is not one of this machine.
+    """
+
+    daemon_threads = True
+    request_queue_size = _MOST_CONNECTIONS
+
+    def __init__(self, host: str, port: int, token: str, served: Served) -> None:
+        self.address_family, address = _resolved(host, port)
+        self.token, self.served = token, served
+        self.names = _names(host)
+        self.closing = threading.Event()
+        self.streams = threading.BoundedSemaphore(_MOST_STREAMS)
+        self._connections = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        super().__init__(address, _Request)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self.server_address[1])
+
+    def server_bind(self) -> None:
+        """Bind, without asking DNS for this machine's name as the base class does."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin a thread for a connection; close it if there are too many."""
+        if not self._connections.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a client that went away; a mistake is told in `_Request`."""
+
+    def finish(self) -> None:
+        """Let streams send the last state of the job, and end them."""
+        self.closing.set()
+        until = time.monotonic() + _LAST_S
+        for _ in range(_MOST_STREAMS):
+            self.streams.acquire(timeout=max(0.0, until - time.monotonic()))
+
+
+class _Request(BaseHTTPRequestHandler):
+    server: PageServer
+    timeout = _LIMIT_S
+    server_version, sys_version = "relight", ""
+
+    def do_GET(self) -> None:
+        """Answer what reads."""
+        url = urlsplit(self.path)
+        refused = access.refusal_of_get(self._headers(), self.server.names, url.path)
+        if refused is not None:
+            self._refuse(refused)
+        elif url.path in _ASSETS:
+            name, kind = _ASSETS[url.path]
+            self._answer(200, kind, (files("relight.sight.page") / "assets" / name).read_bytes())
+        elif url.path == "/stream":
+            self._stream()
+        elif url.path == "/state":
+            self._answer(200, _JSON, json.dumps(self.server.served.look()).encode())
+        elif url.path == "/metrics":
+            self._attempt(lambda: self._answer(200, *self.server.served.metrics()))
+        elif url.path == "/output":
+            self._output(parse_qs(url.query))
+        else:
+            self._refuse(access.Refusal(404, "there is no such page"))
+
+    def do_HEAD(self) -> None:
+        """Answer as to GET, without a body."""
+        if urlsplit(self.path).path == "/stream":
+            self._refuse(access.Refusal(405, "GET only"))
+        else:
+            self.do_GET()
+
+    def do_POST(self) -> None:
+        """Act on the job."""
+        name = urlsplit(self.path).path.removeprefix("/")
+        refused = access.refusal_of_post(self._headers(), self.server.names, self.server.token)
+        action = self.server.served.actions.get(name)
+        length = self.headers.get("Content-Length", "0")
+        if refused is None and action is None:
+            refused = access.Refusal(404, "there is no such action")
+        if refused is None and not (length.isdecimal() and int(length) <= _MOST_BODY):
+            refused = access.Refusal(413, "too much")
+        if refused is not None or action is None:
+            self._refuse(refused or access.Refusal(404, ""))
+            return
+        self.rfile.read(int(length))
+        self._attempt(lambda: self._answer(200, _TEXT, action().encode()))
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that is none, in plain text and with the headers of all answers."""
+        del explain
+        self._refuse(access.Refusal(code, message or "this can't be served"))
+
+    def version_string(self) -> str:
+        """Return the name of this server, without versions."""
+        return self.server_version
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: the terminal belongs to the job."""
+
+    def _headers(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.headers.items()}
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except RelightError as error:
+            hint = f"\nhint: {error.hint}" if error.hint else ""
+            self._answer(503, _TEXT, f"{error.message}{hint}\n".encode())
+
+    def _output(self, query: Mapping[str, list[str]]) -> None:
+        rank = (query.get("rank") or [""])[0]
+        stream = (query.get("stream") or ["combined"])[0]
+        if not _RANK.fullmatch(rank) or stream not in _STREAMS:
+            self._refuse(access.Refusal(400, f"rank is a number, stream is {', '.join(_STREAMS)}"))
+            return
+        text = self.server.served.output(int(rank), stream)
+        self._attempt(lambda: self._answer(200, _TEXT, text.encode()))
+
+    def _stream(self) -> None:
+        if not self.server.streams.acquire(blocking=False):
+            self._refuse(access.Refusal(503, f"{_MOST_STREAMS} browsers look at this job already"))
+            return
+        try:
+            self._head(200, "text/event-stream")
+            self._send_changes()
+        except OSError:
+            pass  # the browser is gone
+        finally:
+            self.server.streams.release()
+
+    def _send_changes(self) -> None:
+        sent: dict[str, Any] = {}
+        quiet_s, closing = 0.0, False
+        while not closing:
+            closing = self.server.closing.is_set()  # then this is the last round
+            look = self.server.served.look()
+            new = changes(sent, look)
+            sent = look
+            quiet_s = 0.0 if new else quiet_s + _EVERY_S
+            if new:
+                self.wfile.write(b"data: " + json.dumps(new).encode() + b"\n\n")
+            elif quiet_s >= _ALIVE_S:
+                quiet_s = 0.0
+                self.wfile.write(b": \n\n")
+            if not closing:
+                self.server.closing.wait(_EVERY_S)
+
+    def _refuse(self, refused: access.Refusal) -> None:
+        self._answer(refused.status, _TEXT, f"{refused.why}\n".encode())
+
+    def _answer(self, status: int, kind: str, body: bytes) -> None:
+        with contextlib.suppress(OSError):  # the browser is gone
+            self._head(status, kind, len(body))
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+    def _head(self, status: int, kind: str, length: int | None = None) -> None:
+        self.close_connection = True
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        self.send_header("Connection", "close")
+        for name, value in access.HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return found[0][0], found[0][4]
+
+
+def _names(host: str) -> frozenset[str]:
+    """Return the names by which this server may be called, beside addresses."""
+    own = socket.gethostname()
+    return frozenset(name.lower() for name in (host, own, socket.getfqdn(own)) if name)

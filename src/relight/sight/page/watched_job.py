@@ -1,0 +1,133 @@
+"""Reads a job for its page: from the sockets of its agents, at most once a second however many
+ask.
+"""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from relight.core import event_lines, fields
+from relight.core.rates import Rates
+from relight.core.snapshot import ENDED, EventsAfter, Output, WholeJob
+from relight.core.timeline import Record
+from relight.errors import UsageError
+from relight.host import agents
+from relight.host.run_jobs import JobDirectory
+from relight.sight.page.look import Events, Reading, look
+
+_EVERY_S = 0.9
+_MOST_RECORDS = 20_000
+"""Events of a node that its lane is made of: a generation of eight workers has twenty."""
+
+
+class WatchedJob:
+    """A job of `relight run` on this machine.
+
+    Args:
+        jobs: where jobs of this user are.
+        job: its id.
+        actions: what the page can do with it.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+
+    def __init__(self, jobs: JobDirectory, job: str, actions: Iterable[str]) -> None:
+        first = jobs.find(job)
+        if first is None:
+            raise UsageError(f"there is no job {job}", hint="relight list shows what there is")
+        self.job = job
+        self._jobs, self._actions = jobs, tuple(actions)
+        self._lock = threading.Lock()
+        self._read_at = -_EVERY_S
+        self._events = Events()
+        self._nodes: dict[str, _Node] = {}
+        self._rates = Rates()
+        self._reading = Reading(WholeJob((first,)), self._rates, {}, None, answers=True, gone=False)
+        self._look: dict[str, Any] = {}
+
+    def look(self) -> dict[str, Any]:
+        """Return the job as a JSON object."""
+        with self._lock:
+            self._read()
+            return self._look
+
+    def reading(self) -> Reading:
+        """Return all that is known of it."""
+        with self._lock:
+            self._read()
+            return self._reading
+
+    def output(self, rank: int, stream: str) -> str:
+        """Return the end of what a rank has printed, as far as its agent has it."""
+        for number, node in enumerate(self.reading().job.nodes):
+            for each in node.ranks:
+                if each.rank == rank:
+                    question = Output(each.local_rank, stream, rank)
+                    ask = self._jobs.output_elsewhere if number else self._jobs.output
+                    return ask(self.job, question)
+        return ""
+
+    def _read(self) -> None:
+        if time.monotonic() - self._read_at >= _EVERY_S or not self._look:
+            self._ask()
+            self._look = look(self._reading, self._actions) | {"events": self._events.shown()}
+            self._read_at = time.monotonic()
+
+    def _ask(self) -> None:
+        before = self._reading
+        own = before.job.nodes[0]
+        if self._look and (own.state == ENDED or before.gone):
+            return
+        self._ask_events()  # first: the last snapshot is there when no agent answers any more
+        found = self._jobs.find_whole(self.job)
+        gone = found is None and not agents.lives(own.pid)
+        job = found or before.job
+        self._rates.take(job.nodes)
+        records = {name: node.records for name, node in self._nodes.items()}
+        self._reading = Reading(job, self._rates, records, None, found is not None, gone)
+
+    def _ask_events(self) -> None:
+        own = self._reading.job.nodes[0]
+        number = min((node.number for node in self._nodes.values()), default=0)
+        if own.nodes > 1:
+            found = self._jobs.events_everywhere(self.job, number)
+        else:
+            found = [(own.host, list(self._jobs.events(self.job, EventsAfter(number, False))))]
+        for name, lines in _named(found):
+            node = self._nodes.setdefault(name, _Node())
+            for line in node.take(lines):
+                self._events.add(name, line)
+
+
+class _Node:
+    """The events of one node that have been read."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.number = 0
+        """Of the latest."""
+
+    def take(self, lines: Iterable[str]) -> Iterator[event_lines.Line]:
+        """Keep those lines that are new, and yield them."""
+        for text in lines:
+            line = event_lines.read(text)
+            number = fields.decode(text).get("n") if line is not None else None
+            if line is None or not isinstance(number, int) or number <= self.number:
+                continue
+            self.number = number
+            event = event_lines.event_of(line)
+            if event is not None:
+                self.records.append(Record(line.time, event))
+            yield line
+        del self.records[:-_MOST_RECORDS]
+
+
+def _named(found: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, list[str]]]:
+    """Give names to nodes: their hosts, which a second node on a host has with a number."""
+    count = Counter[str]()
+    for host, lines in found:
+        count[host] += 1
+        yield (host if count[host] == 1 else f"{host} #{count[host]}"), lines

@@ -1,0 +1,81 @@
+"""The status page of a job that was started with `--status`: a process of its own, which asks the
+agent as any client does, and ends with it.
+
+So the agent has no server on the network, and a page that fails, or that many look at, does not
+concern the job. The page is on the node of rank 0, which users know: it is MASTER_ADDR. If that
+node is lost, the one that has rank 0 next begins a page too.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+import relight
+from relight.env import Environment
+from relight.host.loop import Loop
+from relight.values import Endpoint
+
+_LOOK_S = 1.0
+_END_S = 2.0
+"""How long the page may take to show browsers the end of the job."""
+
+
+class PageProcess:
+    """Begins the page once this node has rank 0.
+
+    Args:
+        loop: the agent's loop.
+        env: of the agent.
+        job: the id of the job.
+        where: the page is to be served.
+        has_rank_0: whether workers run here, and rank 0 is among them.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        env: Environment,
+        job: str,
+        where: Endpoint,
+        has_rank_0: Callable[[], bool],
+    ) -> None:
+        self._loop, self._env, self._has_rank_0 = loop, env, has_rank_0
+        self._command = [
+            *(sys.executable, "-P", "-m", "relight", "status", "--web", "--until-end"),
+            *("--listen", str(where), job),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._look()
+
+    def close(self) -> None:
+        """End it."""
+        process = self._process
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _look(self) -> None:
+        if not self._has_rank_0():
+            self._loop.call_after(_LOOK_S, self._look)
+            return
+        # -P: a module of the script's directory must not take the place of one of Python's.
+        above = os.path.dirname(os.path.dirname(relight.__file__))
+        path = [above, *filter(None, [self._env.get("PYTHONPATH")])]
+        variables = {**self._env.variables, "PYTHONPATH": os.pathsep.join(path)}
+        try:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=variables,
+                start_new_session=True,  # ctrl-C is for the agent, and the page shows what follows
+            )
+        except OSError as error:
+            sys.stderr.write(f"relight: no status page: {error}\n")

@@ -1,0 +1,143 @@
+"""`relight events`, and the lines of one rank: of jobs of `relight run`, and of submitted ones."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Start
+
+from relight import events
+from relight.core import event_lines
+from relight.host.journal import EventLog
+from relight.host.run_jobs import JobDirectory
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+LIMIT_S = 60.0
+FAILS_ONCE = """\
+import os, time
+rank, restart = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
+print(f"attempt {restart} of rank {rank}", flush=True)
+if restart == "0" and rank == 3 % int(os.environ["WORLD_SIZE"]):
+    raise ValueError("bad batch")
+while restart == "0" or not os.path.exists("go"):
+    time.sleep(0.05)
+"""
+
+
+def names(text: str) -> list[str]:
+    return [json.loads(line)["event"] for line in text.splitlines()]
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_events_of_a_job_without_files_are_those_in_its_agent(
+    start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str],
+) -> None:  # fmt: skip
+    """They are followed until the job is over, with what follows the end of the workers."""
+    path = script(FAILS_ONCE)
+    agent = start("run", "--nproc-per-node=2", "--max-restarts=1", path, cwd=path.parent,
+                  variables=variables)  # fmt: skip
+    jobs = JobDirectory(variables)
+    wait_for(lambda: any(job.restart == 1 and job.ranks for job in jobs.running()))
+    found = relight("events", "train")
+    assert names(found.stdout)[:4] == ["Formed", "WorkerStarted", "WorkerStarted", "WorkerExited"]
+    assert names(relight("events", "train", "--name", "Restarting").stdout) == ["Restarting"]
+    of_rank = names(relight("events", "train", "--rank", "1").stdout)
+    assert of_rank == ["WorkerStarted", "WorkerExited", "WorkerStarted"]
+    assert relight("events", "train", "--since", "1h").stdout == found.stdout
+    assert relight("logs", "train", "--rank", "0", "--grep", "attempt 1").stdout == (
+        "attempt 1 of rank 0\n"
+    )
+    refused = relight("logs", "train", "--rank", "7")
+    assert (refused.returncode, "default/0, default/1" in refused.stderr) == (2, True)
+    follower = start("events", "-f", "train", variables=variables)
+    first = follower.stdout.readline()
+    assert names(first) == ["Formed"]
+    (path.parent / "go").touch()
+    assert agent.wait(LIMIT_S) == 0
+    assert follower.wait(LIMIT_S) == 0
+    assert names(follower.stdout.read())[-2:] == ["WorkerExited", "Ended"]
+    over = relight("events", "train")
+    assert (over.returncode, "has kept no event log" in over.stderr) == (2, True)
+
+
+def test_a_recorded_group_is_replayed(
+    launch: Command, relight: Command, script: Callable[[str], Path], tmp_path: Path,
+) -> None:  # fmt: skip
+    path = script("import os, sys\nsys.exit(int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 1)\n")
+    logs = tmp_path / "logs"
+    job = launch("run", "--max-restarts=1", "--record-group", f"--log-dir={logs}", path)
+    assert job.returncode == 0, job.stderr
+    (log,) = logs.glob("*/events.jsonl")
+    found = relight("events", "--replay", log)
+    assert found.returncode == 0, found.stdout
+    assert "generation 1 runs on 1 node" in found.stdout
+    assert found.stdout.endswith("all with the recorded effects\n")
+    log.write_text(
+        log.read_text().replace('"generation": {"number": 0', '"generation": {"number": 9')
+    )
+    differs = relight("events", "--replay", log.parent)
+    assert differs.returncode == 1
+    assert "had other effects than those recorded" in differs.stdout
+
+
+@pytest.mark.slow
+def test_events_and_output_of_a_rank_of_a_submitted_job(
+    submitted: Callable[..., str], relight: Command, script: Callable[[str], Path],
+) -> None:  # fmt: skip
+    """Ranks count over all nodes; which files are those of a rank is in the event logs."""
+    path = script("import os\nprint('a word of rank', os.environ['RANK'])\n")
+    handle = submitted("dist.ddp", "-j", "2x2", "--script", path)
+    assert relight("wait", handle).returncode == 0
+    for rank in (0, 3):
+        found = relight("logs", handle, "--rank", str(rank))
+        assert found.stdout == f"a word of rank {rank}\n"
+    lines = [json.loads(line) for line in relight("events", handle).stdout.splitlines()]
+    assert {line["rank"] for line in lines if line["event"] == "WorkerStarted"} == {0, 1, 2, 3}
+    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+    refused = relight("logs", handle, "--rank", "4")
+    assert (refused.returncode, refused.stderr.splitlines()[1]) == (2, "hint: it has ranks 0 to 3")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("events",), "needs one job or file"),
+        (("events", "x", "--name", "WorkerExit"), "did you mean WorkerExited?"),
+        (("events", "x", "--replay", "--rank=1"), "contradicts --rank"),
+        (("events", "/tmp/is-not-there/events.jsonl"), "No such file"),
+        (("events", "x"), "there is no job x"),
+        (("logs", "x", "--grep", "a", "--regex", "b"), "contradict"),
+        (("run", "--record-group", "x.py"), "keeps no log files"),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_read_is_refused(
+    relight: Command, words: tuple[str, ...], why: str
+) -> None:
+    found = relight(*words)
+    assert found.returncode
+    assert why in found.stderr
+
+
+def test_an_agent_keeps_the_latest_events_in_64_kib(tmp_path: Path) -> None:
+    """However long their texts are; their numbers show what is missing."""
+    log = EventLog("")
+    for number in range(2000):
+        log.write(events.GroupStopped(number, "x" * (number % 4096)))
+    kept = log.after(0)
+    assert [each.number for each in kept] == list(range(kept[0].number, 2001))
+    assert 5 < len(kept) < 2000
+    assert sum(len(events.line_of(each)) for each in kept) < 64 * 1024
+    assert [each.number for each in log.after(1999)] == [2000]
+    assert not list(tmp_path.iterdir())
+    first = event_lines.read(events.line_of(kept[0]))
+    assert first is not None
+    assert first.fields["generation"] == kept[0].number - 1

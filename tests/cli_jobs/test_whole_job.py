@@ -1,0 +1,85 @@
+"""A job of several nodes is one job for those who look at it, on whichever node they are."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Start
+
+from relight.core.snapshot import WholeJob
+from relight.host.run_jobs import JobDirectory
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+LIMIT_S = 60.0
+COUNTS = """\
+import os, time
+while True:
+    print("rank", os.environ["RANK"], "counts", flush=True)
+    time.sleep(0.05)
+"""
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_each_node_shows_the_ranks_of_all_nodes(
+    start: Start, relight: Command, script: Callable[[str], Path], tmp_path: Path,
+    variables: dict[str, str],
+) -> None:  # fmt: skip
+    """Their states, their last lines and their logs; a node that is stopped is named, and then the
+    others are shown at once.
+    """
+    flags = ("run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file", "--rdzv-id=whole",
+             f"--rdzv-endpoint={tmp_path}/where", "--rdzv-conf=lost_after=5")  # fmt: skip
+    path, jobs = script(COUNTS), JobDirectory(variables)
+    logged = start(*flags, f"--log-dir={tmp_path}/logs", "--redirects=3", path, variables=variables)
+    plain = start(*flags, path, variables=variables)
+
+    def whole(agent: "subprocess.Popen[bytes]") -> WholeJob | None:
+        return jobs.find_whole(f"train-{agent.pid}")
+
+    for agent in (logged, plain):
+        until(
+            lambda agent=agent: (
+                (job := whole(agent)) is not None
+                and sum(len(node.ranks) for node in job.nodes) == 4
+            )
+        )
+        found = json.loads(relight("status", "--json", str(agent.pid)).stdout)
+        replicas = found["roles"][0]["replicas"]
+        assert [each["id"] for each in replicas] == [0, 1, 2, 3]
+        assert {each["state"] for each in replicas} == {"RUNNING"}
+    job = whole(logged)
+    assert job is not None
+    own, other = job.nodes
+    for rank in other.ranks[:1]:  # it has no files, and its agent is another one
+        until(
+            lambda rank=rank: re.search(
+                f"^rank {rank.rank} counts$",
+                relight("logs", f"{logged.pid}/default/{rank.rank}").stdout,
+                re.MULTILINE,
+            )
+        )
+    for rank in own.ranks[:1]:  # the files of another agent are on this host
+        text = relight("logs", f"{plain.pid}/default/{rank.rank}").stdout
+        assert f"rank {rank.rank} counts" in text
+    os.kill(plain.pid, signal.SIGSTOP)
+    job = whole(logged)
+    assert job is not None
+    assert (len(job.nodes), len(job.silent)) in ((1, 1), (1, 0))  # 0: it is the coordinator itself
+    text = relight("status", str(logged.pid)).stdout
+    assert "no answer from" in text or "the coordinator does not answer" in text
+    os.kill(plain.pid, signal.SIGCONT)
+    logged.send_signal(signal.SIGTERM)
+    assert logged.wait(LIMIT_S) == 128 + signal.SIGTERM

@@ -1,0 +1,82 @@
+"""Lines of the event log: read, chosen and shown."""
+
+import pytest
+
+from relight import events
+from relight.core import event_lines
+from relight.core.event_lines import Line, Selection
+
+LOG = [
+    events.Formed(0, 0, 1, 2, 4, "10.0.0.1", 1234, "start"),
+    events.WorkerStarted(0, 2, 70),
+    events.WorkerStarted(1, 3, 71),
+    events.RanksSlow((3,), ("b",), 0.3, 0.2, 1.7e9, "rank 3 is slow"),
+    events.WorkerExited(1, -9),
+    events.WorkerExited(0, -15),
+    events.Formed(1, 1, 0, 2, 4, "10.0.0.1", 1235, "rank 3 was killed"),
+    events.WorkerStarted(0, 0, 80),
+    events.WorkerStarted(1, 1, 81),
+    events.WorkerExited(1, 0),
+]
+
+
+def lines() -> list[Line]:
+    texts = [events.line_of(events.Recorded(n, n, 100.0 + n, e)) for n, e in enumerate(LOG)]
+    found = [event_lines.read(text) for text in texts]
+    return [line for line in found if line is not None]
+
+
+@pytest.mark.parametrize("number", range(len(LOG)))
+def test_a_line_is_the_event_that_was_written(number: int) -> None:
+    assert event_lines.event_of(lines()[number]) == LOG[number]
+
+
+@pytest.mark.parametrize(
+    ("names", "since", "rank", "expected"),
+    [
+        ((), None, None, list(range(10))),
+        (("Formed",), None, None, [0, 6]),
+        ((), 107.5, None, [8, 9]),
+        ((), None, 3, [2, 3, 4]),
+        ((), None, 2, [1, 5]),
+        ((), None, 1, [8, 9]),
+        (("WorkerExited",), 105.0, 2, [5]),
+        ((), None, 9, []),
+    ],
+)  # fmt: skip
+def test_lines_are_chosen_by_event_time_and_rank(
+    names: tuple[str, ...], since: float | None, rank: int | None, expected: list[int]
+) -> None:
+    """A rank is found by what started it, also in events that name the local rank only; after a
+    restart, a rank may be on another node.
+    """
+    selection = Selection(frozenset(names), since, rank)
+    assert [n for n, line in enumerate(lines()) if selection.wants(line)] == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "7", "{", "{}", '{"event": 7, "t": 1, "time": 1}', '{"event": "Ended"}',
+             '{"event": "Ended", "t": "x", "time": 1}',
+             '{"v": "1", "event": "E", "t": 1, "time": 1}'],
+)  # fmt: skip
+def test_what_is_no_line_of_an_event_log_is_skipped(text: str) -> None:
+    assert event_lines.read(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ('{"v": 1, "t": 1, "time": 1, "event": "Ended", "exit_code": 3, "reason": "x\\u001b[1m"}',
+         "Ended            the job ends with exit code 3: x\ufffd[1m"),
+        ('{"v": 2, "t": 1, "time": 1, "event": "Moved", "to": "b", "at": 3}',
+         'Moved            at=3 to="b"'),
+        ('{"v": 2, "t": 1, "time": 1, "event": "Ended", "code": 3}', "Ended            code=3"),
+        ('{"t": 1, "time": 1, "event": "WorkersFrozen", "frozen": true}',
+         "WorkersFrozen    the workers are frozen: their lease has expired"),
+    ],
+)  # fmt: skip
+def test_lines_of_other_versions_are_shown_as_they_are(text: str, shown: str) -> None:
+    """And no line can do anything to a terminal."""
+    line = event_lines.read(text)
+    assert line is not None
+    assert event_lines.shown(line) == shown

@@ -1,0 +1,118 @@
+"""The steps of a group that were recorded can be taken again."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+from plays import Table, record, table
+
+from relight import events
+from relight.core import event_lines
+from relight.core.event_lines import Line
+from relight.core.fields import Malformed
+from relight.core.group_replay import Recorder, replay
+from relight.core.group_types import GroupSettings, Received
+from relight.core.messages import NodeReady, WorkerFailed
+
+PLAY = """
+    0 a joins
+    1 -
+    1 b joins
+    -> form 0: a b
+    2 b lost
+    -> stop 0: a
+    2.1 a ready
+    5 c joins
+    -> form 1: a c
+    6 a failed
+    -> stop 1: a c
+    7 a ends
+    7 c ready
+    -> form 2 restart 1: a c
+    8 c leaves
+    -> stop 2: a
+"""
+
+
+def recorded(play: Callable[[Table], object], played: Table) -> list[Line]:
+    """Return the lines of an event log with the steps of a play."""
+    written: list[Line] = []
+
+    def write(event: events.Event) -> None:
+        number = len(written)
+        line = event_lines.read(events.line_of(events.Recorded(number, number, number, event)))
+        assert line is not None
+        written.append(line)
+
+    recorder = Recorder("job", played.settings, played.group._numbers.origin, write)
+    step = played.group.step
+
+    def watched(event: object, now: float) -> object:
+        effects = step(event, now)  # type: ignore[arg-type]
+        recorder.step(event, now, effects)  # type: ignore[arg-type]
+        return effects
+
+    played.group.step = watched  # type: ignore[method-assign, assignment]
+    play(played)
+    return written
+
+
+@pytest.fixture(scope="module")
+def log() -> list[Line]:
+    return recorded(lambda played: played.play(PLAY), table(2, 2))
+
+
+def test_a_replay_has_the_recorded_effects(log: list[Line]) -> None:
+    steps = list(replay(log))
+    assert len(steps) == len(log) - 1
+    assert all(step.recorded is None for step in steps)
+    assert steps[-1].job == "job"
+    assert any("generationformed generation.id.number=2" in e for s in steps for e in s.effects)
+    assert any(step.input.startswith("nodelost b") for step in steps)
+    assert any(step.input == "tick" for step in steps)
+
+
+def test_a_replay_shows_where_other_effects_were_recorded(log: list[Line]) -> None:
+    number = next(n for n, line in enumerate(log) if line.fields.get("effects"))
+    text = json.loads(log[number].text)
+    text["effects"].pop()
+    other = event_lines.read(json.dumps(text))
+    assert other is not None
+    steps = list(replay([*log[:number], other, *log[number + 1 :]]))
+    differing = [step for step in steps if step.recorded is not None]
+    assert [step.number for step in differing] == [number]
+    assert len(differing[0].recorded or ()) == len(differing[0].effects) - 1
+
+
+def test_a_failure_with_all_that_is_known_of_it_is_replayed() -> None:
+    """What a node tells of its workers goes through the codec of messages, and decides the same."""
+    played = Table(GroupSettings(1, 1, 0))
+
+    def play(played: Table) -> None:
+        played.play("0 a joins\n-> form 0: a")
+        failed = record(host="a")._replace(last_lines=("x\x1b[0m" * 30,), evidence="out of memory")
+        formed = played.last["a"].generation.id
+        played.step(Received("a", WorkerFailed(formed, "a worker failed on a")))
+        played.step(Received("a", NodeReady(formed, 0, (failed,), ())))
+
+    steps = list(replay(recorded(play, played)))
+    assert "jobended exit_code=7" in steps[-1].effects[0]
+    assert all(step.recorded is None for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"input": None}, "step 1 has no input"),
+        ({"now": "x"}, "step 1 has no time"),
+        ({"input": {"type": "received", "node": "a", "message": {"type": "bogus"}}},
+         "step 1: no message of type 'bogus'"),
+        ({"job": "other"}, "step 1 is of a group whose beginning is not in the log"),
+    ],
+)  # fmt: skip
+def test_a_log_that_does_not_hold_the_steps_is_refused(
+    log: list[Line], changes: dict[str, object], why: str
+) -> None:
+    broken = log[1]._replace(fields={**log[1].fields, **changes})
+    with pytest.raises(Malformed, match=why):
+        list(replay([log[0], broken]))

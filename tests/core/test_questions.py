@@ -1,0 +1,141 @@
+"""Questions to all nodes of a job: who is asked, and what the askers get."""
+
+from typing import Any
+
+import pytest
+from fuzzing import Chance, fuzzed
+
+from relight.core import fields
+from relight.core.group_types import GroupSettings, Received, Send
+from relight.core.messages import Answer, AskNodes, FromCoordinator, Join, NodeAnswered, Question
+from relight.core.questions import Questions
+from relight.group import Group
+from relight.host.loop import Loop
+
+
+def join(node: str, *, answers: bool = True) -> Join:
+    return Join(
+        node, f"host-{node}", "", 1, "default", -1, 1, 3, 0, {}, None, answers=answers
+    )  # fmt: skip
+
+
+def told(sends: list[Send]) -> list[tuple[str, str, str | None, int]]:
+    return [
+        (node, message.host, message.answer, message.left)
+        for node, message in sends
+        if isinstance(message, NodeAnswered)
+    ]
+
+
+def test_all_nodes_are_asked_and_the_asker_gets_each_answer() -> None:
+    questions = Questions()
+    number, sends = questions.ask("a", "", map(join, "ab"))
+    assert sends == [Send("a", Question(number, "")), Send("b", Question(number, ""))]
+    assert not questions.answer("b", Answer(number, "B"))
+    assert told(questions.answer("a", Answer(number, "A"))) == [
+        ("a", "host-a", "A", 1),
+        ("a", "host-b", "B", 0),
+    ]
+    assert not questions.close(number)
+
+
+def test_a_node_that_does_not_answer_in_time_is_named() -> None:
+    questions = Questions()
+    number, _ = questions.ask("a", "", map(join, "ab"))
+    questions.answer("a", Answer(number, "A"))
+    assert told(questions.close(number))[1] == ("a", "host-b", None, 0)
+    assert not questions.answer("b", Answer(number, "late"))
+
+
+def test_who_asks_what_is_open_already_gets_the_same_answers() -> None:
+    questions = Questions()
+    number, _ = questions.ask("a", "", map(join, "ab"))
+    assert questions.ask("b", "", map(join, "ab")) == (number, [])
+    other, sends = questions.ask("b", "{}", map(join, "ab"))
+    assert other != number
+    assert len(sends) == 2
+    questions.answer("a", Answer(number, "A"))
+    assert {node for node, *_ in told(questions.answer("b", Answer(number, "B")))} == {"a", "b"}
+
+
+def test_a_node_of_an_older_version_is_not_asked_and_is_named() -> None:
+    questions = Questions()
+    number, sends = questions.ask("a", "", [join("a"), join("old", answers=False)])
+    assert [node for node, _ in sends] == ["a"]
+    assert told(questions.answer("a", Answer(number, "A")))[1] == ("a", "host-old", None, 0)
+
+
+def test_answers_that_nobody_asked_for_are_dropped() -> None:
+    questions = Questions()
+    number, _ = questions.ask("a", "", map(join, "ab"))
+    assert not questions.answer("c", Answer(number, "C"))
+    assert not questions.answer("b", Answer(number + 1, "C"))
+    assert not questions.answer("b", Answer(number, "first"))
+    assert not questions.answer("b", Answer(number, "second"))
+    assert told(questions.answer("a", Answer(number, "A")))[1][2] == "first"
+
+
+def test_answers_do_not_fill_the_connection_of_the_asker() -> None:
+    questions, nodes = Questions(), [f"n{number}" for number in range(100)]
+    number, _ = questions.ask("n0", "", map(join, nodes))
+    for node in nodes:
+        answered = told(questions.answer(node, Answer(number, "x" * fields.MAX_ANSWER)))
+    assert 0 < sum(len(answer or "") for _, _, answer, _ in answered) <= 8 << 20
+    assert len(answered) == len(nodes)
+
+
+def test_few_questions_are_open_at_a_time() -> None:
+    questions = Questions()
+    numbers = [questions.ask("a", f"{each}", [join("a")])[0] for each in range(20)]
+    assert numbers.count(-1) == 12
+    assert not questions.ask("a", "another", [join("a")])[1]
+    questions.answer("a", Answer(numbers[0], ""))
+    assert questions.ask("a", "another", [join("a")])[1]
+
+
+def test_a_thousand_nodes_are_asked_and_answer() -> None:
+    questions, nodes = Questions(), [f"n{number}" for number in range(1000)]
+    number, sends = questions.ask("n0", "", map(join, nodes))
+    answered: list[Any] = []
+    for node in nodes:
+        answered = told(questions.answer(node, Answer(number, "x" * 1000)))
+    assert (len(sends), len(answered)) == (1000, 1000)
+
+
+@pytest.fixture
+def group() -> Group:
+    """A group of two nodes, of which one is of an older version."""
+    group = Group(Loop(), GroupSettings(1, 3, 0))
+    for each in (join("a"), join("old", answers=False)):
+        group.recipients[each.node] = lambda _: None
+        group.step(Received(each.node, each))
+    return group
+
+
+def test_only_members_of_the_job_may_ask(group: Group) -> None:
+    heard = list[FromCoordinator]()
+    group.recipients |= dict.fromkeys(("a", "stranger"), heard.append)
+    group.step(Received("stranger", AskNodes("")))
+    assert not heard
+    group.step(Received("a", AskNodes("")))
+    assert heard == [Question(1, "")]
+    group.step(Received("a", Answer(1, "A")))
+    assert [each.host for each in heard[1:] if isinstance(each, NodeAnswered)] == [
+        "host-a",
+        "host-old",
+    ]
+
+
+@fuzzed
+def test_nothing_that_a_node_asks_or_answers_breaks_the_group(chance: Chance) -> None:
+    questions = Questions()
+    for _ in range(chance.randrange(12)):
+        node = chance.choice("abc")
+        if chance.random() < 0.4:
+            sends = questions.ask(node, chance.choice(["", "x"]), map(join, "ab"))[1]
+        elif chance.random() < 0.8:
+            sends = questions.answer(node, Answer(chance.randrange(4), chance.choice(["", "y"])))
+        else:
+            sends = questions.close(chance.randrange(4))
+        for _, message in sends:
+            fields.message(FromCoordinator, fields.to_json(message))

@@ -1,0 +1,114 @@
+"""The lane of a node, from its events."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from relight.core import timeline
+from relight.core.timeline import Bar, GenerationRow, Happened, Mark, Record
+from relight.events import (
+    Ended,
+    Event,
+    Formed,
+    GroupStopped,
+    Restarting,
+    SignalReceived,
+    WorkerExited,
+    WorkersFrozen,
+    WorkerStarted,
+)
+
+
+def formed(number: int, nodes: int = 1, cause: str = "start") -> Formed:
+    return Formed(number, 0, 0, nodes, 2 * nodes, "n1", 1, cause)
+
+
+def records(*events: Event) -> list[Record]:
+    """The first is at 1, each of the others a second later."""
+    return [Record(float(at), event) for at, event in enumerate(events, 1)]
+
+
+START = (formed(0), WorkerStarted(0, 0, 11), WorkerStarted(1, 1, 12))
+FAILS = (WorkerExited(1, 1), WorkerExited(0, -15))
+
+
+def phases(*events: Event) -> list[tuple[int, str, float, float | None]]:
+    return [tuple(bar) for bar in timeline.lane(records(*events), 0.0).bars]
+
+
+def test_a_restart_is_a_bar_a_phase() -> None:
+    assert phases(*START, *FAILS, formed(1), WorkerStarted(0, 0, 13)) == [
+        (-1, "waiting", 0.0, 1.0),
+        (0, "spawn", 1.0, 3.0),
+        (0, "running", 3.0, 4.0),
+        (0, "teardown", 4.0, 5.0),
+        (0, "waiting", 5.0, 6.0),
+        (1, "spawn", 6.0, 7.0),
+        (1, "running", 7.0, None),
+    ]
+
+
+def test_only_the_worker_that_failed_is_marked() -> None:
+    """Those that were stopped because of it are not."""
+    marks = timeline.lane(records(*START, *FAILS), 0.0).marks
+    assert marks == (Mark(4.0, "failure", "local rank 1 exited with code 1"),)
+
+
+@pytest.mark.parametrize(
+    ("events", "last"),
+    [
+        ((GroupStopped(0, "a node came"),), Bar(0, "teardown", 4.0, None)),
+        ((SignalReceived(15),), Bar(0, "teardown", 4.0, None)),
+        ((WorkersFrozen(True),), Bar(0, "frozen", 4.0, None)),
+        ((WorkersFrozen(True), WorkersFrozen(False)), Bar(0, "running", 5.0, None)),
+        ((WorkerExited(0, 0), WorkerExited(1, 0)), Bar(0, "waiting", 5.0, None)),
+        ((WorkerExited(0, 0), Ended(0, "ok")), Bar(0, "running", 3.0, 5.0)),
+    ],
+    ids=["stopped", "signal", "frozen", "thawed", "done", "ended"],
+)
+def test_what_happens_to_running_workers(events: tuple[Event, ...], last: Bar) -> None:
+    assert timeline.lane(records(*START, *events), 0.0).bars[-1] == last
+
+
+def test_nodes_that_come_and_leave_are_marked() -> None:
+    found = timeline.lane(
+        records(formed(0, 2), formed(1, 1, "gpu-02 was lost"), formed(2, 3, "two came")), 0.0
+    )
+    assert [(mark.kind, mark.text) for mark in found.marks] == [
+        ("departure", "2 -> 1 nodes: gpu-02 was lost"),
+        ("arrival", "1 -> 3 nodes: two came"),
+    ]
+
+
+def test_generations_end_where_the_next_begins() -> None:
+    rows = timeline.generations(records(*START, *FAILS, formed(1, 1, "why"), Ended(0, "ok")))
+    assert rows == [
+        GenerationRow(0, 1.0, 6.0, 1, 2, "start"),
+        GenerationRow(1, 6.0, 7.0, 1, 2, "why"),
+    ]
+
+
+def test_a_failure_that_all_nodes_tell_is_told_once() -> None:
+    early = [Record(5.0, Restarting(1, 3, "rank 1 raised")), Record(9.0, Ended(1, "too often"))]
+    late = [Record(5.5, Restarting(1, 3, "rank 1 raised"))]
+    assert timeline.failures([late, early]) == [
+        Happened(5.0, "restart 1: rank 1 raised"),
+        Happened(9.0, "the end, exit code 1: too often"),
+    ]
+    assert not timeline.failures([[Record(1.0, Ended(0, "all succeeded"))]])
+
+
+EVENTS = some.sampled_from(
+    [formed(0), formed(1, 2), *START, *FAILS, WorkerExited(0, 0), GroupStopped(0, ""),
+     WorkersFrozen(True), WorkersFrozen(False), SignalReceived(2), Ended(1, "x"), Ended(0, "y")]
+)  # fmt: skip
+
+
+@given(some.lists(some.tuples(some.floats(0, 100), EVENTS), max_size=30))
+def test_bars_follow_each_other_without_gaps_whatever_a_log_says(
+    found: list[tuple[float, Event]],
+) -> None:
+    """A clock may step back, and events may be missing."""
+    bars = timeline.lane([Record(at, event) for at, event in found], 50.0).bars
+    assert all(bar.ended is not None for bar in bars[:-1])
+    assert all(bar.ended is None or bar.ended >= bar.began for bar in bars)

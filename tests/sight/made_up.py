@@ -1,0 +1,92 @@
+"""A look at a job of many nodes that is made up: for tests and pictures of the page."""
+
+import math
+from typing import Any
+
+STARTED = 1_767_262_800.0
+"""2026-01-01 10:20 UTC."""
+_LASTS_S = 3900.0
+_CAUSES = (
+    "start",
+    "rank 201 raised OutOfMemoryError: CUDA out of memory at /home/u/llama/model.py:88 (pid 4201 "
+    "on gpu-04); restart 1 of 10",
+    "gpu-08 was lost: no heartbeat for 1.3 s",
+    "gpu-08 came back",
+)
+_GENERATIONS = ((0, 0.0, 1500.0, 16), (1, 1506.0, 2320.0, 16), (2, 2324.0, 2900.0, 15),
+                (3, 2905.0, None, 16))  # fmt: skip
+_STARTING = (("rendezvous", 0.4), ("spawn", 0.2), ("import", 9.0), ("init", 3.0),
+             ("first step", 5.0))  # fmt: skip
+_LOST_S = 130.0
+
+
+def look(nodes: int = 16, ranks: int = 1000) -> dict[str, Any]:
+    """Return what a page shows of a job that has lost a node and restarted once."""
+    now = STARTED + _LASTS_S
+    per_node = math.ceil(ranks / nodes)
+    return {
+        "job": {
+            "id": "llama-7b-2711", "name": "llama-7b", "host": "gpu-01", "pid": 2711,
+            "command": "train.py --config configs/7b.yaml --lr 3e-4 --hub-token <hidden>",
+            "directory": "/home/u/llama", "started": STARTED, "taken": now, "generation": 3,
+            "restart": 1, "max_restarts": 10, "nodes": nodes, "world_size": ranks,
+            "shown_state": "running", "over": False, "mood": "", "step": 18345, "rate": 5.21,
+            "notice": f"generation 3: {_CAUSES[3]}",
+        },
+        "lanes": [_lane(node) for node in range(nodes)],
+        "generations": [
+            {"number": n, "began": STARTED + began, "ended": None if end is None else STARTED + end,
+             "nodes": size, "ranks": size * per_node, "cause": _CAUSES[n]}
+            for n, began, end, size in _GENERATIONS
+        ],
+        "failures": [{"at": STARTED + 1506, "text": f"restart 1: {_CAUSES[1]}"}],
+        "ranks": [_row(rank, per_node) for rank in range(ranks)],
+        "goodput": {
+            "share": 0.914,
+            "phases": {"productive": 3565.0, "lost": 260.0, "detect": 2.1, "teardown": 4.0,
+                       "rendezvous": 1.9, "spawn": 0.8, "import": 36.0, "init": 12.0,
+                       "first step": 18.2},
+            "mttr": 14.2, "mtbf": 1950.0,
+        },
+        "actions": ["stacks", "cancel"],
+        "events": [
+            {"n": n, "at": STARTED + 2905 + n / 10, "node": f"gpu-{n % nodes + 1:02}",
+             "event": "WorkerStarted", "text": f"rank {n} (local rank {n % 8}) is pid {4000 + n}"}
+            for n in range(60)
+        ],
+    }  # fmt: skip
+
+
+def _lane(node: int) -> dict[str, Any]:
+    bars: list[list[Any]] = []
+    marks: list[list[Any]] = []
+    for number, began, ended, _ in _GENERATIONS:
+        if number == 2 and node == 7:
+            continue
+        at = STARTED + began
+        for phase, seconds in _STARTING:
+            bars.append([number, phase, at, at + seconds])
+            at += seconds
+        end = None if ended is None else STARTED + ended
+        if end is None:
+            bars.append([number, "productive", at, None])
+        else:
+            bars.append([number, "productive", at, end - _LOST_S])
+            bars.append([number, "lost", end - _LOST_S, end])
+            bars.append([number, "teardown", end, end + 2])
+    if node == 0:
+        marks += [[STARTED + 640.0 * k, "checkpoint", f"step {k * 3000}"] for k in range(1, 7)]
+    if node == 3:
+        marks.append([STARTED + 1500, "failure", "local rank 9 exited with code 1"])
+    if node == 7:
+        marks += [[STARTED + 2320, "departure", "gpu-08 was lost"],
+                  [STARTED + 2900, "arrival", "gpu-08 came back"]]  # fmt: skip
+    return {"name": f"gpu-{node + 1:02}", "bars": bars, "marks": marks}
+
+
+def _row(rank: int, per_node: int) -> list[Any]:
+    wave = math.sin(rank * 12.9898) / 2 + 0.5
+    line = f"step 18345, loss {2.1 + wave / 10:.4f}, lr 3.0e-04, grad_norm {wave:.3f}"
+    return [rank, rank // per_node, f"gpu-{rank // per_node + 1:02}", "running", None, 4000 + rank,
+            18345 - int(wave * 1.2), 5.2 + wave / 30, 1 + wave / 8, int(6e9 + wave * 5e8),
+            line]  # fmt: skip

@@ -1,0 +1,269 @@
+"""Who gets an answer from a status page, by raw requests."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import pytest
+
+from relight.errors import MachineError
+from relight.sight.page import server as page_server
+from relight.sight.page.server import PageServer, Served
+
+TOKEN = "not-to-be-guessed"
+LIMIT_S = 20.0
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: str
+
+
+class Page:
+    """A page of a job that is made up, and what was done with it."""
+
+    def __init__(self, token: str) -> None:
+        self.done: list[str] = []
+        self.state: dict[str, Any] = {"job": {"name": "train", "taken": 1}, "ranks": [[0, "a"]]}
+        actions = {"stacks": lambda: self.do("stacks"), "cancel": lambda: self.do("cancel")}
+        served = Served(lambda: dict(self.state), self.output, self.metrics, actions)
+        self.server = PageServer("127.0.0.1", 0, token, served)
+        self.port = self.server.port
+        run = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
+        run.start()
+
+    def do(self, what: str) -> str:
+        self.done.append(what)
+        return f"{what} done"
+
+    def output(self, rank: int, stream: str) -> str:
+        return f"{stream} of {rank}: <b>bold</b>"
+
+    def metrics(self) -> tuple[str, bytes]:
+        raise MachineError("no metrics", hint="install them")
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), LIMIT_S)
+
+    def ask(self, what: str = "GET /state", **headers: str) -> Answer:
+        """Send a request; `Host` is the right one unless given."""
+        every = {"Host": f"127.0.0.1:{self.port}", **headers}
+        lines = [f"{what} HTTP/1.1", *(f"{k.replace('_', '-')}: {v}" for k, v in every.items())]
+        with self.connect() as connection:
+            connection.sendall("\r\n".join([*lines, "", ""]).encode())
+            return parsed(connection)
+
+    def act(self, what: str, **headers: str) -> Answer:
+        """Send what the page itself sends, unless said otherwise."""
+        own = {"Origin": f"http://127.0.0.1:{self.port}", "Authorization": f"Bearer {TOKEN}"}
+        return self.ask(f"POST /{what}", **{**own, **headers})
+
+
+def parsed(connection: socket.socket) -> Answer:
+    data = b""
+    while more := connection.recv(65536):
+        data += more
+    head, _, body = data.decode().partition("\r\n\r\n")
+    first, *rest = head.split("\r\n")
+    pairs = (line.split(": ", 1) for line in rest)
+    return Answer(int(first.split()[1]), {k.lower(): v for k, v in pairs}, body)
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    made = Page(TOKEN)
+    yield made
+    made.server.shutdown()
+    made.server.server_close()
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.1:1", "localhost:80", "[::1]:80", "10.0.0.7", "LOCALHOST."]
+)
+def test_an_address_or_localhost_may_be_the_name_of_the_server(page: Page, host: str) -> None:
+    assert page.ask(Host=host).status == 200
+
+
+@pytest.mark.parametrize("what", ["GET /", "GET /state", "GET /stream", "GET /metrics"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example",
+             "", "127.0.0.1@evil.example"]
+)  # fmt: skip
+def test_a_name_of_another_site_that_leads_here_is_refused(
+    page: Page, what: str, host: str
+) -> None:
+    """DNS rebinding: the browser of a user reads this server for a page of evil.example."""
+    answer = page.ask(what, Host=host)
+    assert answer.status == 421
+    assert "train" not in answer.body
+
+
+def test_a_request_without_the_name_of_the_server_is_refused(page: Page) -> None:
+    with page.connect() as connection:
+        connection.sendall(b"GET /state HTTP/1.0\r\n\r\n")
+        assert parsed(connection).status == 421
+
+
+@pytest.mark.parametrize("what", ["/state", "/stream", "/metrics", "/output?rank=0", "/page.js"])
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_site_can_read_nothing(page: Page, what: str, site: str) -> None:
+    assert page.ask(f"GET {what}", Sec_Fetch_Site=site).status == 403
+
+
+def test_a_link_on_another_site_can_open_the_page(page: Page) -> None:
+    assert page.ask("GET /", Sec_Fetch_Site="cross-site").status == 200
+
+
+@pytest.mark.parametrize("what", ["GET /", "GET /state", "GET /nothing", "POST /x", "BREW /"])
+def test_every_answer_forbids_what_a_browser_may_forbid(page: Page, what: str) -> None:
+    """Neither scripts nor styles in the page or from elsewhere, no frames, no guesses, no referrer,
+    no cache; and no permission for other origins (CORS).
+    """
+    headers = page.ask(what).headers
+    policy = dict(part.strip().split(" ", 1) for part in
+                  headers["content-security-policy"].split(";"))  # fmt: skip
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["cache-control"] == "no-store"
+    assert not any(name.startswith("access-control") for name in headers)
+    assert headers["server"] == "relight"
+
+
+def test_the_page_has_no_script_or_style_inside_and_asks_nobody_else(page: Page) -> None:
+    """So that the policy can forbid them."""
+    assets = files("relight.sight.page") / "assets"
+    html = (assets / "index.html").read_text()
+    assert "<style" not in html and " style=" not in html and " onclick" not in html
+    assert html.count("<script") == 1 and '<script src="page.js"' in html
+    for name in ("index.html", "page.js", "page.css"):
+        text = (assets / name).read_text()
+        assert "https://" not in text and "http://" not in text, name
+        assert "innerHTML" not in text and "insertAdjacentHTML" not in text, name
+        assert page.ask(f"GET /{name if name != 'index.html' else ''}").body == text
+
+
+def test_stacks_and_cancel_need_the_token(page: Page) -> None:
+    assert page.act("stacks")[0::2] == (200, "stacks done")
+    assert page.act("cancel").status == 200
+    assert page.done == ["stacks", "cancel"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"Authorization": "Bearer guess"}, {"Authorization": TOKEN}, {"Authorization": ""},
+     {"Authorization": f"Basic {TOKEN}"}, {"Authorization": "Bearer \u00e4"}],
+)  # fmt: skip
+def test_a_wrong_token_does_nothing(page: Page, wrong: dict[str, str]) -> None:
+    assert page.act("cancel", **wrong).status == 401
+    assert not page.done
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "", "https://127.0.0.1", "http://127.0.0.1:1"]
+)
+def test_another_site_can_do_nothing_even_with_the_token(page: Page, origin: str) -> None:
+    assert page.act("cancel", Origin=origin).status == 403
+    assert page.act("cancel", Host="evil.example", Origin="http://evil.example").status == 421
+    assert not page.done
+
+
+def test_reading_an_address_never_acts(page: Page) -> None:
+    assert page.ask("GET /cancel", Authorization=f"Bearer {TOKEN}").status == 404
+    assert page.act("cancel?x=1").status == 200  # a query is no other action
+    assert page.act("nothing").status == 404
+    assert page.ask("PUT /cancel", Authorization=f"Bearer {TOKEN}").status == 501
+    assert page.done == ["cancel"]
+
+
+def test_a_page_without_a_token_is_read_only() -> None:
+    page = Page("")
+    try:
+        for token in ("", "Bearer ", f"Bearer {TOKEN}"):
+            assert page.act("cancel", Authorization=token).status == 403
+        assert page.ask().status == 200
+        assert not page.done
+    finally:
+        page.server.shutdown()
+        page.server.server_close()
+
+
+def test_a_long_body_is_refused_unread(page: Page) -> None:
+    assert page.act("cancel", Content_Length="1000000000").status == 413
+    assert page.act("cancel", Content_Length="-1").status == 413
+    assert not page.done
+
+
+def test_output_is_plain_text(page: Page) -> None:
+    """A browser that opens it shows the markup of a worker, and does not follow it."""
+    answer = page.ask("GET /output?rank=3&stream=stderr")
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.body == "stderr of 3: <b>bold</b>"
+    for query in ("", "?rank=x", "?rank=-1", "?rank=1&stream=../x", "?rank=99999999999999"):
+        assert page.ask(f"GET /output{query}").status == 400
+
+
+def test_what_can_not_be_done_is_told_with_the_remedy(page: Page) -> None:
+    answer = page.ask("GET /metrics")
+    assert (answer.status, answer.body) == (503, "no metrics\nhint: install them\n")
+
+
+@pytest.mark.parametrize("path", ["/../page.js", "/assets/page.js", "//evil.example/", "/%2e%2e/x"])
+def test_there_are_no_other_files(page: Page, path: str) -> None:
+    assert page.ask(f"GET {path}").status in (400, 404)
+
+
+def events(connection: socket.socket) -> Iterator[dict[str, Any]]:
+    with connection.makefile("r", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("data: "):
+                yield json.loads(line.removeprefix("data: "))
+
+
+def test_a_stream_sends_all_and_then_what_has_changed(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_server, "_EVERY_S", 0.01)
+    with page.connect() as connection:
+        connection.sendall(f"GET /stream HTTP/1.1\r\nHost: localhost:{page.port}\r\n\r\n".encode())
+        stream = events(connection)
+        assert next(stream) == {**page.state, "full": True}
+        page.state["ranks"] = [[0, "a"], [1, "b"]]
+        assert next(stream) == {"ranks": [[1, "b"]]}
+        page.state["ranks"] = [[1, "b"]]
+        page.server.closing.set()  # the last state is sent before the end
+        assert list(stream) == [{"gone": [0]}]
+
+
+def test_more_browsers_than_the_limit_are_told_so(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = 0
+    while page.server.streams.acquire(blocking=False):
+        held += 1
+    answer = page.ask("GET /stream")
+    assert answer.status == 503
+    assert f"{held} browsers" in answer.body
+    assert page.ask("GET /state").status == 200
+
+
+def test_connections_above_the_limit_are_closed(page: Page) -> None:
+    """So that nobody makes the page take all memory of the node; the others are served."""
+    idle = [page.connect() for _ in range(page_server._MOST_CONNECTIONS)]
+    try:
+        with page.connect() as one_more:
+            one_more.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            try:
+                assert one_more.recv(1) == b""
+            except ConnectionResetError:
+                pass
+    finally:
+        for each in idle:
+            each.close()

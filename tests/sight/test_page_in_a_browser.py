@@ -1,0 +1,262 @@
+"""The status page in a real browser: headless Chromium, driven by Playwright.
+
+Skipped where either is missing (Debian: apt-get install chromium; pip install playwright).
+`python -m tests.sight.test_page_in_a_browser DIRECTORY` takes the pictures of the docs.
+"""
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.sight.page import server as page_server
+from relight.sight.page.server import PageServer, Served
+
+from .made_up import look
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+expect = playwright.expect
+
+CHROMIUM = shutil.which("chromium") or ""
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed"),
+]
+TOKEN = "not-to-be-guessed"
+MARKUP = "<img src=x onerror=document.title='bad'><script>document.title='bad'</script>"
+# Without a sandbox: tests may run as root. The others keep it from calling its maker's servers.
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update",
+]  # fmt: skip
+
+
+class Job:
+    """A job that is made up, which a page shows."""
+
+    def __init__(self) -> None:
+        self.state = look()
+        self.done: list[str] = []
+        actions = {"stacks": lambda: f"all ranks: in all_reduce {MARKUP}", "cancel": self.cancel}
+        served = Served(lambda: dict(self.state), self.output, lambda: ("text/plain", b""), actions)
+        self.server = PageServer("127.0.0.1", 0, TOKEN, served)
+        self.address = f"http://127.0.0.1:{self.server.port}/"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def output(self, rank: int, stream: str) -> str:
+        return f"{stream} of {rank} {MARKUP}"
+
+    def cancel(self) -> str:
+        self.done.append("cancel")
+        return "cancelled"
+
+    def change(self, **parts: Any) -> None:
+        self.state = {**self.state, **parts}
+
+    def change_job(self, **fields: Any) -> None:
+        self.change(job={**self.state["job"], **fields})
+
+    def close(self) -> None:
+        self.server.closing.set()
+        self.server.shutdown()
+        self.server.server_close()
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    monkeypatch.setattr(page_server, "_EVERY_S", 0.05)
+    made = Job()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield opened
+        opened.close()
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+def open_page(browser: Any, job: Job) -> Iterator[Open]:
+    """Open the page; at the end, it must have written no error and asked nobody else."""
+    contexts: list[Any] = []
+    wrong: list[str] = []
+
+    def run(after: str = f"#token={TOKEN}", **options: Any) -> Any:
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("request", lambda request: wrong.append(request.url)
+                if not request.url.startswith(job.address) else None)  # fmt: skip
+        page.goto(job.address + after)
+        page.wait_for_selector("#rank-rows button")
+        return page
+
+    yield run
+    for context in contexts:
+        context.close()
+    assert not wrong
+
+
+def rows(page: Any) -> list[str]:
+    return [
+        row.split("\t")[0] for row in page.locator("#rank-rows tr:not(.space)").all_inner_texts()
+    ]
+
+
+def test_a_job_is_seen_live_through_a_restart(open_page: Open, job: Job) -> None:
+    page = open_page()
+    assert page.title() == "running · llama-7b · relight"
+    assert page.locator("#link").inner_text() == "live"
+    assert page.locator("#tiles").inner_text().split("\n")[-2:] == ["Step", "18345 5.21 /s"]
+    job.change_job(generation=4, restart=2, notice="generation 4: rank 3 raised ValueError: x")
+    lane = {
+        "name": "gpu-01",
+        "bars": [[4, "import", job.state["job"]["started"], None]],
+        "marks": [],
+    }
+    job.change(lanes=[lane], failures=[{"at": 1.0, "text": f"restart 2: {MARKUP}\nTraceback"}])
+    expect(page.locator("#tiles")).to_contain_text("2 of 10")
+    assert page.locator("#notice").inner_text() == "generation 4: rank 3 raised ValueError: x"
+    assert MARKUP in page.locator("#failures").inner_text()
+    assert page.locator(".track i.p-import").count() == 1
+    job.change_job(shown_state="failed", over=True, mood="bad", notice="exit code 1: x")
+    expect(page).to_have_title("failed · llama-7b · relight")
+    job.server.closing.set()
+    expect(page.locator("#link")).to_have_text("the job is over")
+
+
+def test_a_thousand_ranks_are_found_sorted_and_scrolled(open_page: Open, job: Job) -> None:
+    """Only those in view are in the document."""
+    ranks = [list(row) for row in job.state["ranks"]]
+    ranks[700][3], ranks[700][10] = "failed (1)", MARKUP
+    job.change(ranks=ranks)
+    page = open_page()
+    assert page.locator("#count").inner_text() == "1000 ranks"
+    assert page.locator("#rank-table").get_attribute("aria-rowcount") == "1001"
+    assert rows(page)[:3] == ["0", "1", "2"]
+    assert len(rows(page)) < 60
+    page.locator("#rank-heads button", has_text="Rank").click()
+    assert rows(page)[0] == "999"
+    assert page.locator("#rank-heads th").first.get_attribute("aria-sort") == "descending"
+    page.evaluate("document.querySelector('#rank-scroll').scrollTop = 1e6")
+    page.wait_for_selector("[data-rank='0']")
+    page.locator("#states").select_option("failed")
+    assert rows(page) == ["700"]
+    assert page.locator("#count").inner_text() == "1 of 1000 ranks"
+    assert page.locator("#rank-rows td.last").inner_text() == MARKUP
+    page.locator("#states").select_option("")
+    page.locator("#find").fill("gpu-03 rank:130")
+    assert rows(page) == ["130"]
+    page.locator("#find").fill("")
+    # Each is drawn anew within half a second, on a machine that does much else.
+    assert page.evaluate(TWENTY_SEARCHES) < 20 * 500
+
+
+def test_the_keyboard_reaches_the_output_of_a_rank(open_page: Open, job: Job) -> None:
+    page = open_page()
+    page.locator("#find").focus()
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.dataset.rank") == "0":
+            break
+    page.keyboard.press("Enter")
+    expect(page.locator("#sheet-text")).to_have_text(f"combined of 0 {MARKUP}")
+    page.keyboard.press("Escape")
+    assert not page.locator("#sheet").is_visible()
+    assert page.evaluate("document.activeElement.dataset.rank") == "0"
+
+
+def test_who_has_the_token_takes_stacks_and_cancels(open_page: Open, job: Job) -> None:
+    """The token leaves the address, so that no picture and no history shows it."""
+    page = open_page()
+    assert page.url == job.address
+    page.locator("#take-stacks").click()
+    expect(page.locator("#sheet-text")).to_have_text(f"all ranks: in all_reduce {MARKUP}")
+    page.locator("#sheet-close").click()
+    page.locator("#cancel").click()
+    page.locator("#ask-no").click()
+    assert not job.done
+    page.locator("#cancel").click()
+    page.locator("#ask-yes").click()
+    expect(page.locator("#sheet-text")).to_have_text("cancelled")
+    assert job.done == ["cancel"]
+    assert page.title() == "running · llama-7b · relight"  # no markup was followed
+
+
+def test_without_the_token_the_page_says_that_it_is_read_only(open_page: Open) -> None:
+    page = open_page("")
+    assert not page.locator("#actions").is_visible()
+    assert page.locator("#read-only").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_on_a_phone_and_can_be_read(open_page: Open, scheme: str) -> None:
+    """Nothing is wider than the screen, and texts have a contrast of 4.5 (WCAG 2.2, 1.4.3)."""
+    page = open_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    poor = page.evaluate(CONTRAST)
+    assert not poor
+
+
+TWENTY_SEARCHES = """() => {
+  const began = performance.now();
+  for (let n = 0; n < 20; n += 1) document.querySelector("#find").dispatchEvent(new Event("input"));
+  return performance.now() - began;
+}"""
+
+CONTRAST = """() => {
+  const parts = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = (c) => c.slice(0, 3).map((v) => v / 255)
+    .map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, n) => sum + v * [0.2126, 0.7152, 0.0722][n], 0);
+  const behind = (each) => {
+    for (let at = each; at; at = at.parentElement) {
+      const found = parts(getComputedStyle(at).backgroundColor);
+      if (found.length < 4 || found[3] > 0) return found;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const each of document.querySelectorAll("body *")) {
+    const text = [...each.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!text || !each.offsetParent || each.closest(".skip, option")) continue;
+    const [a, b] = [light(parts(getComputedStyle(each).color)), light(behind(each))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) poor.push(`${each.id || each.className || each.tagName}: ${ratio.toFixed(2)}`);
+  }
+  return [...new Set(poor)];
+}"""
+
+
+def _take_pictures(directory: Path) -> None:
+    job = Job()
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        for name, width, height, scheme in (
+            ("page-light", 1200, 1150, "light"),
+            ("page-dark", 1200, 1150, "dark"),
+            ("page-phone", 390, 844, "dark"),
+        ):
+            page = browser.new_page(viewport={"width": width, "height": height},
+                                    color_scheme=scheme, timezone_id="UTC")  # fmt: skip
+            page.goto(f"{job.address}#token={TOKEN}")
+            page.wait_for_selector("#rank-rows button")
+            page.screenshot(path=directory / f"{name}.png")
+        browser.close()
+    job.close()
+
+
+if __name__ == "__main__":
+    _take_pictures(Path(sys.argv[1]))

@@ -1,0 +1,115 @@
+"""The status pages of real jobs."""
+
+import os
+import pty
+import signal
+import socket
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Launch, Start
+
+from .conftest import LIMIT_S, Find, read_until, wait_until_closed
+
+FAILS_ONCE = """\
+import os, time
+print("step 1 <b>of</b>", os.environ["RANK"], flush=True)
+if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    time.sleep(1.5)
+    raise ValueError("bad batch, token=hunter2")
+time.sleep(600)
+"""
+WAITS = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n"
+ADDRESS = r"status page: (http://127\.0\.0\.1:\d+/)\n"
+
+
+@pytest.mark.slow
+def test_a_page_shows_a_restart_acts_with_its_token_and_outlives_the_job(
+    start: Start, script: Callable[[str], Path], find: Find
+) -> None:
+    """The page of `--status` ends with the job; the one of `status --web` goes on."""
+    agent = start("run", "--nproc-per-node=2", "--max-restarts=1", "--status=0",
+                  script(FAILS_ONCE))  # fmt: skip
+    assert agent.stderr is not None
+    address = read_until(agent.stderr.fileno(), ADDRESS)[1]  # no terminal: no token
+    state = find(address, lambda each: each["job"]["generation"] == 1 and len(each["ranks"]) == 2)
+    assert state["job"]["restart"] == 1
+    assert "rank 1 raised ValueError: bad batch, token=<hidden>" in state["failures"][0]["text"]
+    (lane,) = state["lanes"]
+    assert [mark[1] for mark in lane["marks"]] == ["failure"]
+    assert [bar[0] for bar in lane["bars"]] == sorted(bar[0] for bar in lane["bars"])
+    assert {"Formed", "WorkerExited", "Restarting"} <= {e["event"] for e in state["events"]}
+    assert "hunter2" not in str(state)
+    assert state["actions"] == []
+
+    leader, follower = pty.openpty()
+    page = start("status", "--web", state["job"]["id"], stdout=follower)
+    os.close(follower)
+    mine, token = read_until(leader, r"(http://127\.0\.0\.1:\d+/)#token=(\S+)").groups()
+
+    def act(name: str) -> str:
+        request = urllib.request.Request(
+            mine + name, b"", {"Origin": mine.rstrip("/"), "Authorization": f"Bearer {token}"}
+        )
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            return str(answer.read().decode())
+
+    assert "time.sleep" in act("stacks") or "train.py" in act("stacks")
+    with urllib.request.urlopen(f"{mine}output?rank=1") as answer:
+        assert "step 1 <b>of</b> 1" in answer.read().decode()
+    assert "has been cancelled" in act("cancel")
+    assert agent.wait(LIMIT_S) == 128 + signal.SIGTERM
+    wait_until_closed(address)
+    ended = find(mine, lambda each: each["job"]["over"])
+    assert ended["job"]["shown_state"] == "cancelled"
+    assert len(ended["ranks"]) == 2
+    page.send_signal(signal.SIGINT)
+    assert page.wait(LIMIT_S) == 0
+    os.close(leader)
+
+
+@pytest.mark.slow
+def test_a_page_ends_with_an_agent_that_is_killed(
+    start: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    agent = start("run", "--status=127.0.0.1:0", script(WAITS), tmp_path / "end")
+    assert agent.stderr is not None
+    address = read_until(agent.stderr.fileno(), ADDRESS)[1]
+    agent.kill()
+    wait_until_closed(address)
+
+
+@pytest.mark.slow
+def test_a_job_whose_page_has_no_port_says_so_and_goes_on(
+    start: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        agent = start("run", f"--status={port}", script(WAITS), tmp_path / "end")
+        assert agent.stderr is not None
+        line = rf"relight: no status page: can't listen on 127\.0\.0\.1:{port}: Address already"
+        read_until(agent.stderr.fileno(), line)
+        (tmp_path / "end").touch()
+        assert agent.wait(LIMIT_S) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["status", "--web"], "--web needs a job"),
+        (["status", "--web", "no-such-job-1"], "no-such-job-1"),
+        (["status", "--listen", "80", "x"], "--listen and --until-end are of the page"),
+        (["status", "--web", "--listen", "99999", "x"], "a port is a number from 0 to 65535"),
+        (["status", "--web", "--listen", "localhost", "x"], "expected [HOST:]PORT"),
+        (["status", "--web", "--json", "x"], "--json and --roles are not for --web"),
+        (["status", "--web", "local://relight/x"], "shows jobs of relight run"),
+        (["run", "--status=http", "x.py"], "expected [HOST:]PORT"),
+    ],
+    ids=lambda each: " ".join(each)[:40] if isinstance(each, list) else "",
+)
+def test_what_can_not_be_served_is_refused(launch: Launch, words: list[str], message: str) -> None:
+    found = launch(*words)
+    assert found.returncode == 2
+    assert message in found.stderr
