@@ -81,6 +81,7 @@ from relight.host.scratch import Scratch
 from relight.host.signals import listen
 from relight.host.store_port import StorePort
 from relight.node_job import NodeJob
+from relight.values import EVENT_HANDLERS
 from relight.worker_group import AgentServices, Outcome, WorkerGroup
 
 TYPE_CHECKING = False
@@ -88,7 +89,7 @@ if TYPE_CHECKING:
     from relight.health_check import Unfit
     from relight.host.preloading import Preload
     from relight.link import RemoteLink
-    from relight.sight.job_socket import JobSocket
+    from relight.sight.sight import Sight
 
 _IDLE_S = 1.0
 """How long a node waits for a generation before it imports modules meanwhile (--preload)."""
@@ -133,7 +134,7 @@ class Agent:
         self._furthest = -1  # the highest step that a worker of this node has reported
         self._lease_until = FOR_EVER
         self._store: StorePort | None = None
-        self._shown: JobSocket | None = None
+        self._sight: Sight | None = None
         self._unshown = UnshownOutput(self.loop, consoles, self.signals)
         if job.nproc > 8:  # raising it costs an import; few workers never need it
             raise_limit()
@@ -166,8 +167,7 @@ class Agent:
             self.loop.call_after(_SHOWN_AFTER_S, self._show_job)
             exit_code, reason = self._run()
             self.journal.record(Ended(exit_code, reason))
-            if (shown := self._shown) is not None:
-                self.loop.attempt(lambda: shown.close(exit_code, reason), "showing the job's end")
+            self._show_end(exit_code, reason)
             broken = False
             return exit_code
         finally:
@@ -364,25 +364,21 @@ class Agent:
         return end.exit_code, end.reason
 
     def _show_job(self) -> None:
-        """Let commands of this user see the job, unless it is part of one that they know. A status
-        page asks this node too.
-        """
-        command = self.job.command
-        if "RELIGHT_JOB_ID" not in command.env.variables or command.spec.status is not None:
-            self.loop.attempt(self._open_job_socket, "showing the job")
-
-    def _open_job_socket(self) -> None:
-        from relight.sight.job_socket import JobSocket, View
+        """Let commands and programs see the job."""
+        from relight.sight.job_socket import View
+        from relight.sight.sight import Sight
 
         def look() -> View:
             return View(self._state, self._workers, self._restart, self.journal.events)
 
         began = time.time() - _SHOWN_AFTER_S
-        try:
-            self._shown = JobSocket(self.loop, self.job, began, look, self.link)
-        except OSError as error:
-            if self.journal.verbose:
-                self.journal.say(f"relight status can't show this job: {error}")
+        self._sight = Sight(self.loop, self.job, self.journal, began, look, self.link)
+
+    def _show_end(self, exit_code: int, reason: str) -> None:
+        if self._sight is None and self.job.command.spec.event_log_handler not in EVENT_HANDLERS:
+            self._show_job()
+        if self._sight is not None:
+            self._sight.close(exit_code, reason)
 
     # Called by the link (`LinkOwner`).
 
@@ -473,8 +469,8 @@ class Agent:
             case CheckpointLimit(generation, limit) if generation == self._generation:
                 self._count_calls(limit)
             case Question() | NodeAnswered():
-                if self._shown is not None:
-                    self._shown.received(message)
+                if self._sight is not None:
+                    self._sight.received(message)
             case GenerationFormed() | CheckpointLimit() | SlowRanks():
                 pass  # outdated: this node will send NodeReady again
 

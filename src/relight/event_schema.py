@@ -77,6 +77,27 @@ The same lines are in `events.jsonl` in the run directory (with `--log-dir`, `--
 | `event` | text | which event it is |
 
 and the fields of the event. A reader should ignore events and keys that it does not know.
+
+## A handler of your own
+
+`--event-log-handler=NAME` also takes a plug-in: an entry point of the group `relight.events`, in a
+package that is installed for the Python that runs relight.
+
+```toml
+[project.entry-points."relight.events"]
+ours = "our_package:handle"
+```
+
+```python
+def handle(event):  # a dict, as in the log
+    if event["event"] == "WorkerExited":
+        ...
+```
+
+It may also be a `logging.Handler`, or a class of one: then it gets a record with each line. It runs
+in a process of its own, which starts once the job has run for a second and gets what happened before
+as well. The job does not wait for it: if it raises, its first error is told; if it can't keep up, up
+to 1 MiB of events wait for it; at the end of the job it has 2 s for the last ones.
 """  # noqa: E501
 
 

@@ -15,7 +15,7 @@ from relight.errors import UsageError
 from relight.host import files, interpreter, system
 from relight.node_job import NodeJob
 from relight.spec import DEFAULT_GRACE_S, UNSET_RUN_ID, RunSpec, check, check_ranks
-from relight.values import AUTO, BACKENDS, Endpoint, parse_grace
+from relight.values import AUTO, BACKENDS, EVENT_HANDLERS, Endpoint, parse_grace
 
 _CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION_INDEX",
             "MASTER_ADDR", "PET_NNODES"}  # fmt: skip
@@ -48,6 +48,10 @@ def prepare(
         from relight.rendezvous import backends
 
         backends.check(spec.rdzv_backend)
+    if spec.event_log_handler not in EVENT_HANDLERS:
+        from relight.host import event_process
+
+        event_process.check(spec.event_log_handler)
     if spec.logs_specs != "default":
         raise _no_logs_specs(spec.logs_specs)
     notes = found + check(spec, given)

@@ -31,6 +31,7 @@ from relight.values import (
     parse_conf,
     parse_count,
     parse_endpoint,
+    parse_event_handler,
     parse_filters,
     parse_grace,
     parse_hang_timeout,
@@ -257,9 +258,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("duplicate-stderr-filters", parse_filters, (), "TEXTS",
          "the same for stderr: filtered_stderr.log"),
     Flag("logs-specs", str, "default", "NAME", "only `default`", from_env=False),
-    Flag("event-log-handler", one_of("null", "console", "dynamic_rendezvous"), "null", "NAME",
+    Flag("event-log-handler", parse_event_handler, "null", "NAME",
          "where events go: null or dynamic_rendezvous (nowhere), console (stderr, one JSON "
-         "line each); --log-dir keeps them in events.jsonl"),
+         "line each), or a plug-in; --log-dir keeps them in events.jsonl"),
     Flag("record-group", None, False, "",
          "write what the coordinator of the group takes and decides to events.jsonl as well, for "
          "relight events --replay; it is large", from_env=False),

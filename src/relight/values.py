@@ -204,6 +204,19 @@ def parse_host(text: str) -> str:
     return text
 
 
+EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
+"""torch's names (torch 2.13, elastic/events/handlers.py); the last is another null there."""
+
+
+def parse_event_handler(text: str) -> str:
+    """Parse the name of an event handler; `host/event_process` checks later whether a plug-in of
+    that name exists.
+    """
+    if not text or any(c.isspace() or c in "/=," for c in text):
+        raise ValueError(_not_one_of(text or "''", EVENT_HANDLERS))
+    return text
+
+
 def parse_backend(text: str) -> str:
     """Parse the name of a rendezvous backend; `rendezvous/backends` checks later whether a plug-in
     of that name exists.

@@ -199,7 +199,7 @@ def test_pet_variables_give_defaults_and_the_command_line_wins(
         (["--tee=0:4", "x.py"], "expected 0, 1, 2 or 3"),
         (["--local-ranks-filter=0,", "x.py"], "comma-separated list of local ranks"),
         (["--numa-binding=core", "x.py"], "core is not one of"),
-        (["--event-log-handler=file", "x.py"], "file is not one of null, console"),
+        (["--event-log-handler=a b", "x.py"], "a b is not one of null, console"),
     ],
 )
 def test_a_bad_command_line_is_reported_with_what_is_valid(argv: list[str], message: str) -> None:

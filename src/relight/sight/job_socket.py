@@ -22,7 +22,7 @@ from relight.host.loop import Loop
 from relight.host.user_sockets import JOBS, OF_JOB
 from relight.node_job import NodeJob
 from relight.typed import NamedTuple
-from relight.values import MOST_NAME, Endpoint
+from relight.values import MOST_NAME
 from relight.worker_group import WorkerGroup
 
 TYPE_CHECKING = False
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from relight.group import LocalLink
     from relight.link import RemoteLink
     from relight.sight.everywhere import OpenQuestions
-    from relight.sight.page_process import PageProcess
 
 _MOST_QUESTION = 4096
 _MOST_CLIENTS = 16
@@ -82,13 +81,10 @@ class JobSocket:
         self._loop = loop
         self._clients: set[_Client] = set()
         self._open: OpenQuestions | None = None  # until a client asks all nodes
-        self._page: PageProcess | None = None
         directory = user_sockets.directory(job.command.env.variables, JOBS)
         self._path = os.path.join(directory, self.id + OF_JOB)
         self._listener = user_sockets.listen(self._path)
         loop.on_readable(self._listener, self._accept)
-        if (where := job.command.spec.status) is not None:
-            self._page = self._begin_page(where)
 
     def close(self, exit_code: int, reason: str) -> None:
         """Remove the socket, and keep the last snapshot of the job."""
@@ -107,8 +103,6 @@ class JobSocket:
             os.unlink(self._path)
         except OSError:
             pass  # somebody has removed it
-        if self._page is not None:
-            self._page.close()
 
     def answer(self, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
         """Pass the answer to a line of a client to `reply`, now or later, and whether it follows
@@ -146,15 +140,6 @@ class JobSocket:
             line = answers.event_line(recorded)
             for client in following:
                 client.add(line)
-
-    def _begin_page(self, where: Endpoint) -> "PageProcess":
-        from relight.sight.page_process import PageProcess
-
-        return PageProcess(self._loop, self.job.command.env, self.id, where, self._has_rank_0)
-
-    def _has_rank_0(self) -> bool:
-        workers = self.look().workers
-        return workers is not None and workers.formed.place.group_rank == 0
 
     def _answer_node(self, question: Question) -> None:
         from relight.sight import answers

@@ -1,0 +1,38 @@
+"""Event handlers of another package: two that work, and three that do not."""
+
+import logging
+import os
+import time
+from typing import Any
+
+PATH = os.environ.get("EVENTS_FILE", os.devnull)
+
+
+def write(event: dict[str, Any]) -> None:
+    """Write the name of each event."""
+    with open(PATH, "a") as file:
+        file.write(event["event"] + "\n")
+
+
+class FileHandler(logging.FileHandler):
+    """Writes each line."""
+
+    def __init__(self) -> None:
+        super().__init__(PATH)
+
+
+def fail(event: dict[str, Any]) -> None:
+    """Fail for each event."""
+    raise ValueError(f"no {event['event']} here")
+
+
+def block(event: dict[str, Any]) -> None:
+    """Take too long for an event."""
+    del event
+    time.sleep(600)
+
+
+def leave(event: dict[str, Any]) -> None:
+    """End the process."""
+    del event
+    os._exit(3)

@@ -1,0 +1,63 @@
+"""Event handlers are plug-ins: the examples in `event_handlers/`, found by their entry points."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import Launch
+
+PLUGIN = str(Path(__file__).with_name("event_handlers"))
+OF_A_JOB = ["Formed", "WorkerStarted", "WorkerExited", "Ended"]
+
+
+def run(launch: Launch, name: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    words = ("run", f"--event-log-handler={name}", "--no-python", "echo", "hello")
+    return launch(*words, PYTHONPATH=PLUGIN, **variables)
+
+
+def test_a_handler_gets_all_events_of_a_short_job(launch: Launch, tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    done = run(launch, "writes", EVENTS_FILE=str(path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
+    assert path.read_text().split() == OF_A_JOB
+
+
+def test_a_logging_handler_gets_lines_of_json(launch: Launch, tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    assert run(launch, "logs", EVENTS_FILE=str(path)).returncode == 0
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["event"] for line in lines] == OF_A_JOB
+    assert [line["n"] for line in lines] == [1, 2, 3, 4]
+
+
+def test_a_handler_gets_events_while_the_job_runs(launch: Launch, tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    done = launch("run", "--event-log-handler=writes", "--no-python", "sh", "-c",
+                  'while [ "$(wc -l < "$EVENTS_FILE")" != 2 ]; do sleep 0.05; done',
+                  PYTHONPATH=PLUGIN, EVENTS_FILE=str(path))  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert path.read_text().split() == OF_A_JOB
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("raises", "it raised ValueError: no Formed here; further errors are not told"),
+        ("exits", "it has ended, and gets no more events"),
+        ("missing", "it can't be loaded: ModuleNotFoundError: No module named 'relight_nowhere'"),
+        pytest.param("blocks", "it took too long, and has not got all events",
+                     marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_a_handler_that_fails_costs_its_events_alone(launch: Launch, name: str, said: str) -> None:
+    done = run(launch, name)
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+    assert done.stderr == f"relight: --event-log-handler={name}: {said}\n"
+
+
+def test_an_unknown_handler_is_refused_with_the_known_ones(launch: Launch) -> None:
+    done = run(launch, "write")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "is not one of null, console, dynamic_rendezvous, blocks" in done.stderr
+    assert "did you mean writes?" in done.stderr
