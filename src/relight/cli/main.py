@@ -28,6 +28,7 @@ COMMANDS = {
     "doctor": "check this machine and the network between the nodes",
     "submit": "submit a job to this machine, Docker, Slurm … (torchx run)",
     "status": "show the state of a job, or the agents on this machine",
+    "top": "watch jobs live: ranks, steps, CPU, memory, last lines",
     "stacks": "show where the ranks of a job are, from outside, also if it hangs",
     "debug": "attach to pdb in a rank that is at breakpoint()",
     "logs": "print the output of a job",
@@ -45,8 +46,8 @@ COMMANDS = {
     "version": "print the version",
 }
 
-JOB_COMMANDS = ("submit", "status", "stacks", "debug", "logs", "events", "wait", "cancel", "delete",
-            "list", "describe", "components", "schedulers", "configure", "warm",
+JOB_COMMANDS = ("submit", "status", "top", "stacks", "debug", "logs", "events", "wait", "cancel",
+            "delete", "list", "describe", "components", "schedulers", "configure", "warm",
             "completion")  # fmt: skip
 """Commands that are modules of this package with a function `main`."""
 _LAUNCHERS = ("run", "launch")

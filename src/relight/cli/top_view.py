@@ -1,0 +1,314 @@
+"""The live view of `relight top`, a textual application: a table of ranks, and keys for what can be
+done about them. The rows are made in sight/top.
+"""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Footer, Input, RichLog, Static
+
+from relight.core.fields import printable
+from relight.errors import RelightError
+from relight.job import handles
+from relight.sight import top
+from relight.sight.top import JobLook, Looks, Row
+
+_LIMIT_S = 60.0
+"""How long a command may take whose output is shown."""
+_LINES = 500
+_PART = 4
+"""Looks take at most one part in so many of the time: a cluster may be slow to answer."""
+
+
+class Found(Message):
+    """What a thread has found.
+
+    Args:
+        show: shows it.
+    """
+
+    def __init__(self, show: Callable[[], None]) -> None:
+        super().__init__()
+        self.show, self.is_shown = show, threading.Event()
+
+
+class TopView(App[None]):
+    """Shows jobs until the user quits.
+
+    Args:
+        look: returns how the jobs are; called in a thread of its own.
+        order: by what rows are sorted (`top.ORDERS`).
+        words: only rows with all of these words.
+        every_s: seconds between two looks.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #summary { height: auto; max-height: 6; }
+    #filter { display: none; height: 1; border: none; }
+    DataTable { height: 1fr; }
+    .box { width: 90%; height: 90%; border: round $primary; }
+    .ask { width: 90%; max-width: 70; height: auto; border: round $error; padding: 1 2; }
+    ModalScreen { align: center middle; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("s", "stacks", "Stacks"),
+        Binding("l", "logs", "Logs"),
+        Binding("c", "cancel", "Cancel"),
+        Binding("o", "order", "Order"),
+        Binding("r", "reverse", "Reverse"),
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("q,ctrl+c", "quit", "Quit"),
+    ]
+
+    def __init__(
+        self, look: Callable[[], list[JobLook]], order: str, words: str, every_s: float
+    ) -> None:
+        super().__init__()
+        self._look, self._every_s = look, every_s
+        self._order, self._reverse, self._words = order, False, words
+        self._jobs: dict[str, JobLook] = {}
+        self._rows: list[Row] = []
+        self._shown: list[Row] = []
+        self._error = ""
+        self._again = threading.Event()
+        """Set to look again at once."""
+
+    def compose(self) -> ComposeResult:
+        """Return the widgets from top to bottom."""
+        yield Static("looking at the jobs …", id="summary", markup=False)
+        yield DataTable[Text](id="ranks", cursor_type="row", zebra_stripes=True)
+        yield Input(self._words, placeholder="words that a row must have", id="filter")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to look."""
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        looks = Looks()
+        while True:
+            began = time.monotonic()
+            try:
+                jobs = self._look()
+                show = partial(self._take, jobs, looks.rows(jobs))
+            except RelightError as error:
+                show = partial(self._fail, error.message)
+            if not self._pass_on(show):
+                return
+            self._again.wait(max(self._every_s, _PART * (time.monotonic() - began)))
+            self._again.clear()
+
+    def _pass_on(self, show: Callable[[], None]) -> bool:
+        """Let the application show what a thread has found; return False if the user has quit."""
+        found = Found(show)
+        try:
+            return self.post_message(found) and found.is_shown.wait(_LIMIT_S)
+        except RuntimeError:  # its event loop is closed
+            return False
+
+    def on_found(self, message: "Found") -> None:
+        """Show what a thread has found, unless the user has just quit."""
+        if self.query("#ranks"):
+            message.show()
+        message.is_shown.set()
+
+    def _take(self, jobs: list[JobLook], rows: list[Row]) -> None:
+        self._jobs, self._rows, self._error = {job.handle: job for job in jobs}, rows, ""
+        self._show()
+
+    def _fail(self, error: str) -> None:
+        self._error = error  # the last look is shown on
+        self._summarize()
+
+    def _show(self) -> None:
+        """Fill the table; the cursor stays on its row, and the view where it is."""
+        ranks = self.query_one("#ranks", DataTable)
+        key, place = self._key(), ranks.scroll_offset
+        rows = top.ordered(self._rows, self._order, reverse=self._reverse)
+        self._shown = top.matching(rows, self._words)
+        heads, lines = top.table(self._shown)
+        ranks.clear(columns=True)
+        ranks.add_columns(*heads)
+        for line in lines:
+            ranks.add_row(*(Text(cell) for cell in line))
+        at = next((n for n, row in enumerate(self._shown) if row.key == key), 0)
+        ranks.move_cursor(row=at, scroll=False)
+        ranks.scroll_to(place.x, place.y, animate=False)
+        self._summarize()
+
+    def on_data_table_row_highlighted(self) -> None:
+        """Tell of the job under the cursor."""
+        self._summarize()
+
+    def _summarize(self) -> None:
+        sort = f"sorted by {self._order}{', reversed' if self._reverse else ''}"
+        found = f", {len(self._shown)} with “{self._words}”" if self._words else ""
+        lines = [f"{top.totals(self._rows)}; {sort}{found}"]
+        row = self._row()
+        if self._error:
+            lines.append(f"the last look failed: {self._error}")
+        elif not self._jobs:
+            lines.append("there are no jobs")
+        elif row is not None:
+            lines += top.headline(self._jobs[row.handle])
+        self.query_one("#summary", Static).update("\n".join(lines))
+
+    def _row(self) -> Row | None:
+        at = self.query_one("#ranks", DataTable).cursor_row
+        return self._shown[at] if 0 <= at < len(self._shown) else None
+
+    def _key(self) -> str:
+        row = self._row()
+        return "" if row is None else row.key
+
+    # Keys.
+
+    def action_order(self) -> None:
+        """Sort by the next column."""
+        self._order = top.ORDERS[(top.ORDERS.index(self._order) + 1) % len(top.ORDERS)]
+        self._show()
+
+    def action_reverse(self) -> None:
+        """Sort the other way round."""
+        self._reverse = not self._reverse
+        self._show()
+
+    def action_filter(self) -> None:
+        """Ask for the words that rows must have."""
+        words = self.query_one("#filter", Input)
+        words.display = True
+        words.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Show only rows with the words."""
+        self._words = event.value
+        self._show()
+
+    def on_input_submitted(self) -> None:
+        """Go back to the table; the words stay."""
+        self.query_one("#filter", Input).display = False
+        self.query_one("#ranks", DataTable).focus()
+
+    def action_stacks(self) -> None:
+        """Show where the ranks of the job are."""
+        row = self._row()
+        if row is not None:
+            self._show_output("stacks", row.handle)
+
+    def action_logs(self) -> None:
+        """Show the last lines of the rank, or of the job."""
+        row = self._row()
+        if row is not None:
+            self._show_output("logs", f"--lines={_LINES}", row.key)
+
+    def _show_output(self, *words: str) -> None:
+        shown = OutputScreen(f"relight {' '.join(words)}")
+        self.push_screen(shown)
+        self._run(words, shown.fill)
+
+    def action_cancel(self) -> None:
+        """Cancel the job, if the user confirms it."""
+        row = self._row()
+        if row is None:
+            return
+        handle, hosts = row.handle, {each.host for each in self._rows if each.handle == row.handle}
+        part = handles.parse(handle).scheduler == handles.RUN and len(hosts) > 1
+        text = f"Cancel {handle}{', the part of it on this machine' if part else ''}?"
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.notify(f"relight cancel {handle} …", markup=False)
+                self._run(("cancel", handle), lambda text: self.notify(text, markup=False))
+
+        self.push_screen(ConfirmScreen(text), answered)
+
+    def _run(self, words: tuple[str, ...], then: Callable[[str], None]) -> None:
+        """Run a command of relight in a thread, and pass its output on."""
+
+        def run() -> None:
+            text = _output_of(words)
+            self._again.set()
+            self._pass_on(lambda: then(text))
+
+        threading.Thread(target=run, daemon=True).start()
+
+
+class OutputScreen(ModalScreen[None]):
+    """Shows the output of a command.
+
+    Args:
+        title: the command.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Back")]
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self._title = title
+
+    def compose(self) -> ComposeResult:
+        """Return the widgets."""
+        box = RichLog(classes="box", wrap=True, markup=False, auto_scroll=False)
+        box.border_title, box.border_subtitle = Text(self._title), "escape: back"
+        yield box
+
+    def fill(self, text: str) -> None:
+        """Show the text, from its end for logs and from its start for all else."""
+        if not self.is_attached:
+            return  # the user has gone back
+        box = self.query_one(RichLog)
+        box.write(Text(text))
+        if self._title.startswith("relight logs"):
+            box.scroll_end(animate=False)
+
+
+class ConfirmScreen(ModalScreen[bool]):
+    """Asks whether something is to be done.
+
+    Args:
+        question: what.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("y", "answer(True)", "Yes"),
+        Binding("n,escape,q", "answer(False)", "No"),
+    ]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        """Return the widgets."""
+        yield Static(f"{self._question}\n\ny: yes   n: no", classes="ask", markup=False)
+
+    def action_answer(self, yes: bool) -> None:
+        """Go back with the answer."""
+        self.dismiss(yes)
+
+
+def _output_of(words: tuple[str, ...]) -> str:
+    """Return what a command of relight prints, errors included."""
+    command = [sys.executable, "-m", "relight", *words]
+    try:
+        found = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            timeout=_LIMIT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"no answer within {_LIMIT_S:.0f} s"
+    except OSError as error:
+        return f"can't run {command[0]}: {error.strerror}"
+    text = found.stdout.decode(errors="replace").expandtabs().rstrip()
+    return printable(text) or "no output"

@@ -1,0 +1,206 @@
+"""What `relight top` shows: looks at jobs, one after the other, become rows. It does no I/O."""
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from relight.core.fields import printable
+from relight.core.snapshot import RankUse
+from relight.errors import many
+from relight.job.app import AppState
+from relight.job.status import AppStatus, ReplicaStatus
+
+_WINDOW_S = 15.0
+"""Rates are those of so long."""
+_MOST_LINE = 200
+HEADS = ("JOB", "RANK", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "LAST LINE")
+ORDERS = ("rank", "host", "state", "step", "rate", "cpu", "memory")
+"""By which column rows are sorted, the most remarkable one first: that with the lowest step or
+rate, or with the highest use.
+"""
+_STATES = ("FAILED", "UNKNOWN", "CANCELLED", "UNSUBMITTED", "SUBMITTED", "PENDING", "RUNNING",
+           "SUCCEEDED")  # fmt: skip
+
+
+class JobLook(NamedTuple):
+    """A job at the time of a look; `handle` is its handle as text."""
+
+    handle: str
+    status: AppStatus
+
+
+class Row(NamedTuple):
+    """A rank of a job, or a job without ranks, whose `rank` is -1. `rate` is in steps a second, and
+    `cpu` in CPUs; what is not known is None.
+    """
+
+    handle: str
+    role: str
+    rank: int
+    host: str
+    state: str
+    step: int | None
+    rate: float | None
+    cpu: float | None
+    memory: int | None
+    last_line: str
+
+    @property
+    def key(self) -> str:
+        """What tells it from all others: the handle of the rank, or of the job."""
+        return self.handle if self.rank < 0 else f"{self.handle}/{self.role}/{self.rank}"
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the texts of its columns (HEADS)."""
+        return (
+            self.handle.rpartition("/")[2],
+            f"{self.role}/{self.rank}" if self.rank >= 0 else "",
+            self.host,
+            self.state,
+            "" if self.step is None else str(self.step),
+            "" if self.rate is None else _shown_rate(self.rate),
+            "" if self.cpu is None else f"{self.cpu:.0%}",
+            "" if self.memory is None else _shown_size(self.memory),
+            self.last_line,
+        )
+
+
+class Looks:
+    """The latest looks at jobs, from which rates follow."""
+
+    def __init__(self) -> None:
+        self._uses: dict[str, deque[RankUse]] = {}
+
+    def rows(self, jobs: Iterable[JobLook]) -> list[Row]:
+        """Return the rows of a look, and keep it for the next one."""
+        rows, before, self._uses = [], self._uses, {}
+        for job in jobs:
+            for each in job.status.replicas:
+                row = _row(job.handle, each)
+                if each.use is not None:
+                    uses = self._uses[row.key] = before.get(row.key, deque())
+                    row = _with_rates(row, _keep(uses, each.use), each.use)
+                rows.append(row)
+            if not job.status.replicas:
+                state, message = job.status.state.name, printable(job.status.message, lines=False)
+                rows.append(
+                    Row(job.handle, "", -1, "", state, None, None, None, None, message[:_MOST_LINE])
+                )
+        return rows
+
+
+def _row(handle: str, each: ReplicaStatus) -> Row:
+    line = printable(each.error or each.last_line, lines=False)[:_MOST_LINE]
+    if each.exitcode:
+        line = f"exit code {each.exitcode}: {line}" if line else f"exit code {each.exitcode}"
+    step, memory = (each.use.step, each.use.memory) if each.use is not None else (None, None)
+    return Row(
+        handle, each.role, each.replica, printable(each.host), each.state.name, step, None, None,
+        memory, line,
+    )  # fmt: skip
+
+
+def _keep(uses: deque[RankUse], latest: RankUse) -> RankUse:
+    """Add what a rank uses to what it has used; return what the latest is compared with."""
+    if uses and (latest.cpu_s < uses[-1].cpu_s or (latest.step or 0) < (uses[-1].step or 0)):
+        uses.clear()  # it has been started again
+    if not uses or latest.seen_at > uses[-1].seen_at:
+        uses.append(latest)
+    while len(uses) > 2 and latest.seen_at - uses[1].seen_at >= _WINDOW_S:
+        uses.popleft()
+    return uses[0]
+
+
+def _with_rates(row: Row, first: RankUse, latest: RankUse) -> Row:
+    seconds = latest.seen_at - first.seen_at
+    if seconds <= 0:
+        return row
+    rate = None
+    if first.step is not None and latest.step is not None:
+        # From one step to another: a look is seldom at the moment of one.
+        between_s = seconds - latest.step_age_s + first.step_age_s
+        rate = (latest.step - first.step) / between_s if latest.step > first.step else 0.0
+    return row._replace(cpu=(latest.cpu_s - first.cpu_s) / seconds, rate=rate)
+
+
+def ordered(rows: Iterable[Row], order: str, *, reverse: bool = False) -> list[Row]:
+    """Return rows sorted by one of ORDERS, those of which it is not known last."""
+    every = sorted(rows, key=lambda row: (row.handle, row.role, row.rank), reverse=reverse)
+    if order == "rank":
+        return every
+    known = [row for row in every if _value(row, order) is not None]
+    known.sort(key=lambda row: _value(row, order), reverse=reverse)
+    return known + [row for row in every if _value(row, order) is None]
+
+
+def _value(row: Row, order: str) -> Any:
+    """Return by what a row is sorted, which is least for the most remarkable one."""
+    value = getattr(row, order)
+    if order == "state":
+        return _STATES.index(value)
+    return -value if order in ("cpu", "memory") and value is not None else value
+
+
+def matching(rows: Iterable[Row], words: str) -> list[Row]:
+    """Return the rows in whose cells all of these words are, in any case of letters."""
+    wanted = words.lower().split()
+    return [row for row in rows if all(word in " ".join(row.cells()).lower() for word in wanted)]
+
+
+def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and the lines of a table: without columns in which nothing is known, and
+    without that of the job where there is only one.
+    """
+    lines = [row.cells() for row in rows]
+    shown = [number for number in range(len(HEADS)) if any(line[number] for line in lines)]
+    if len({row.handle for row in rows}) < 2:
+        shown = shown[1:]
+    return [HEADS[number] for number in shown], [[line[n] for n in shown] for line in lines]
+
+
+def totals(rows: Iterable[Row]) -> str:
+    """Return how many jobs, nodes and ranks there are, and in which states."""
+    every = list(rows)
+    ranks = [row for row in every if row.rank >= 0]
+    nodes = {(row.handle, row.host) for row in ranks if row.host}
+    jobs = many(len({row.handle for row in every}), "job")
+    text = f"{jobs}, {many(len(nodes), 'node')}, {many(len(ranks), 'rank')}"
+    counts = Counter(row.state for row in ranks)
+    states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
+    return f"{text}: {states}" if states else text
+
+
+def headline(job: JobLook) -> list[str]:
+    """Return what is to be known of a job as a whole: its state, its generation and restarts."""
+    status = job.status
+    lines = [f"{job.handle} {status.state.name}"]
+    if status.message:
+        lines.append(f"  {printable(status.message, lines=False)}")
+    if status.restarts:
+        lines.append(f"  restarted {many(status.restarts, 'time')}")
+    return lines
+
+
+def gone(last: JobLook) -> JobLook:
+    """Return a job that was there at the last look, and is no longer known."""
+    replicas = tuple(
+        each if each.state.is_over else each._replace(state=AppState.UNKNOWN, use=None)
+        for each in last.status.replicas
+    )
+    status = last.status
+    if not status.state.is_over:
+        why = "it is no longer known: its agent was killed, or it was deleted"
+        status = status._replace(state=AppState.UNKNOWN, message=why, replicas=replicas)
+    return last._replace(status=status)
+
+
+def _shown_rate(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _shown_size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

@@ -1,0 +1,452 @@
+"""`relight top`: what it shows of jobs, and what its keys do."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import RELIGHT, Start, clean_environment
+from textual.pilot import Pilot
+from textual.widgets import DataTable, Input, RichLog, Static
+
+from relight import cli
+from relight.cli import top as command
+from relight.cli import top_view
+from relight.cli.top_view import ConfirmScreen, OutputScreen, TopView
+from relight.core.snapshot import RankUse
+from relight.errors import MachineError, UsageError
+from relight.job.app import AppState
+from relight.job.status import AppStatus, ReplicaStatus
+from relight.sight import top
+from relight.sight.top import JobLook, Looks, Row
+
+from .conftest import Command
+
+LIMIT_S = 60.0
+
+
+def replica(
+    rank: int, use: RankUse | None = None, *, host: str = "a", line: str = "", **others: Any
+) -> ReplicaStatus:
+    state = others.pop("state", AppState.RUNNING)
+    return ReplicaStatus("default", rank, state, host, last_line=line, use=use, **others)
+
+
+def job(*replicas: ReplicaStatus, name: str = "train-1", **others: Any) -> JobLook:
+    status = AppStatus(others.pop("state", AppState.RUNNING), replicas=replicas, **others)
+    return JobLook(f"run://relight/{name}", status)
+
+
+def rates(*uses: RankUse) -> list[tuple[float | None, float | None]]:
+    """The steps a second and the CPUs that are shown after each look."""
+    looks = Looks()
+    rows = [looks.rows([job(replica(0, use))])[0] for use in uses]
+    return [(row.rate, row.cpu) for row in rows]
+
+
+# What is shown.
+
+
+def test_rates_follow_from_looks_and_are_unknown_before_the_second() -> None:
+    looks = RankUse(10.0, 5.0, 0, 100, 0.0), RankUse(12.0, 8.0, 0, 120, 0.0)
+    assert rates(*looks) == [(None, None), (10.0, 1.5)]
+
+
+def test_a_rate_is_measured_from_step_to_step() -> None:
+    """A step of 4 s, seen every 3 s: the moments of the steps count, not those of the looks."""
+    looks = [RankUse(at, 0.0, 0, int(at // 4), at % 4) for at in (9.0, 12.0, 15.0)]
+    assert [rate for rate, _ in rates(*looks)] == [None, 0.25, 0.25]
+
+
+def test_a_rank_that_does_no_more_steps_has_the_rate_0() -> None:
+    looks = [RankUse(float(at), 0.0, 0, min(at, 5), max(0.0, at - 5.0)) for at in range(40)]
+    assert rates(*looks)[-1][0] == 0.0
+
+
+@pytest.mark.parametrize("later", [RankUse(12.0, 1.0, 0, 120), RankUse(12.0, 6.0, 0, 3)])
+def test_a_rank_that_was_started_again_is_measured_afresh(later: RankUse) -> None:
+    assert rates(RankUse(10.0, 5.0, 0, 100), later)[-1] == (None, None)
+
+
+def test_a_rank_that_reports_no_steps_has_no_rate() -> None:
+    assert rates(RankUse(10.0, 5.0, 0), RankUse(12.0, 6.0, 0))[-1] == (None, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("rank", [0, 1, 2, 10]),
+        ("state", [10, 0, 1, 2]),
+        ("host", [2, 0, 1, 10]),
+        ("step", [2, 1, 0, 10]),
+        ("rate", [1, 2, 0, 10]),
+        ("cpu", [0, 2, 1, 10]),
+        ("memory", [1, 0, 2, 10]),
+    ],
+)
+def test_the_most_remarkable_rank_comes_first(order: str, expected: list[int]) -> None:
+    def row(rank: int, host: str, state: str, *values: Any) -> Row:
+        return Row("run://relight/x-1", "default", rank, host, state, *values, "")
+
+    rows = [
+        row(10, "b", "FAILED", None, None, None, None),
+        row(0, "b", "RUNNING", 30, 3.0, 2.0, 200),
+        row(1, "b", "RUNNING", 20, 1.0, 0.5, 300),
+        row(2, "a", "RUNNING", 10, 2.0, 1.0, 100),
+    ]
+    assert [row.rank for row in top.ordered(rows, order)] == expected
+    known = [rank for rank in expected if rank != 10]
+    if order in ("step", "rate", "cpu", "memory"):  # what is not known stays last
+        reverse = top.ordered(rows, order, reverse=True)
+        assert [row.rank for row in reverse] == [*known[::-1], 10]
+
+
+def test_columns_in_which_nothing_is_known_are_left_out() -> None:
+    rows = Looks().rows([job(replica(0, line="hello"))])
+    assert top.table(rows) == (
+        ["RANK", "HOST", "STATE", "LAST LINE"],
+        [["default/0", "a", "RUNNING", "hello"]],
+    )
+
+
+def test_jobs_without_ranks_have_a_line_and_others_one_for_each_rank() -> None:
+    use = RankUse(1.0, 1.0, 3 << 30, 7, 0.0)
+    waits = job(name="wait-2", state=AppState.PENDING, message="waiting for a group")
+    rows = Looks().rows([job(replica(0, use)), waits])
+    assert top.table(rows) == (
+        ["JOB", "RANK", "HOST", "STATE", "STEP", "MEMORY", "LAST LINE"],
+        [
+            ["train-1", "default/0", "a", "RUNNING", "7", "3.0 GiB", ""],
+            ["wait-2", "", "", "PENDING", "", "", "waiting for a group"],
+        ],
+    )
+    assert top.totals(rows) == "2 jobs, 1 node, 1 rank: 1 RUNNING"
+
+
+def test_what_a_worker_prints_is_not_obeyed_and_its_failure_is_shown() -> None:
+    looked = job(replica(0, line="\x1b[2J[red]x"), replica(1, exitcode=7, state=AppState.FAILED))
+    cells = [row.cells()[-1] for row in Looks().rows([looked])]
+    assert cells == ["\ufffd[2J[red]x", "exit code 7"]
+
+
+def test_words_that_a_row_must_have_are_found_in_any_cell() -> None:
+    rows = Looks().rows([job(replica(0, host="gpu-01", line="Loss"), replica(1, host="gpu-02"))])
+    assert [row.rank for row in top.matching(rows, "GPU-0 loss")] == [0]
+    assert len(top.matching(rows, "")) == 2
+    assert not top.matching(rows, "gpu-03")
+
+
+# The jobs that are looked at.
+
+
+class FakeRunner:
+    """Jobs that a test ends."""
+
+    def __init__(self, **jobs: AppStatus) -> None:
+        self.jobs = {f"run://relight/{name}": status for name, status in jobs.items()}
+        self.error = ""
+
+    def list(self, scheduler: str) -> list[Any]:
+        return [self._listed(handle, status) for handle, status in self.jobs.items()]
+
+    def scheduler(self, name: str) -> "FakeRunner":
+        return self
+
+    def status(self, wanted: Any) -> Any:
+        if self.error:
+            raise MachineError(self.error)
+        if isinstance(wanted, list):
+            return {
+                each: self.jobs[f"run://relight/{each}"]
+                for each in wanted
+                if f"run://relight/{each}" in self.jobs
+            }
+        if str(wanted) not in self.jobs:
+            raise UsageError(f"there is no job {wanted}")
+        return self.jobs[str(wanted)]
+
+    @staticmethod
+    def _listed(handle: str, status: AppStatus) -> Any:
+        from relight.runner.runner import Job
+
+        return Job(handle, handle, status.state, "")
+
+
+def watched(runner: FakeRunner, name: str = "", scheduler: str = "") -> command.Watched:
+    return command.Watched(runner, name, scheduler)  # type: ignore[arg-type]
+
+
+def states(jobs: list[JobLook]) -> dict[str, list[str]]:
+    return {
+        each.handle.rpartition("/")[2]: [
+            each.status.state.name,
+            *(one.state.name for one in each.status.replicas),
+        ]
+        for each in jobs
+    }
+
+
+@pytest.mark.parametrize("name", ["", "run://relight/train"])
+def test_a_job_whose_agent_was_killed_is_shown_as_gone(name: str) -> None:
+    ended = replica(1, state=AppState.FAILED, exitcode=1)
+    runner = FakeRunner(train=AppStatus(AppState.RUNNING, replicas=(replica(0), ended)))
+    looked = watched(runner, name)
+    assert states(looked.look()) == {"train": ["RUNNING", "RUNNING", "FAILED"]}
+    runner.jobs.clear()
+    for _ in range(2):
+        found = looked.look()
+        assert states(found) == {"train": ["UNKNOWN", "UNKNOWN", "FAILED"]}
+        assert "its agent was killed" in found[0].status.message
+
+
+def test_a_job_that_ends_while_it_is_looked_at_stays_and_new_ones_come() -> None:
+    runner = FakeRunner(
+        old=AppStatus(AppState.SUCCEEDED), first=AppStatus(AppState.RUNNING)
+    )  # fmt: skip
+    looked = watched(runner)
+    assert states(looked.look()) == {"first": ["RUNNING"]}
+    runner.jobs["run://relight/first"] = AppStatus(AppState.FAILED)
+    runner.jobs["run://relight/second"] = AppStatus(AppState.RUNNING)
+    for _ in range(2):
+        assert states(looked.look()) == {"second": ["RUNNING"], "first": ["FAILED"]}
+
+
+def test_only_the_last_twenty_jobs_that_have_ended_stay() -> None:
+    runner, looked = FakeRunner(), None
+    looked = watched(runner)
+    for number in range(30):
+        runner.jobs = {f"run://relight/j{number}": AppStatus(AppState.RUNNING)}
+        found = looked.look()
+    assert len(found) == 21
+
+
+def test_a_scheduler_that_does_not_answer_hides_no_other_jobs() -> None:
+    runner = FakeRunner(train=AppStatus(AppState.RUNNING))
+    runner.error = "the cluster does not answer"
+    (found,) = watched(runner).look()
+    assert found.status == AppStatus(AppState.UNKNOWN, "the cluster does not answer")
+    with pytest.raises(MachineError):
+        watched(runner, scheduler="slurm").look()
+
+
+def test_a_job_that_does_not_exist_and_a_part_of_one_are_refused(relight: Command) -> None:
+    found = relight("top", "run://relight/nope-1")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "there is no job run://relight/nope-1" in found.stderr
+    with pytest.raises(UsageError, match="is a part of a job"):
+        watched(FakeRunner(), "run://relight/train-1/default/3")
+
+
+# A table, where there is no terminal for the view.
+
+
+@pytest.mark.slow
+def test_in_a_pipe_it_prints_one_table(
+    start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str]
+) -> None:
+    steps = "import time\nfrom relight.worker import progress\nfor step in range(10**6):\n"
+    start("run", "--nproc-per-node=2", "--name=mine",
+          script(f"{steps}    progress(step)\n    time.sleep(0.01)\n"),
+          variables=variables)  # fmt: skip
+    for _ in range(100):
+        found = relight("top")
+        if "default/1" in found.stdout:
+            break
+    lines = found.stdout.splitlines()
+    heads = lines.index("") + 1
+    assert lines[0].startswith("run://relight/mine-")
+    assert lines[heads].split()[:6] == ["RANK", "HOST", "STATE", "STEP", "STEP/S", "CPU"]
+    assert len(lines) == heads + 3
+    assert 1 < float(lines[heads + 1].split()[4]) < 100
+    alone = relight("top", "--once", "--filter=default/1", "mine").stdout.splitlines()
+    assert len(alone) == len(lines) - 1
+
+
+def test_a_terminal_that_can_show_no_view_gets_the_table(variables: dict[str, str]) -> None:
+    ours, theirs = os.openpty()
+    for term in ("dumb", ""):
+        found = subprocess.run(
+            [*RELIGHT, "top"], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, check=True,
+            env=clean_environment(**variables, TERM=term), timeout=LIMIT_S,
+        )  # fmt: skip
+        assert found.stderr == b"relight: there are no jobs\n"
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_without_textual_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(cli, "top_view")
+    monkeypatch.delitem(sys.modules, "relight.cli.top_view")
+    monkeypatch.setitem(sys.modules, "textual.app", None)
+    with pytest.raises(UsageError, match="needs the package textual") as raised:
+        command._view()
+    assert "relight top --once" in raised.value.hint
+
+
+# The view and its keys.
+
+
+class Played:
+    """A view of jobs that a test changes; commands are noted, and not run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *jobs: JobLook) -> None:
+        self.jobs, self.error = list(jobs), ""
+        self.commands = list[tuple[str, ...]]()
+        monkeypatch.setattr(top_view, "_output_of", self.run)
+        self.view = TopView(self.look, "rank", "", 0.1)
+
+    def look(self) -> list[JobLook]:
+        if self.error:
+            raise MachineError(self.error)
+        return self.jobs
+
+    def run(self, words: tuple[str, ...]) -> str:
+        self.commands.append(words)
+        return "output [red]of it"
+
+    def play(self, keys: Callable[[Pilot[None]], Awaitable[None]], **options: Any) -> None:
+        async def run() -> None:
+            async with self.view.run_test(**options) as pilot:
+                await self.until(pilot, lambda: "looking" not in self.summary)
+                await keys(pilot)
+
+        asyncio.run(asyncio.wait_for(run(), LIMIT_S))
+
+    async def until(self, pilot: Pilot[None], condition: Callable[[], object]) -> None:
+        while not condition():
+            await pilot.pause(0.01)
+
+    @property
+    def ranks(self) -> "DataTable[Any]":
+        return self.view.screen_stack[0].query_one("#ranks", DataTable)
+
+    @property
+    def summary(self) -> str:
+        return str(self.view.screen_stack[0].query_one("#summary", Static).content)
+
+    def shown(self) -> list[list[str]]:
+        return [
+            [str(cell) for cell in self.ranks.get_row_at(n)] for n in range(len(self.ranks.rows))
+        ]
+
+
+TWO = (
+    job(replica(0, line="zero"), replica(1, line="one"), message="generation 3", restarts=2),
+    job(replica(0, host="b"), name="other-2"),
+)
+
+
+def test_stacks_and_logs_are_those_of_the_row_under_the_cursor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Played(monkeypatch, *TWO)
+
+    async def keys(pilot: Pilot[None]) -> None:
+        for key in ("s", "down", "l"):
+            await pilot.press(key)
+            if key != "down":
+                box = played.view.screen.query_one(RichLog)
+                await played.until(pilot, lambda box=box: box.lines)
+                assert box.lines[0].text.rstrip() == "output [red]of it"
+                await pilot.press("escape")
+        await pilot.press("q")
+
+    played.play(keys)
+    handle = "run://relight/train-1"
+    logs = ("logs", "--lines=500", f"{handle}/default/0")
+    assert played.commands == [("stacks", "run://relight/other-2"), logs]
+
+
+def test_cancel_asks_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch, *TWO)
+
+    async def keys(pilot: Pilot[None]) -> None:
+        for answer in ("n", "escape", "y"):
+            await pilot.press("c")
+            assert isinstance(played.view.screen, ConfirmScreen)
+            assert not played.commands
+            await pilot.press(answer)
+        await played.until(pilot, lambda: played.commands)
+
+    played.play(keys)
+    assert played.commands == [("cancel", "run://relight/other-2")]
+
+
+def test_rows_are_sorted_reversed_and_filtered_by_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch, *TWO)
+
+    async def keys(pilot: Pilot[None]) -> None:
+        assert [row[0] for row in played.shown()] == ["other-2", "train-1", "train-1"]
+        await pilot.press("r")
+        assert [row[0] for row in played.shown()] == ["train-1", "train-1", "other-2"]
+        await pilot.press("r", "o")
+        assert "sorted by host" in played.summary
+        await pilot.press("slash", *"one", "enter")
+        assert [row[-1] for row in played.shown()] == ["one"]
+        assert "generation 3" in played.summary
+        assert "restarted 2 times" in played.summary
+        await pilot.press("slash")
+        played.view.query_one("#filter", Input).value = "nothing"
+        await pilot.pause()
+        assert not played.shown()
+        await pilot.press("enter", "s", "l", "c")  # of no row
+
+    played.play(keys)
+    assert not played.commands
+
+
+def test_a_thousand_ranks_are_shown_and_the_cursor_stays_on_its_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def looked(first_step: int) -> JobLook:
+        uses = [RankUse(1.0 + first_step, 0.0, 1, first_step + rank) for rank in range(1000)]
+        return job(*(replica(rank, use) for rank, use in enumerate(uses)))
+
+    played = Played(monkeypatch, looked(0))
+
+    async def keys(pilot: Pilot[None]) -> None:
+        assert len(played.ranks.rows) == 1000
+        await pilot.press("ctrl+end")
+        assert played.view._key().endswith("/999")
+        await pilot.resize_terminal(60, 10)
+        played.jobs = [looked(5000)]
+        await played.until(pilot, lambda: "5999" in played.shown()[-1])
+        await pilot.pause()
+        assert played.view._key().endswith("/999")
+        assert played.ranks.scroll_offset.y > 900
+        await pilot.press("r")
+        assert played.view._key().endswith("/999")
+        assert played.ranks.cursor_row == 0
+
+    played.play(keys, size=(100, 30))
+
+
+def test_a_look_that_fails_is_told_and_the_last_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch, *TWO)
+
+    async def keys(pilot: Pilot[None]) -> None:
+        played.error = "the [red] cluster does not answer"
+        await played.until(pilot, lambda: played.error in played.summary)
+        assert len(played.shown()) == 3
+        played.error, played.jobs = "", []
+        await played.until(pilot, lambda: "there are no jobs" in played.summary)
+
+    played.play(keys)
+
+
+def test_a_command_that_ends_after_the_user_has_gone_back_does_no_harm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Played(monkeypatch, *TWO)
+
+    async def keys(pilot: Pilot[None]) -> None:
+        screen = OutputScreen("relight stacks")
+        await played.view.push_screen(screen)
+        await pilot.press("escape")
+        screen.fill("too late")
+
+    played.play(keys)
