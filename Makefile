@@ -13,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test check lint types unit portable bench simulate mutants chaos long packages clean
+.PHONY: help setup demo test check lint types unit portable bench simulate mutants chaos long dist packages clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -86,6 +86,9 @@ chaos: setup  ## N jobs on this machine whose parts are killed and stopped at ra
 long: setup  ## Tests of minutes to hours
 	$(BIN)/python -m pytest -m long
 
+dist: setup  ## Build the wheel, the sdist and the launcher in one file, and try them on each Python there is
+	$(BIN)/python -m tests.release
+
 PACKAGES := .venv-packages
 
 $(PACKAGES)/.ready: tests/packages/requirements.txt
@@ -99,4 +102,4 @@ packages: $(PACKAGES)/.ready  ## Try 40 packages with --preload and write docs/p
 	$(PACKAGES)/bin/python -m tests.packages.survey
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
