@@ -24,7 +24,8 @@ SHELLS = frozenset({"bash", "sh"})
 LONG = "<!-- run by make long -->"
 _NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
 _FENCE = re.compile(r"^ *```")
-_COMMAND = re.compile(r"\brelight\s+(\w+)\s?(.*)")
+_COMMAND = re.compile(r"(?<![\w/.-])relight\s+(\w+)\s?(.*)")
+_VARIABLE = re.compile(r"\$\w+")
 
 
 class Block(NamedTuple):
@@ -73,7 +74,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 def command_lines(block: Block) -> Iterator[tuple[str, list[str]]]:
     """Yield each command of relight in a block of commands or a shown terminal, with its words,
-    except where something is left out (`…`).
+    except where something is left out (`…`). Variables are 1.
     """
     text = block.text.replace("\\\n", " ")
     for line in text.splitlines():
@@ -82,4 +83,4 @@ def command_lines(block: Block) -> Iterator[tuple[str, list[str]]]:
         for part in re.split(r";|&&|\|", line.partition(" #")[0]):
             found = _COMMAND.search(part)
             if found and "…" not in part and not part.lstrip().startswith("#"):
-                yield found[1], shlex.split(found[2])
+                yield found[1], shlex.split(_VARIABLE.sub("1", found[2]))
