@@ -13,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test check lint types unit portable bench simulate mutants chaos long dist packages clean
+.PHONY: help setup demo test check lint types unit portable bench simulate mutants chaos long dist docs pages packages clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -34,7 +34,7 @@ $(EXAMPLES_READY): pyproject.toml
 
 $(READY): $(EXAMPLES_READY)
 	@echo "the tools of tests and benchmarks, beside what is there"
-	$(INSTALL) --progress-bar on -e '.[dev,dev-ray,bench,programs]'
+	$(INSTALL) --progress-bar on -e '.[dev,dev-ray,bench,programs,docs]'
 	@echo "compiling all modules"
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # of some that nobody imports it can't
 	@touch $@
@@ -88,6 +88,14 @@ long: setup  ## Tests of minutes to hours
 
 dist: setup  ## Build the wheel, the sdist and the launcher in one file, and try them on each Python there is
 	$(BIN)/python -m tests.release
+
+docs: setup  ## Build the documentation site in .build/site
+	$(BIN)/python -m documentation.site
+
+pages: setup  ## Write what is generated: the page of flags, the figures and the picture of the README
+	$(BIN)/python -m documentation.from_torchrun
+	$(BIN)/python -m benchmarks.readme
+	$(BIN)/python -m documentation.picture
 
 PACKAGES := .venv-packages
 

@@ -37,10 +37,10 @@ _DDP = ("torchrun", "cold", "named")
 ROWS = (
     Row("start to the first trained step, 4 DDP workers; warm: the second start, `--keep-warm`",
         "warm", "launch of 4 workers, s", ("torchrun", "cold", "warm")),
-    Row("kill -9 of a worker to the first trained step, 2 DDP workers; warm: `--preload=torch,…`",
+    Row("kill -9 of a worker to the first trained step, 2 DDP workers; warm: `--preload`",
         "warm", "restart of 2 workers, s", _DDP),
     Row("the same, 4 DDP workers on 2 processors", "warm", "restart of 4 workers, s", _DDP),
-    Row("kill -9 of one of 2 nodes to the first trained step of the other; warm: `--preload=torch,…`",
+    Row("kill -9 of one of 2 nodes to the first trained step of the other; warm: `--preload`",
         "warm", "loss of 1 node of 2, s", _DDP),
     Row("a node is killed, and a worker of another fails of it, to new workers on the others",
         "nodes", "loss-noticed"),

@@ -1,7 +1,7 @@
 """Finds the blocks of code in a page, and what is to become of each.
 
-- ```` ```bash ````: commands; a test runs those of a page from top to bottom in one directory, which
-  has a small `train.py` and the examples.
+- ```` ```bash ````: commands; a test runs those of a page from top to bottom in one directory,
+  which has a small `train.py` and the examples.
 - ```` ```console ````: a terminal as it was shown, commands behind `$`; nothing is run.
 - ```` ```text ````: output, or what is not for a shell; other languages are what they say.
 

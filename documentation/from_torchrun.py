@@ -8,10 +8,9 @@ docs/differences.md, which the tests of tests/differential keep complete.
 
 import re
 
+from documentation.blocks import ROOT
 from relight.cli.usage import shown_default
 from relight.spec import FLAGS, Flag
-
-from documentation.blocks import ROOT
 
 PAGE = ROOT / "docs" / "from-torchrun.md"
 DIFFERENCES = ROOT / "docs" / "differences.md"
@@ -30,10 +29,10 @@ relight run --nproc_per_node 2 --max-rest=3 train.py
 PET_NPROC_PER_NODE=2 relight run train.py
 ```
 
-All that behaves otherwise is in [one document](differences.md), which tests keep complete. What people
-notice first: the exit code is [that of the root cause](exit-codes.md), not 1; a failure is reported in
-a few lines, with its cause first; no worker outlives the launcher; and on a cluster [no flag is needed
-for the nodes](zero-flags.md).
+All that behaves otherwise is in [one document](differences.md), which tests keep complete. What
+people notice first: the exit code is [that of the root cause](exit-codes.md), not 1; a failure is
+reported in a few lines, with its cause first; no worker outlives the launcher; and on a cluster [no
+flag is needed for the nodes](zero-flags.md).
 
 ## Every flag
 

@@ -2,8 +2,8 @@
 
     python -m documentation.picture
 
-writes docs/pictures/recovery.svg from docs/pictures/recovery.cast (`documentation.recording`). At the
-left is the time since the worker was killed, from then on.
+writes docs/pictures/recovery.svg from docs/pictures/recovery.cast (`documentation.recording`). At
+the left is the time since the worker was killed, from then on.
 """
 
 import json

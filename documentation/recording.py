@@ -2,8 +2,8 @@
 
     python -m documentation.recording
 
-The file is an asciicast (version 2, https://docs.asciinema.org/manual/asciicast/v2/); a marker in it
-is what was typed in another terminal. `documentation.picture` draws it.
+The file is an asciicast (version 2, https://docs.asciinema.org/manual/asciicast/v2/); a marker in
+it is what was typed in another terminal. `documentation.picture` draws it.
 """
 
 import fcntl

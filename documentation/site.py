@@ -18,7 +18,15 @@ from typing import Any
 from documentation.blocks import ROOT
 
 OUT = ROOT / ".build" / "site"
-SHOWN = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs", "examples", "benchmarks")
+SHOWN = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "docs",
+    "examples",
+    "benchmarks",
+)
 """What of the repository is on the site."""
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)#]+\.md)\)")
 

@@ -1,7 +1,6 @@
-"""Train while nodes come, go, fail and are taken away: the shape of a script that survives all of it.
+"""Train while nodes come, go, fail and are taken away: a script that survives all of it.
 
-    relight run --nnodes=1:4 --nproc-per-node=2 --max-restarts=3/1h --restart-policy=smart \\
-        --membership-change=at-checkpoint --hang-timeout=auto examples/elastic.py --steps 2000
+    relight run --nproc-per-node=2 --max-restarts=3 --restart-policy=smart examples/elastic.py
 
 Each start of this file may have another number of workers. It loads the last checkpoint, trains on
 from there, and ends with the same weights, to rounding, as if nothing had happened.

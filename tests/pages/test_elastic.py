@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from conftest import Launch, Start
-
 from documentation.blocks import ROOT, blocks
+
 from relight.errors import EXIT_PREEMPTED
 
 SCRIPT = ROOT / "examples" / "elastic.py"

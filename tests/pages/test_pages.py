@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
-
 from benchmarks import readme
+from conftest import clean_environment
 from documentation import picture
 from documentation.blocks import ROOT, SHELLS, Block, blocks, command_lines, pages
 from documentation.recording import CAST
+
 from relight.cli.arguments import parse, to_spec
 from relight.cli.launch import LAUNCH_FLAGS
 from relight.cli.main import COMMANDS
@@ -54,7 +54,7 @@ def test_each_block_says_what_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_shown_commands_of_relight_exist(name: str) -> None:
-    """Those that are not run too: the command is one of relight's, its flags and values are valid."""
+    """Those that are not run too: it is a command of relight, its flags and values are valid."""
     for block in blocks_of(name):
         if block.language not in SHELLS | {"console"}:
             continue
