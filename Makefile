@@ -92,8 +92,9 @@ dist: setup  ## Build the wheel, the sdist and the launcher in one file, and try
 docs: setup  ## Build the documentation site in .build/site
 	$(BIN)/python -m documentation.site
 
-pages: setup  ## Write what is generated: the page of flags, the figures and the picture of the README
+pages: setup  ## Write what is generated: the page of flags, the failure guide, the figures and the picture of the README
 	$(BIN)/python -m documentation.from_torchrun
+	$(BIN)/python -m documentation.failures
 	$(BIN)/python -m benchmarks.readme
 	$(BIN)/python -m documentation.picture
 

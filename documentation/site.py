@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from documentation import messages
 from documentation.blocks import ROOT
 
 OUT = ROOT / ".build" / "site"
@@ -28,6 +29,8 @@ SHOWN = (
     "benchmarks",
 )
 """What of the repository is on the site."""
+MESSAGES = "messages.md"
+"""A page that is on the site alone: it is read from the source."""
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)#]+\.md)\)")
 
 
@@ -67,12 +70,13 @@ def build(out: Path) -> str:
         source.mkdir()
         for entry in SHOWN:
             (source / entry).symlink_to(ROOT / entry)
+        (source / MESSAGES).write_text(messages.page())
         config = Path(name) / "mkdocs.yml"
         settings = {
             "INHERIT": str(ROOT / "documentation" / "mkdocs.yml"),
             "docs_dir": str(source),
             "site_dir": str(out),
-            "nav": navigation(),
+            "nav": [*navigation(), {"All messages": MESSAGES}],
             "plugins": {"mkdocstrings": {"handlers": {"python": {"paths": [str(ROOT / "src")]}}}},
         }
         config.write_text(json.dumps(settings))  # which is YAML as well

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from benchmarks import readme
 from conftest import clean_environment
-from documentation import picture
+from documentation import failures, messages, picture, site
 from documentation.blocks import ROOT, SHELLS, Block, blocks, command_lines, pages
 from documentation.recording import CAST
 
+from relight import errors
 from relight.cli.arguments import parse, to_spec
 from relight.cli.launch import LAUNCH_FLAGS
 from relight.cli.main import COMMANDS
@@ -140,9 +141,45 @@ def test_the_picture_is_drawn_from_the_recording() -> None:
     assert picture.PICTURE.stat().st_size < 10_000
 
 
+def test_the_failure_guide_is_current() -> None:
+    """`python -m documentation.failures` writes it."""
+    assert failures.PAGE.read_text() == failures.page()
+
+
+def test_no_message_at_the_end_of_a_job_is_missing_in_the_failure_guide() -> None:
+    """Each message has an entry, and each entry is about messages that there are."""
+    told = [text for each in failures.CAUSES for text in each.says]
+    found = list(failures.messages_of_source())
+    assert len(found) > 40
+    assert [text for text in found if not any(part in text for part in told)] == []
+    sources = [
+        text
+        for path, names in failures.SOURCES.items()
+        for text in messages.texts_of(messages.SOURCE / path, names)
+    ]
+    assert [part for part in told if not any(part in text for text in sources)] == []
+
+
+def test_no_exit_code_of_relight_is_missing_in_the_failure_guide() -> None:
+    codes = {name for name in vars(errors) if name.startswith("EXIT_")}
+    assert codes - {"EXIT_OK", "EXIT_SIGNAL_BASE"} == failures.EXIT_CODES.keys()
+
+
 @pytest.mark.slow
 def test_the_page_of_flags_is_current() -> None:
     """`python -m documentation.from_torchrun` writes it; torchrun's flags come from its parser."""
     from documentation import from_torchrun
 
     assert from_torchrun.PAGE.read_text() == from_torchrun.page()
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_has_every_page(tmp_path: Path) -> None:
+    """Links and anchors lead somewhere on the site too; no page is left out of its navigation."""
+    assert site.build(tmp_path) == ""
+    shown = (tmp_path / "index.html").read_text()
+    for page in (ROOT / "docs").rglob("*.md"):
+        target = str(page.relative_to(ROOT).with_suffix(".html"))
+        name = target.replace("README.html", "index.html")
+        assert (tmp_path / name).exists(), name
+        assert f'href="{name}"' in shown or page.name == "README.md", name
