@@ -168,7 +168,7 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
                 raise
             raise UsageError(  # job/launcher_file.py
                 f"relight {name} is not part of the launcher that travels with a job",
-                hint="pip install relight",
+                hint="it needs all of relight, installed from a clone (pip install .) or a wheel",
             ) from None
         main_of: Callable[[list[str]], int] = module.main
         return main_of

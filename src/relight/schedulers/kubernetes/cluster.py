@@ -75,7 +75,7 @@ class Cluster:
         except ImportError:
             raise UsageError(
                 "the Kubernetes scheduler needs the package kubernetes",
-                hint="pip install 'relight[kubernetes]', in the environment of relight",
+                hint="pip install 'kubernetes>=31' 'PyYAML>=6', in the environment of relight",
             ) from None
         if self._client is None:
             self._client = _configured(kubernetes, self._context)
@@ -258,7 +258,7 @@ def yaml() -> Any:
     except ImportError:
         raise UsageError(
             "the Kubernetes scheduler needs the package PyYAML",
-            hint="pip install 'relight[kubernetes]', in the environment of relight",
+            hint="pip install 'kubernetes>=31' 'PyYAML>=6', in the environment of relight",
         ) from None
     return package
 

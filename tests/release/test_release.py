@@ -1,0 +1,99 @@
+"""What is released is complete, and runs where nothing else is installed."""
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import relight
+
+from .distribution import EXPECTED, ROOT, build, install, run_job, write_launcher
+
+pytestmark = pytest.mark.slow
+
+Built = tuple[Path, Path]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    """The wheel and the sdist."""
+    yield build(tmp_path_factory.mktemp("dist"))
+
+
+def test_the_version_is_written_in_one_place(built: Built) -> None:
+    """Package, wheel, sdist and changelog have the version of `relight/__init__.py`."""
+    wheel, sdist = built
+    assert wheel.name == f"relight-{relight.__version__}-py3-none-any.whl"
+    assert sdist.name == f"relight-{relight.__version__}.tar.gz"
+    assert "version" not in PROJECT
+
+
+def test_the_wheel_has_all_modules_and_nothing_else(built: Built) -> None:
+    """Type marker and licence are in it; no tests, no caches."""
+    with zipfile.ZipFile(built[0]) as archive:
+        names = archive.namelist()
+    source = ROOT / "src"
+    modules = {str(path.relative_to(source)) for path in source.rglob("*.py")}
+    info = f"relight-{relight.__version__}.dist-info"
+    assert {name for name in names if not name.startswith(info)} == modules | {"relight/py.typed"}
+    assert f"{info}/licenses/LICENSE" in names
+    assert f"{info}/entry_points.txt" in names
+
+
+def test_the_sdist_has_what_the_wheel_is_built_from(built: Built) -> None:
+    with tarfile.open(built[1]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name for name in names if not name.startswith("src/relight/")} == {
+        ".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml",
+    }  # fmt: skip
+    assert "src/relight/py.typed" in names
+    assert not [name for name in names if "__pycache__" in name]
+
+
+def test_both_are_accepted_by_an_index(built: Built) -> None:
+    """Metadata and description are valid."""
+    checked = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *map(str, built)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_a_job_runs_from_the_wheel_and_from_the_launcher_in_one_file(
+    built: Built, tmp_path: Path
+) -> None:
+    """In an environment without any other package. `make dist` does it with each Python."""
+    programs = install(built[0], sys.executable, tmp_path / "environment")
+    assert run_job(programs / "relight", programs, tmp_path) == EXPECTED
+    assert run_job(write_launcher(tmp_path), programs, tmp_path) == EXPECTED
+
+
+def test_nothing_says_that_relight_is_on_an_index() -> None:
+    """Until it is, hints and pages say what works from a clone or a wheel."""
+    said = re.compile(r"(?:pip|pipx|uv pip|uv tool) (?:install|run) ['\"]?relight\b(?!-)")
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"),
+             *(ROOT / "examples").iterdir()]  # fmt: skip
+    found = [str(path) for path in files if path.is_file() and said.search(path.read_text())]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "module"),
+    [
+        ("aws_batch", "schedulers/aws_batch/client.py"),
+        ("docker", "schedulers/docker/daemon.py"),
+        ("kubernetes", "schedulers/kubernetes/cluster.py"),
+    ],
+)
+def test_a_hint_names_the_packages_of_the_extra(extra: str, module: str) -> None:
+    """As in pyproject.toml."""
+    packages = " ".join(f"'{each}'" for each in PROJECT["optional-dependencies"][extra])
+    hint = f"pip install {packages}, in the environment of relight"
+    assert hint in (ROOT / "src" / "relight" / module).read_text()
