@@ -1,6 +1,7 @@
 """`relight sandbox`: a job on several hosts of this machine, with faults of hosts and network."""
 
 import os
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 
@@ -73,7 +74,9 @@ def main(argv: list[str]) -> int:
         os.execv(ahead[0], [*ahead, sys.executable, "-m", "relight", "sandbox", *argv])
     from relight.sandbox import run
 
-    return run.run([command] * count, plan)
+    # Nobody but its own agents can reach the job.
+    variables = {"RELIGHT_TOKEN": secrets.token_hex(16), **env.variables}
+    return run.run(command, count, variables, plan)
 
 
 def _count(argv: Sequence[str]) -> tuple[int, list[str]]:

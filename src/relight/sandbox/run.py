@@ -5,7 +5,7 @@ all, with the name of its host before each line.
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,11 +18,14 @@ from relight.host.loop import Alarm, Loop
 from relight.host.readers import PipeReader
 from relight.host.stacks import workers
 from relight.sandbox.keys import Keys
-from relight.sandbox.lab import Lab
+from relight.sandbox.lab import Host, Lab
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_LINE = 1 << 20
 _FLUSH_S = 10.0
+
+
+Popen = Callable[[Host, int, int], "subprocess.Popen[Any]"]
 
 
 def name_of(host: int) -> str:
@@ -30,22 +33,38 @@ def name_of(host: int) -> str:
     return f"host{host}"
 
 
-def run(commands: Sequence[Sequence[str]], plan: Plan) -> int:
-    """Run a command on each of several hosts until the job is over; return its exit code.
+def run(command: Sequence[str], hosts: int, variables: Mapping[str, str], plan: Plan) -> int:
+    """Run an agent on each of several hosts until the job is over; return its exit code.
 
     Args:
-        commands: those of the agents, one a host.
+        command: that of each agent.
+        hosts: how many.
+        variables: the environment of the agents.
         plan: the faults.
 
     Raises:
         MachineError: the hosts can't be made, or their switch was killed.
     """
     loop = Loop()
-    sandbox = Sandbox(loop, Lab(map(name_of, range(1, len(commands) + 1))), commands, plan)
+    start = partial(_popen, command, variables)
+    sandbox = Sandbox(loop, Lab(map(name_of, range(1, hosts + 1))), start, plan)
     try:
         return sandbox.run()
     finally:
         loop.close()
+
+
+def _popen(
+    command: Sequence[str], variables: Mapping[str, str], host: Host, stdout: int, stderr: int
+) -> "subprocess.Popen[Any]":
+    return host.start(
+        command,
+        env=variables,
+        stdout=stdout,
+        stderr=stderr,
+        # If this process and the switch are killed together, nobody else is left to end it.
+        preexec_fn=partial(system.die_with_parent, signal.SIGKILL),
+    )
 
 
 class Sandbox:
@@ -54,16 +73,16 @@ class Sandbox:
     Args:
         loop: waits for output, ends of agents, keys and signals.
         lab: the hosts, which are not made yet.
-        commands: those of the agents, one a host.
+        popen: starts an agent on a host, with these descriptors as stdout and stderr.
         plan: the faults.
     """
 
-    def __init__(self, loop: Loop, lab: Lab, commands: Sequence[Sequence[str]], plan: Plan) -> None:
+    def __init__(self, loop: Loop, lab: Lab, popen: Popen, plan: Plan) -> None:
         self.loop = loop
         self.lab = lab
-        self.commands = commands
+        self.popen = popen
         self.plan = plan
-        self.job = SandboxJob(len(commands))
+        self.job = SandboxJob(len(lab.hosts))
         self.consoles = Consoles.open(loop)
         self._agents: dict[int, subprocess.Popen[Any]] = {}
         self._readers: list[PipeReader] = []
@@ -99,9 +118,10 @@ class Sandbox:
 
     def _run(self) -> None:
         self._began = self.loop.now()
-        for host in range(1, len(self.commands) + 1):
+        hosts = len(self.lab.hosts)
+        for host in range(1, hosts + 1):
             self._start(host)
-        self._keys = Keys.open(self.loop, len(self.commands), self.job, self._do, self._say)
+        self._keys = Keys.open(self.loop, hosts, self.job, self._do, self._say)
         self._on_time()
         self.loop.run_until(self._is_over)
         if not self._signals and not self._broken:
@@ -135,13 +155,7 @@ class Sandbox:
             stream = _Output(console, f"[{name_of(host)}] ".encode(), self._on_line)
             self._readers.append(PipeReader(self.loop, ours, stream))
             ends.append(theirs)
-        agent = self._agents[host] = self.lab[name_of(host)].start(
-            self.commands[host - 1],
-            stdout=ends[0],
-            stderr=ends[1],
-            # If this process and the switch are killed together, nobody else is left to end it.
-            preexec_fn=partial(system.die_with_parent, signal.SIGKILL),
-        )
+        agent = self._agents[host] = self.popen(self.lab[name_of(host)], *ends)
         for end in ends:
             os.close(end)
         self.job.started(host)
