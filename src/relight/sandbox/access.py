@@ -8,7 +8,8 @@ import subprocess
 
 from relight.errors import MachineError
 
-_ROOT_OF_OUR_OWN = ("--user", "--map-root-user")
+_ROOT_OF_OUR_OWN = ("--user", "--map-root-user", "--net", "--uts", "--mount")
+"""Whoever makes hosts must be able to come back from them to namespaces of its own."""
 
 
 def prefix() -> list[str]:
