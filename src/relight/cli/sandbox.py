@@ -61,6 +61,8 @@ def main(argv: list[str]) -> int:
         print(PAGE.text())
         return EXIT_OK
     system.require_linux("relight sandbox")
+    if not parsed.command:
+        raise UsageError("no training script was given", hint=f"relight {PAGE.usage}")
     spec = to_spec(parsed)
     texts = split(rest, {flag.name: flag for flag in _FLAGS})[0]
     more = _derived(spec, parsed.given, count)
