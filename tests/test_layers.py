@@ -22,6 +22,7 @@ LAYERS = (
     ("runner",),
     ("postmortem",),
     ("doctor", "function", "function_hosts", "function_results"),
+    ("sandbox",),
     ("pytest_plugin",),
     ("group",),
     ("coordinator",),

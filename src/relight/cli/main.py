@@ -26,6 +26,7 @@ COMMANDS = {
     "launch": "like run, compatible with torch.distributed.launch",
     "coordinator": "coordinate jobs of several nodes, for example on a login node",
     "doctor": "check this machine and the network between the nodes",
+    "sandbox": "run a job on hosts made on this machine, and break them",
     "submit": "submit a job to this machine, Docker, Slurm … (torchx run)",
     "status": "show the state of a job, or the agents on this machine",
     "top": "watch jobs live: ranks, steps, CPU, memory, last lines",
@@ -46,9 +47,9 @@ COMMANDS = {
     "version": "print the version",
 }
 
-JOB_COMMANDS = ("submit", "status", "top", "stacks", "debug", "logs", "events", "wait", "cancel",
-            "delete", "list", "describe", "components", "schedulers", "configure", "warm",
-            "completion")  # fmt: skip
+JOB_COMMANDS = ("sandbox", "submit", "status", "top", "stacks", "debug", "logs", "events", "wait",
+            "cancel", "delete", "list", "describe", "components", "schedulers", "configure",
+            "warm", "completion")  # fmt: skip
 """Commands that are modules of this package with a function `main`."""
 _LAUNCHERS = ("run", "launch")
 _ON_NODES = ("run", "launch", "coordinator", "doctor")
