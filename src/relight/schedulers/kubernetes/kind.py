@@ -100,7 +100,8 @@ def by_conditions(
     for _, message in conditions(each, *failed):
         return AppState.FAILED, message
     for _ in conditions(each, suspended):
-        return AppState.PENDING, f"the {each['kind']} is suspended: it waits for its queue"
+        queue = (each["metadata"].get("labels") or {}).get(QUEUE, "")
+        return AppState.PENDING, f"the {each['kind']} is suspended: it waits for its queue {queue}"
     return None, ""
 
 
