@@ -42,6 +42,7 @@ from netlab import Lab
 Object = dict[str, Any]
 INDEX = "batch.kubernetes.io/job-completion-index"
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
+IGNORED = "batch.kubernetes.io/job-index-ignored-failure-count"
 KINDS = {
     "services": ("v1", "Service"),
     "configmaps": ("v1", "ConfigMap"),
@@ -56,6 +57,7 @@ KINDS = {
 }
 QUEUE = "kueue.x-k8s.io/queue-name"
 VOLCANO_INDEX = "volcano.sh/task-index"
+VOLCANO_RETRIES = "volcano.sh/job-retry-count"
 _PATH = re.compile(
     r"/(api/v1|apis/[^/]+/\w+)/namespaces/([^/]+)/(\w+)(?:/([^/]+))?(?:/(log|status))?"
 )
@@ -410,6 +412,9 @@ class ApiServer:
             number = {INDEX: str(index)}
             if "backoffLimitPerIndex" in spec:
                 number[FAILURES] = str(counted.get(index, 0))
+                failed = [x for x in mine if _index(x) == index and self._is_over(x)]
+                if ignored := len(failed) - counted.get(index, 0):
+                    number[IGNORED] = str(ignored)
             self._make_pod(job, spec["template"], name, number)
 
     def _failure(self, spec: Object, mine: list[Object]) -> str:
@@ -541,12 +546,14 @@ class ApiServer:
                     self._stop(pod["metadata"]["uid"])
             return
         names = {pod["metadata"]["name"] for pod in mine}
+        retried = job["status"].get("retryCount", 0)
         for task in spec["tasks"]:
             for number in range(task["replicas"]):
                 name = f"{meta['name']}-{task['name']}-{number}"
                 if name not in names:
                     state["phase"] = "Running"
-                    self._make_pod(job, task["template"], name, {VOLCANO_INDEX: str(number)})
+                    marks = {VOLCANO_INDEX: str(number), VOLCANO_RETRIES: str(retried)}
+                    self._make_pod(job, task["template"], name, marks)
 
     @staticmethod
     def _size(spec: Object) -> int:
@@ -615,6 +622,9 @@ class ApiServer:
         for volume in pod["spec"].get("volumes", ()):
             if "configMap" in volume:
                 words = [w.replace("/opt/relight", str(self._files(pod, volume))) for w in words]
+            if "downwardAPI" in volume:
+                (self.directory / "pod").touch()
+                words = [w.replace("/etc/relight", str(self.directory)) for w in words]
         pod["spec"]["nodeName"] = f"node{index}"
         if self.lab is not None:
             words = [*self.lab[self._host(pod, index)].entrance, *words]
@@ -639,10 +649,11 @@ class ApiServer:
         found: dict[str, str] = {}
         for each in container.get("env", ()):
             source = each.get("valueFrom") or {}
-            if FAILURES in source.get("fieldRef", {}).get("fieldPath", ""):
-                found[each["name"]] = pod["metadata"]["annotations"].get(FAILURES, "")
-            elif "fieldRef" in source:
-                found[each["name"]] = str(index)
+            if "fieldRef" in source:
+                part, key = re.fullmatch(
+                    r"metadata\.(labels|annotations)\['(.*)'\]", source["fieldRef"]["fieldPath"]
+                ).groups()  # type: ignore[union-attr]
+                found[each["name"]] = pod["metadata"][part].get(key, "")
             elif "secretKeyRef" in source:
                 key = (pod["metadata"]["namespace"], "secrets", source["secretKeyRef"]["name"])
                 found[each["name"]] = self.objects[key]["stringData"][source["secretKeyRef"]["key"]]
@@ -701,6 +712,15 @@ class ApiServer:
                 if _index(pod) == index and pod["status"]["phase"] == "Running":
                     lost = {"type": "DisruptionTarget", "status": "True"}
                     pod["status"]["conditions"] = [lost]
+                    self._stop(pod["metadata"]["uid"])
+
+    def time_out(self, index: int) -> None:
+        """End the pod of a replica as if its activeDeadlineSeconds were over."""
+        with self._lock:
+            for pod in self.of("pods"):
+                if _index(pod) == index and pod["status"]["phase"] == "Running":
+                    said = "Pod was active on the node longer than the specified deadline"
+                    pod["status"] |= {"reason": "DeadlineExceeded", "message": said}
                     self._stop(pod["metadata"]["uid"])
 
     def lose(self, index: int) -> None:

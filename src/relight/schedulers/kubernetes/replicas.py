@@ -144,6 +144,8 @@ def _replica(
 
 def _end(known: Mapping[str, Any]) -> tuple[int | None, str]:
     """Return the exit code of the container, and why it has failed."""
+    reason, said = (" ".join(str(known.get(name) or "").split()) for name in ("reason", "message"))
+    of_pod = ": ".join(filter(None, (reason, said)))  # it was evicted, or its time is over
     for container in known.get("containerStatuses") or ():
         ended = (container.get("state") or {}).get("terminated")
         if ended:
@@ -152,12 +154,13 @@ def _end(known: Mapping[str, Any]) -> tuple[int | None, str]:
                 return 0, ""
             reason = str(ended.get("reason") or "")
             said = " ".join(str(ended.get("message") or "").split())
+            if of_pod:
+                return code, of_pod
             if reason == "OOMKilled":
                 return code, "out of memory: the container used more than its limit"
             return code, said or f"exit code {code}"
     if known.get("phase") == "Failed":
-        reason, said = (str(known.get(name) or "") for name in ("reason", "message"))
-        return None, ": ".join(filter(None, (reason, " ".join(said.split())))) or "its pod failed"
+        return None, of_pod or "its pod failed"
     return None, ""
 
 

@@ -82,6 +82,7 @@ class Kubernetes:
         Option("reserved_memmb", int, RESERVED["reserved_memmb"],
                "megabytes of memory that are not requested"),
         Option("efa_device_count", int, None, "number of EFA devices (default: the resource's)"),
+        Option("timeout", int, None, "minutes after which a pod is ended"),
         Option("pods", str, None, "a YAML or JSON file that is merged into each pod"),
         Option("validate_spec", bool, True, "have the server check all objects before any is made"),
         Option("image_repo", str, None, "TorchX option; no effect: no image is pushed"),

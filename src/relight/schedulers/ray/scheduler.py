@@ -68,6 +68,7 @@ class Ray:
                "own, apart if possible, or together", False, ("STRICT_SPREAD", "SPREAD", "PACK")),
         Option("resources", dict, None, "custom resources of each replica, NAME:NUMBER;…"),
         Option("requirements", str, None, "a requirements.txt of packages that Ray installs"),
+        Option("timeout", int, None, "minutes after which a replica is ended"),
         Option("workspace", str, None, "directory to copy for the job, which runs in the copy"),
         Option("sync", bool, False, "copy the working directory, as with workspace"),
         Option("cluster_config_file", str, None, "of TorchX, refused: name the dashboard"),
