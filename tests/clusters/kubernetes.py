@@ -231,7 +231,9 @@ class ApiServer:
     def _list(self, namespace: str, plural: str, query: Object) -> Object:
         selector = query.get("labelSelector", "")
         self.selectors.append(selector)
-        fields = dict(pair.split("=", 1) for pair in query.get("fieldSelector", "").split(",") if pair)
+        fields = dict(
+            pair.split("=", 1) for pair in query.get("fieldSelector", "").split(",") if pair
+        )
         wanted = dict(pair.split("=", 1) for pair in selector.split(",") if pair)
         items = [
             each
@@ -392,9 +394,7 @@ class ApiServer:
             if not any(x["type"] == "Suspended" for x in status.get("conditions", ())):
                 self._condition(job, "Suspended", "")
             return
-        status["conditions"] = [
-            x for x in status.get("conditions", ()) if x["type"] != "Suspended"
-        ]
+        status["conditions"] = [x for x in status.get("conditions", ()) if x["type"] != "Suspended"]
         if why := self._failure(spec, mine):
             self._condition(job, "Failed", why)
             return

@@ -27,7 +27,8 @@ EFA = "vpc.amazonaws.com/efa"
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _REPLICA_ENV = "RELIGHT_REPLICA_ID"
 _START = "/etc/relight"
-"""The directory of a file that is as old as the pod: the kubelet makes it before it pulls images."""
+"""The directory of a file that is as old as the pod: the kubelet makes it before it pulls the image.
+"""
 _TELL_END = (
     f"export RELIGHT_END_TIME=$(($(stat -c %Y {_START}/pod 2>/dev/null || date +%s) + {{0}})); "
     'exec "$@"'

@@ -95,7 +95,7 @@ def parts_of(app_id: str) -> tuple[str, str]:
 
 
 def _of_ray(name: str, text: str) -> str:
-    """Return the dashboard that a variable of Ray names. RAY_ADDRESS may be the address of Ray Client
+    """Return the dashboard that a variable of Ray names. RAY_ADDRESS may be that of Ray Client
     (`ray://HOST:10001`) or of the cluster's GCS (`HOST:6379`): `ray job submit` asks there for the
     dashboard (`get_address_for_submission_client`, Ray 2.60), which by default is on the same host.
     """
