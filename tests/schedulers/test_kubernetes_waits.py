@@ -1,5 +1,5 @@
 """A job that a Kubernetes cluster accepts, and that waits for what is not there: `relight status`
-says what it is. The stand-in (`clusters/kubernetes.py`) refuses pods as the server's admission does.
+says what it is. The stand-in (`clusters/kubernetes.py`) refuses pods as a server's admission does.
 """
 
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from clusters.kubernetes import ApiServer, until
+from conftest import Launch
 
 from relight.errors import UsageError
 from relight.job.app import AppDef, AppState, Role
@@ -94,3 +95,27 @@ def test_a_volume_that_cannot_be_mounted_is_named(server: ApiServer) -> None:
     said = 'FailedMount: MountVolume.SetUp failed for volume "mount-0"'
     assert status().replicas[0].error == said
     assert status().message == f"main/0: {said}"
+
+
+def test_logs_say_why_there_are_none(server: ApiServer, launch: Launch) -> None:
+    """Also before they wait for the first one, with -f."""
+    server.unschedulable = {0}
+    submit()
+    said = "note: main/0 PENDING: Unschedulable: 0/1 nodes are available"
+    known = {"KUBECONFIG": str(server.kubeconfig)}
+    result = launch("logs", "kubernetes://relight/ns:job-x1", **known)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert said in result.stderr
+    server.find_nodes()
+    with until(has_succeeded):
+        assert launch("logs", "-f", "kubernetes://relight/ns:job-x1", **known).stderr == ""
+
+
+def test_logs_say_that_memory_ran_out(server: ApiServer, launch: Launch) -> None:
+    submit("echo begins; exit 1")
+    with until(lambda: status().state is AppState.FAILED):
+        (container,) = server.of("pods")[0]["status"]["containerStatuses"]
+    container["state"]["terminated"] |= {"exitCode": 137, "reason": "OOMKilled"}
+    result = launch("logs", "kubernetes://relight/ns:job-x1", KUBECONFIG=str(server.kubeconfig))
+    assert result.stdout == "begins\n"
+    assert "note: main/0 FAILED: out of memory" in result.stderr

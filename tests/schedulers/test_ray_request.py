@@ -254,7 +254,7 @@ def test_the_dashboard_of_ray_client_and_of_the_gcs_is_on_their_host(
 def test_an_address_of_ray_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("ray://", "ray://[::1", "ftp://x"):
         monkeypatch.setenv("RAY_ADDRESS", address)
-        with pytest.raises(UsageError, match="RAY_ADDRESS=.* is no address of a dashboard"):
+        with pytest.raises(UsageError, match=r"RAY_ADDRESS=.* is no address of a dashboard"):
             dashboard.url_of(None)
 
 

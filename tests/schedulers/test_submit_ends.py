@@ -1,5 +1,5 @@
-"""relight submit to AWS Batch and Ray that is stopped while the service is slow, or that can't write
-its record: nothing is left, or the message says what. Kubernetes: `test_kubernetes_submit_ends.py`.
+"""relight submit to AWS Batch and Ray that is stopped while the service is slow, or that can't
+write its record: nothing is left, or the message says what. Kubernetes has a file of its own.
 """
 
 import json

@@ -43,7 +43,7 @@ class Job:
     resource = Resource("batch/v1", "Job", "jobs")
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     label = "batch.kubernetes.io/job-completion-index"  # since Kubernetes 1.28
-    starts = MappingProxyType({
+    starts: Mapping[str, str] = MappingProxyType({
         "RELIGHT_REQUEUES": "metadata.annotations['batch.kubernetes.io/job-index-failure-count']",
         "RELIGHT_PREEMPTIONS":
             "metadata.annotations['batch.kubernetes.io/job-index-ignored-failure-count']",

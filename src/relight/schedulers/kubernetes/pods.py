@@ -27,8 +27,7 @@ EFA = "vpc.amazonaws.com/efa"
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _REPLICA_ENV = "RELIGHT_REPLICA_ID"
 _START = "/etc/relight"
-"""The directory of a file that is as old as the pod: the kubelet makes it before it pulls the image.
-"""
+"""The directory of a file as old as the pod: the kubelet makes it before it pulls the image."""
 _TELL_END = (
     f"export RELIGHT_END_TIME=$(($(stat -c %Y {_START}/pod 2>/dev/null || date +%s) + {{0}})); "
     'exec "$@"'
@@ -173,8 +172,8 @@ def _variables(app: AppDef, own: Role, role: Role, place: Place) -> list[dict[st
         if name == _REPLICA_ENV:
             continue
         if value.startswith(_FIELD):
-            path = {"fieldRef": {"fieldPath": value.removeprefix(_FIELD)}}
-            found.append({"name": name, "valueFrom": path})
+            field = {"fieldRef": {"fieldPath": value.removeprefix(_FIELD)}}
+            found.append({"name": name, "valueFrom": field})
         else:
             found.append({"name": name, "value": value})
     if TOKEN not in own.env:

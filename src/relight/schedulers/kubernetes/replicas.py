@@ -136,9 +136,8 @@ def _replica(
     state = _PHASES.get(known.get("phase") or "", AppState.UNKNOWN)
     host = str((pod.get("spec") or {}).get("nodeName") or "")
     exitcode, message = _end(known)
-    message = message or _waits(known)
     if state is AppState.PENDING:
-        message = message or told.get(pod["metadata"]["name"], "")
+        message = message or _waits(known) or told.get(pod["metadata"]["name"], "")
     return ReplicaStatus(role, number, state, host, exitcode, message)
 
 

@@ -41,7 +41,7 @@ class TrainJob:
     name = "trainjob"
     resource = Resource("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs")
     index, label = Job.index, Job.label
-    starts = MappingProxyType(
+    starts: Mapping[str, str] = MappingProxyType(
         {"RELIGHT_REQUEUES": "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"}
     )
     container = _STEP

@@ -32,7 +32,7 @@ class Volcano:
     resource = Resource("batch.volcano.sh/v1alpha1", "Job", "jobs")
     index = f"metadata.labels['{INDEX}']"
     label = INDEX
-    starts = MappingProxyType(
+    starts: Mapping[str, str] = MappingProxyType(
         {"RELIGHT_REQUEUES": "metadata.annotations['volcano.sh/job-retry-count']"}
     )
     container = "main"
