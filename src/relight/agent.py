@@ -288,7 +288,18 @@ class Agent:
         self._show_tracebacks()
         reason = f"agent got {signal_name(number)}"
         self.link.send(NodeLeaving(f"its {reason}"))
+        if number == signal.SIGTERM and self._has_saved():
+            self.journal.say(f"the workers had saved and left before; exit code {EXIT_PREEMPTED}")
+            return EXIT_PREEMPTED, f"the {reason}"
         return exit_code_of_signal(number), f"the {reason}"
+
+    def _has_saved(self) -> bool:
+        """Return whether the last workers have left as they were asked to, as another node was
+        preempted: often the nodes of a job are told of the same end one after the other.
+        """
+        workers = self._workers
+        stop = None if workers is None else workers.stopped_by
+        return stop is not None and stop.gently and workers is not None and workers.ended_well
 
     def _leave_unfit(self, unfit: "Unfit", outcome: Outcome) -> tuple[int, str]:
         from relight import health_check

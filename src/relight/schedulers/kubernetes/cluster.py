@@ -116,8 +116,10 @@ def explained(error: Any) -> RelightError:
             f"Kubernetes does not permit this user to {verb} {what}: {message}",
             hint=f"a Role with the verb {verb} on {what}; kubectl auth can-i {verb} {what}",
         )
-    if error.status == 409:
+    if error.status == 409 and "already exists" in message:
         return UsageError(f"Kubernetes: {message}", hint="submit it again, under another name")
+    if error.status == 404 and message.startswith("namespaces "):
+        return UsageError(f"Kubernetes refuses it: {message}", hint="-cfg namespace=NAME")
     if error.status in (400, 403, 404, 422):
         return UsageError(f"Kubernetes refuses it: {message}")
     return MachineError(f"Kubernetes: {error.status} {message}")

@@ -32,7 +32,7 @@ from relight.schedulers.api import (
     Request,
     no_replica,
 )
-from relight.schedulers.kubernetes import cluster, names, pods, replicas, request, store
+from relight.schedulers.kubernetes import cluster, names, pods, reasons, replicas, request, store
 from relight.schedulers.kubernetes.cluster import Cluster
 from relight.schedulers.kubernetes.kind import Kind
 from relight.schedulers.kubernetes.kinds import DEFAULT, KINDS
@@ -82,6 +82,7 @@ class Kubernetes:
         Option("reserved_memmb", int, RESERVED["reserved_memmb"],
                "megabytes of memory that are not requested"),
         Option("efa_device_count", int, None, "number of EFA devices (default: the resource's)"),
+        Option("timeout", int, None, "minutes after which a pod is ended"),
         Option("pods", str, None, "a YAML or JSON file that is merged into each pod"),
         Option("validate_spec", bool, True, "have the server check all objects before any is made"),
         Option("image_repo", str, None, "TorchX option; no effect: no image is pushed"),
@@ -140,7 +141,11 @@ class Kubernetes:
                 kind, objects = _makers(client, job)
                 if objects:
                     its = store.listed(client, store.PODS, job.namespace, _selector(job))
-                    found[app_id] = replicas.status(kind, objects, its)
+                    status = replicas.status(kind, objects, its)
+                    if replicas.is_unexplained(status):
+                        told = reasons.told(client, job, objects)
+                        status = replicas.status(kind, objects, its, told)
+                    found[app_id] = status
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
