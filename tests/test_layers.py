@@ -32,6 +32,7 @@ LAYERS = (
     ("sight",),
     ("agent",),
     ("cli", "__main__"),
+    ("embedding",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 TOP = "relight"

@@ -88,14 +88,14 @@ def launch(
         parse_nproc(str(nproc_per_node))
     except ValueError as error:
         raise UsageError(f"nproc_per_node={nproc_per_node!r}: {error}") from None
-    _check_texts(flags, hosts, env or {})
+    check_texts(flags, env or {})
+    if isinstance(hosts, str):
+        raise UsageError(f"hosts={hosts!r}: expected a list", hint=f"hosts={hosts.split(',')!r}")
     if hosts and nodes not in (1, len(hosts)):
         raise UsageError(f"nnodes={nodes}, and there are {len(hosts)} hosts: one node each")
     if ssh and not hosts:
         raise UsageError("ssh has no effect without hosts")
-    variables = {**environment.read().variables, **(env or {})}
-    for name in [name for name in variables if name.startswith(("PET_", "TORCHELASTIC_"))]:
-        del variables[name]  # set by an outer job, if this process is its worker
+    variables = {**variables_of_job(), **(env or {})}
     if nodes > 1:  # keeps other users of this machine out of the job
         variables.setdefault(TOKEN, secrets.token_hex(16))
     try:
@@ -126,6 +126,15 @@ def launch(
             command = [*program, *asked, *_meeting(nodes), *warm, *flags, *worker]
             exit_codes = _run([command] * nodes, variables, refusal)
         return collect(directory, _name(function), exit_codes, refusal)
+
+
+def variables_of_job() -> dict[str, str]:
+    """Return the variables of this process for a job that it starts, without those that an outer
+    job has set, if this process is its worker.
+    """
+    variables = environment.read().variables
+    outer = ("PET_", "TORCHELASTIC_")
+    return {name: text for name, text in variables.items() if not name.startswith(outer)}
 
 
 @contextlib.contextmanager
@@ -225,11 +234,14 @@ def _number(name: str, value: int | str, *, least: int) -> int:
     return int(text)
 
 
-def _check_texts(flags: Sequence[str], hosts: Sequence[str], env: Mapping[str, str]) -> None:
+def check_texts(flags: Sequence[str], env: Mapping[str, str]) -> None:
+    """Check that flags are a list, and variables texts.
+
+    Raises:
+        UsageError: they are not.
+    """
     if isinstance(flags, str):
         raise UsageError(f"flags={flags!r}: expected a list", hint=f"flags={flags.split()!r}")
-    if isinstance(hosts, str):
-        raise UsageError(f"hosts={hosts!r}: expected a list", hint=f"hosts={hosts.split(',')!r}")
     for name, value in env.items():
         if not isinstance(value, str):
             raise UsageError(f"env: {name}={value!r}: expected a text", hint=f"'{value}'")
@@ -275,7 +287,7 @@ def _run(
             agents.append(start_agent(command, variables))
             for source, name in ((agents[-1].stdout, "stdout"), (agents[-1].stderr, "stderr")):
                 readers.append(
-                    threading.Thread(target=_copy_output, args=(source, name, refusal), daemon=True)
+                    threading.Thread(target=copy_output, args=(source, name, refusal), daemon=True)
                 )
                 readers[-1].start()
         return [agent.wait() for agent in agents]
@@ -290,7 +302,11 @@ def _run(
 
 
 def start_agent(
-    command: Sequence[str], variables: Mapping[str, str], output: Any = subprocess.PIPE
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    output: Any = subprocess.PIPE,
+    *,
+    tell: int | None = None,
 ) -> "subprocess.Popen[bytes]":
     """Start `python -m relight run …` so that it ends with this process.
 
@@ -298,14 +314,17 @@ def start_agent(
         command: that command line.
         variables: its environment.
         output: where its stdout and stderr go, as in subprocess; None: to those of this process.
+        tell: a descriptor to which it writes what happens (`relight.embedding`); None: not at all.
     """
-    guard = ("-c", _GUARD.format(parent=os.getpid()))
+    entry = "entry()" if tell is None else f"from relight import embedding; embedding.entry({tell})"
+    guard = ("-c", _GUARD.format(parent=os.getpid(), entry=entry))
     return subprocess.Popen(
         [command[0], *guard, *command[1:]],
         env=dict(variables),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
+        pass_fds=() if tell is None else (tell,),
         start_new_session=True,  # this process forwards Ctrl-C, once
     )
 
@@ -317,16 +336,16 @@ if not system.end_with_parent({parent}, signal.SIGTERM):
     sys.exit(143)
 sys.argv[:] = ["relight", *sys.argv[3:]]
 from relight.__main__ import entry
-entry()
+{entry}
 """
 """Ends an agent with this process. It is not done after the fork: threads may have held locks."""
 
 
-def _copy_output(source: Any, name: str, refusal: LaunchRefusal) -> None:
+def copy_output(source: Any, name: str, refusal: LaunchRefusal | None = None) -> None:
     """Copy output to the current `sys` stream: in a notebook, that of the running cell."""
     with source:
         for line in source:
-            if name == "stderr" and refusal.takes(line.decode(errors="replace")):
+            if name == "stderr" and refusal and refusal.takes(line.decode(errors="replace")):
                 continue
             stream = getattr(sys, name)
             stream.write(line.decode(errors="replace"))

@@ -1,6 +1,7 @@
 """The agent's own output: lines on stderr for people, events for programs."""
 
 import os
+from collections.abc import Callable
 
 from relight.env import Environment
 from relight.events import Event, describe, is_news
@@ -22,6 +23,8 @@ class Journal:
         self, consoles: Consoles, directory: str, *, verbose: bool, on_console: bool
     ) -> None:
         self.verbose = verbose
+        self.on_event: Callable[[Event], None] | None = None
+        """Called with each event, for a program that embeds the agent."""
         self._stderr = consoles.stderr
         self._said = ""
         self._log = EventLog(directory, self._stderr.say if on_console else None)
@@ -55,3 +58,5 @@ class Journal:
     def write(self, event: Event) -> None:
         """Write an event to the log only; the user gets another message about it."""
         self._log.write(event)
+        if self.on_event is not None:
+            self.on_event(event)

@@ -192,7 +192,7 @@ class Child:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._guard = _guards.pop(pid)
-        self._reaped = False
+        self._reaped = self.closed = False
 
     def fileno(self) -> int:
         """Return a descriptor that can be read once the process has ended."""
@@ -226,6 +226,7 @@ class Child:
 
     def close(self) -> None:
         """Close the descriptors."""
+        self.closed = True
         for fd in self._guard:
             os.close(fd)
 
@@ -282,6 +283,11 @@ def catches_signal(pid: int, number: int, unknown: bool) -> bool:
 def die_with_parent(number: int) -> None:
     """Do nothing: the guardian does this."""
     del number
+
+
+def is_subreaper() -> bool:
+    """Return False: there is none."""
+    return False
 
 
 def become_subreaper(is_one: bool = True) -> None:
