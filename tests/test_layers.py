@@ -33,6 +33,7 @@ LAYERS = (
     ("agent",),
     ("cli", "__main__"),
     ("embedding",),
+    ("torch_launcher",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 TOP = "relight"

@@ -354,12 +354,14 @@ def _receive(fd: int, messages: "queue.SimpleQueue[Any]") -> None:
 
 
 def _stop(agent: "subprocess.Popen[bytes]") -> None:
-    """End an agent and its workers; a further Ctrl-C kills them now."""
+    """End an agent and its workers; a further Ctrl-C, or another signal whose handler raises, kills
+    them now.
+    """
     while agent.poll() is None:
         agent.terminate()
         try:
             agent.wait()
-        except KeyboardInterrupt:
+        except BaseException:  # noqa: S112  # the first exception is raised
             continue
 
 

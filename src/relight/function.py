@@ -31,6 +31,8 @@ from relight.values import parse_nproc
 from relight.worker import call, main_module
 
 R = TypeVar("R")
+WORKER = "relight.worker.call"
+"""The module that calls the function in a worker."""
 _SIMILAR = 0.85
 """Similarity from which a keyword counts as a misspelt one of ours, if the function takes any."""
 
@@ -98,20 +100,9 @@ def launch(
     variables = {**variables_of_job(), **(env or {})}
     if nodes > 1:  # keeps other users of this machine out of the job
         variables.setdefault(TOKEN, secrets.token_hex(16))
-    try:
-        payload = call.dumps((function, args, kwargs))
-        check = main_module.Unpickler(payload)
-        check.load()
-    except Exception as error:
-        raise UsageError(
-            f"{_name(function)} and its arguments can't be sent to workers: {error}",
-            hint="pip install cloudpickle for functions that no module has; open files, locks and "
-            "sockets can't be sent",
-        ) from None
-    script = _script(check.of_main, hosts) if check.of_main else None
+    packed = pack(function, args, kwargs, hosts)
     with job_directory() as directory:
-        with open(os.path.join(directory, "call.pickle"), "wb") as file:
-            pickle.dump((bool(hosts), sys.path, script, payload), file)
+        put(packed, directory)
         asked = [f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
         refusal = LaunchRefusal(directory)
         if hosts:
@@ -121,11 +112,42 @@ def launch(
             exit_codes = function_hosts.run(directory, words, hosts, env or {}, ssh or {})
         else:
             program = [sys.executable, "-m", "relight", "run"]
-            worker = ["-m", "relight.worker.call", directory]
-            warm = _warm_flags(flags, variables)
+            worker = ["-m", WORKER, directory]
+            warm = warm_flags(flags, variables)
             command = [*program, *asked, *_meeting(nodes), *warm, *flags, *worker]
             exit_codes = _run([command] * nodes, variables, refusal)
-        return collect(directory, _name(function), exit_codes, refusal)
+        return collect(directory, name_of(function), exit_codes, refusal)
+
+
+def pack(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    hosts: Sequence[str] = (),
+) -> bytes:
+    """Return a call as workers take it.
+
+    Raises:
+        UsageError: it can't be sent to them.
+    """
+    try:
+        payload = call.dumps((function, args, kwargs))
+        check = main_module.Unpickler(payload)
+        check.load()
+    except Exception as error:
+        raise UsageError(
+            f"{name_of(function)} and its arguments can't be sent to workers: {error}",
+            hint="pip install cloudpickle for functions that no module has; open files, locks and "
+            "sockets can't be sent",
+        ) from None
+    script = _script(check.of_main, hosts) if check.of_main else None
+    return pickle.dumps((bool(hosts), sys.path, script, payload))
+
+
+def put(packed: bytes, directory: str) -> None:
+    """Put a call where the workers of a job find it."""
+    with open(os.path.join(directory, "call.pickle"), "wb") as file:
+        file.write(packed)
 
 
 def variables_of_job() -> dict[str, str]:
@@ -181,7 +203,7 @@ def check_call(
             f"{function!r} can't be called: relight.launch takes a function",
             hint="a script is started by `relight run`",
         )
-    name = _name(function)
+    name = name_of(function)
     try:
         # A function wrapped by a decorator may take other arguments than the decorator does.
         signature = inspect.signature(function, follow_wrapped=False)
@@ -216,7 +238,8 @@ def _keyword_hint(word: str) -> str:
     )
 
 
-def _name(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function, for people."""
     return str(getattr(function, "__qualname__", function)).rpartition("<locals>.")[2]
 
 
@@ -253,7 +276,7 @@ _LAUNCH_PARAMETERS = tuple(p.name for p in inspect.signature(launch).parameters.
 """Keyword parameters of `launch`, which are not passed to the function."""
 
 
-def _warm_flags(flags: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+def warm_flags(flags: Sequence[str], variables: Mapping[str, str]) -> list[str]:
     """Return the flags that keep, for the next call, what workers import, as long as this process
     runs; none if the caller says something about it, or where there are no warm processes.
     """
