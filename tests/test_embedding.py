@@ -36,7 +36,7 @@ BEGIN = """
 import os, resource, signal, sys, threading
 import relight
 from relight.events import WorkerStarted
-from relight.host import system
+from relight.host import linux as system
 in_process = sys.argv[1] == "in process"
 spec = relight.RunSpec("train.py", nproc_per_node=2, flags=["--shutdown-timeout=3"])
 """

@@ -463,6 +463,8 @@ def _check_process(given: Collection[str]) -> None:
         UsageError: it may not.
     """
     system.require_linux("in_process=True")
+    from relight.host import linux
+
     found = [name for name in _NOT_IN_PROCESS if name in given]
     why = ""
     if threading.current_thread() is not threading.main_thread():
@@ -470,7 +472,7 @@ def _check_process(given: Collection[str]) -> None:
     elif threading.active_count() > 1:
         names = [each.name for each in threading.enumerate()[1:]]
         why = f"this program has threads ({', '.join(names[:3])}), and the agent forks"
-    elif system.children():
+    elif linux.children():
         why = "this program has child processes, which the agent may take for workers"
     elif found:
         why = f"the process of --{found[0]} needs an agent of its own"
@@ -483,15 +485,17 @@ def _as_before() -> Iterator[None]:
     """Restore at the end what an agent changes in its process."""
     import resource
 
+    from relight.host import linux
+
     _flush()
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     wakeup_fd = signal.set_wakeup_fd(-1)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    subreaper = system.is_subreaper()
+    subreaper = linux.is_subreaper()
     try:
         yield
     finally:
-        system.become_subreaper(subreaper)
+        linux.become_subreaper(subreaper)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         signal.set_wakeup_fd(wakeup_fd)
         for number, handler in handlers.items():
