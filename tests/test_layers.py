@@ -33,6 +33,8 @@ LAYERS = (
     ("sight",),
     ("agent",),
     ("cli", "__main__"),
+    ("embedding",),
+    ("torch_launcher",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 TOP = "relight"

@@ -38,6 +38,7 @@ import socket
 import time
 from collections.abc import Sequence
 
+from relight.core.exits import Failure
 from relight.core.messages import (
     Announce,
     CheckpointCalls,
@@ -153,8 +154,28 @@ class Agent:
 
             NoticeFile(self.loop, spec.on_preempt.file, self._on_preempted)
 
-    def run(self) -> int:
+    @property
+    def end(self) -> JobEnded | None:
+        """How the job has ended, as the group says; None if this agent left before."""
+        return self._end
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The failures of this node's workers in the generation before, while it runs none."""
+        return self._state.failures if isinstance(self._state, NodeReady) else ()
+
+    def stop(self) -> None:
+        """Stop the job, as SIGTERM does."""
+        if self._can_save():
+            self._on_preempted("was asked to stop")
+        else:
+            self._stop_by(signal.SIGTERM)
+
+    def run(self, *, goes_on: bool = False) -> int:
         """Run the job; return its exit code.
+
+        Args:
+            goes_on: whether this process goes on then, so that nothing may be left open.
 
         Raises:
             RelightError: the job can't be started here.
@@ -179,7 +200,15 @@ class Agent:
                 self._workers.logs.release()  # nothing is lost, whatever has happened
             self._unshown.show()
             self._services.scratch.remove()
+            if goes_on:
+                self._release()
             self.loop.close()  # last: from here on, signals have their default effect
+
+    def _release(self) -> None:
+        """Close what otherwise ends with this process."""
+        if self._workers is not None and self._workers.supervisor is not None:
+            self._workers.supervisor.workers.finish()
+        self._services.consoles.close()
 
     def _run(self) -> tuple[int, str]:
         outcome = Outcome()
@@ -341,7 +370,8 @@ class Agent:
         self._state = self._node_ready(0, outcome)
         ends = [failure._replace(at=failure.at + now) for failure in outcome.failures]
         ended = verdict.GenerationEnd(ends, outcome.succeeded_ranks, "", workers.began)
-        return self._finish(verdict.end(ended, f"no restart: {verdict_reason}", now))
+        self._end = verdict.end(ended, f"no restart: {verdict_reason}", now)
+        return self._finish(self._end)
 
     def _show_tracebacks(self, report: str = "") -> None:
         """Show how workers of the latest generation have ended, unless `report` will do that."""

@@ -138,6 +138,12 @@ class Console:
             self._end_line()
             self._serve()
 
+    def close(self) -> None:
+        """Close its descriptor, unless it is stdout or stderr themselves."""
+        if self.fd > 2:
+            self.loop.forget(self.fd)
+            os.close(self.fd)
+
     def _end_line(self) -> None:
         if self._owner is not None:
             self._put(b"\n")
@@ -324,6 +330,11 @@ class Consoles(NamedTuple):
                 f"relight: can't write to stdout: {why}; further output is not shown"
             )
         return cls(stdout, stderr)
+
+    def close(self) -> None:
+        """Close the descriptors that `open` has opened."""
+        for console in set(self):
+            console.close()
 
 
 def _reopen(fd: int) -> int:
