@@ -51,8 +51,10 @@ from relight.core.messages import (
     NodeLeaving,
     NodePreempted,
     NodeReady,
+    NodesProbed,
     Note,
     SlowRanks,
+    StartProbes,
     StopWorkers,
     WaitReason,
     WorkersSucceeded,
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
     from relight.health_check import Unfit
     from relight.host.preloading import Preload
     from relight.link import RemoteLink
+    from relight.network_check import NetworkCheck
     from relight.sight.job_socket import JobSocket
 
 _IDLE_S = 1.0
@@ -142,6 +145,7 @@ class Agent:
             self.journal,
             Scratch(self.loop, job.scratch),
             _preload(job, self.loop, self.journal),
+            _network_check(job, self.loop),
         )
         self.link = self._make_link()
         if spec.on_preempt is not None and spec.on_preempt.file:
@@ -172,6 +176,8 @@ class Agent:
             self.link.close(lambda: broken or bool(self.signals or self._preempted))
             if preload is not None:
                 preload.close()
+            if self._services.network is not None:
+                self._services.network.close()
             if self._workers is not None:
                 self._workers.logs.release()  # nothing is lost, whatever has happened
             self._unshown.show()
@@ -437,6 +443,8 @@ class Agent:
                 self._state = message
             case StopWorkers():
                 self._on_stop(message)
+            case StartProbes() if self._services.network is not None:
+                self._services.network.start(message, self._on_probed)
             case JobEnded(reason=reason):
                 self._end = message
                 if isinstance(self._state, WorkerGroup):
@@ -457,8 +465,13 @@ class Agent:
                     self._state.watches.report_slow_ranks(message)
             case CheckpointLimit(generation, limit) if generation == self._generation:
                 self._count_calls(limit)
-            case GenerationFormed() | CheckpointLimit() | SlowRanks():
+            case StartProbes() | GenerationFormed() | CheckpointLimit() | SlowRanks():
                 pass  # outdated: this node will send NodeReady again
+
+    def _on_probed(self, answer: NodesProbed) -> None:
+        if isinstance(self._state, NodeReady):  # a new coordinator gets it again
+            self._state = self._state._replace(prober=answer.prober)
+        self.link.send(answer)
 
     def lease(self, until: float) -> None:
         """Let the workers run until this time, on the loop's clock; infinity means for ever."""
@@ -489,6 +502,7 @@ class Agent:
 
     def _node_ready(self, port: int, outcome: Outcome) -> NodeReady:
         """Return the report on the generation that this node is in, or was in until now."""
+        network = self._services.network
         return NodeReady(
             generation=self._generation,
             port=port,
@@ -496,6 +510,7 @@ class Agent:
             succeeded_ranks=outcome.succeeded_ranks,
             restart=self._restart,
             progressed=self._progressed(outcome),
+            prober=None if network is None else network.prober,
         )
 
     def _progressed(self, outcome: Outcome) -> bool | None:
@@ -608,3 +623,12 @@ def _preload(job: NodeJob, loop: Loop, journal: Journal) -> "Preload | None":
     from relight.host.preloading import Preload
 
     return Preload(loop, job.worker_program, job.command.spec.preload, journal.record, journal.say)
+
+
+def _network_check(job: NodeJob, loop: Loop) -> "NetworkCheck | None":
+    check = job.command.spec.health_check
+    if job.meeting is None or check is None or not check.of_network:
+        return None
+    from relight.network_check import NetworkCheck
+
+    return NetworkCheck(loop)

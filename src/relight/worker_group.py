@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from relight.host.preloading import Preload
     from relight.host.store_port import StorePort
     from relight.host.worker_memory import WorkerMemory
+    from relight.network_check import NetworkCheck
     from relight.worker_watches import WorkerWatches
 
 _AFTER_ERROR = (1, -signal.SIGABRT)
@@ -60,6 +61,7 @@ class AgentServices(NamedTuple):
     """What an agent provides to the workers of all generations.
 
     `preload` forks them from a process that has imported modules; None without --preload.
+    `network` tries to reach other nodes before they start; None without --health-check=network.
     """
 
     loop: Loop
@@ -67,6 +69,7 @@ class AgentServices(NamedTuple):
     journal: Journal
     scratch: Scratch
     preload: "Preload | None"
+    network: "NetworkCheck | None"
 
 
 class Outcome(NamedTuple):

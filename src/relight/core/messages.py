@@ -2,10 +2,10 @@
 
 Each field of a message from the network is checked before the message is used (`core/fields`).
 
-    agent -> coordinator    Join NodeReady WorkerFailed WorkersSucceeded NodeQuiet NodePace
-                            NodePreempted CheckpointCalls NodeLeaving Heartbeat
-    coordinator -> agent    GenerationFormed CheckpointLimit StopWorkers Confirm SlowRanks
-                            WaitReason Note JobEnded Redirect Heartbeat (the echo)
+    agent -> coordinator    Join NodeReady NodesProbed WorkerFailed WorkersSucceeded NodeQuiet
+                            NodePace NodePreempted CheckpointCalls NodeLeaving Heartbeat
+    coordinator -> agent    StartProbes GenerationFormed CheckpointLimit StopWorkers Confirm
+                            SlowRanks WaitReason Note JobEnded Redirect Heartbeat (the echo)
 """
 
 from relight.core.exits import Failure
@@ -55,6 +55,14 @@ class Join(NamedTuple):
     stop_s: float | None = None
 
 
+class Target(NamedTuple):
+    """Where to reach a node: a numeric address, and ports for connections and datagrams."""
+
+    address: str
+    tcp_port: int
+    udp_port: int
+
+
 class NodeReady(NamedTuple):
     """No workers run on this node; a store for the next generation listens at `port`.
 
@@ -63,7 +71,8 @@ class NodeReady(NamedTuple):
     that had succeeded before the first failure. `restart` is how many restarts the job has had, as
     far as this node knows. `latest` is the latest generation that it knows, even if it was not in
     it. `progressed`: whether its workers came further than any before them; None if that is not
-    known.
+    known. `prober`: where other nodes can try to reach this one, without an address; None if they
+    need not.
     """
 
     generation: GenerationId
@@ -73,6 +82,22 @@ class NodeReady(NamedTuple):
     restart: int = 0
     latest: GenerationId = NO_GENERATION
     progressed: bool | None = None
+    prober: Target | None = None
+
+
+class Unreached(NamedTuple):
+    """The node with the number `target` can't be reached."""
+
+    target: int
+    why: str
+
+
+class NodesProbed(NamedTuple):
+    """The answer to `StartProbes`: which nodes this one can't reach, and its next `prober`."""
+
+    cookie: str
+    unreached: tuple[Unreached, ...]
+    prober: Target
 
 
 class WorkerFailed(NamedTuple):
@@ -136,6 +161,16 @@ class NodeLeaving(NamedTuple):
     """The node leaves the job deliberately."""
 
     reason: str
+
+
+class StartProbes(NamedTuple):
+    """Probe these nodes. `number` is that of the receiver; `cookie` is hexadecimal, a secret that
+    all of these nodes share.
+    """
+
+    cookie: str
+    number: int
+    nodes: tuple[Target, ...]
 
 
 class GenerationFormed(NamedTuple):
@@ -250,6 +285,7 @@ class Redirect(NamedTuple):
 FromAgent = (
     Join
     | NodeReady
+    | NodesProbed
     | WorkerFailed
     | WorkersSucceeded
     | NodeQuiet
@@ -259,7 +295,8 @@ FromAgent = (
     | NodeLeaving
 )
 FromCoordinator = (
-    GenerationFormed
+    StartProbes
+    | GenerationFormed
     | CheckpointLimit
     | StopWorkers
     | Confirm
