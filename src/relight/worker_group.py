@@ -15,6 +15,7 @@ core/membership.
 
 import errno
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from relight.core import commands, ranks
@@ -215,11 +216,18 @@ class WorkerGroup:
             all_ranks = supervisor.workers.ranks
             succeeded = [all_ranks[end.local_rank] for end in supervisor.ends if not end.asked]
             return Outcome((), tuple(succeeded), self._step, self._saved)
+        from relight.core.failures import waited_for_others
         from relight.postmortem import gather
 
         now, command = self._services.loop.now(), self._job.command
-        failures = gather(supervisor.ends, self.logs, supervisor.workers, command, self._host, now)
-        return Outcome(*failures, self._step, self._saved)
+        failures, succeeded_ranks = gather(
+            supervisor.ends, self.logs, supervisor.workers, command, self._host, now
+        )
+        if any(waited_for_others(failure) for failure in failures):
+            from relight.host.flight_recorder import with_collectives
+
+            failures = with_collectives(failures, command.env, time.time() - (now - self.began))
+        return Outcome(failures, succeeded_ranks, self._step, self._saved)
 
     def is_of(self, failure: Failure) -> bool:
         """Return whether the failed worker belongs to this group."""
