@@ -267,6 +267,10 @@ class WorkerGroup:
         if supervisor is None or not supervisor.is_running:
             return
         self._take_stacks(supervisor)
+        if not self._take_native_stacks(supervisor, lambda: self._stop_after(stop)):
+            self._stop_after(stop)
+
+    def _stop_after(self, stop: StopWorkers) -> None:
         if stop.limit_s:
             self._services.loop.call_after(stop.limit_s, lambda: self._stop_now(stop.cause))
         else:
@@ -440,6 +444,18 @@ class WorkerGroup:
         workers, pids = supervisor.workers, supervisor.workers.pids
         alive = {rank: pids[rank] for rank in supervisor.alive if rank in pids}
         workers.doing.update(doing(alive, are_frozen=supervisor.are_frozen))
+
+    def _take_native_stacks(self, supervisor: Supervisor, done: Callable[[], None]) -> bool:
+        """Find out in which native functions workers hang, then call `done`; return whether that is
+        possible.
+        """
+        if self.watches is None or self.watches.quiet is None:
+            return False  # no hang: the workers of other nodes are about to end by themselves
+        from relight.host.stacks import native
+
+        workers = supervisor.workers
+        alive = {rank: workers.pids[rank] for rank in supervisor.alive if rank in workers.pids}
+        return native.add(self._services.loop, alive, workers.doing, done)
 
     # What they do.
 
