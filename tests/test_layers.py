@@ -28,7 +28,7 @@ LAYERS = (
     ("coordinator",),
     ("link",),
     ("failure_report", "missing", "node_job", "script"),
-    ("health_check", "worker_watches"),
+    ("health_check", "network_check", "worker_watches"),
     ("prepare", "worker_group"),
     ("sight",),
     ("agent",),

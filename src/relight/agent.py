@@ -53,9 +53,11 @@ from relight.core.messages import (
     NodeLeaving,
     NodePreempted,
     NodeReady,
+    NodesProbed,
     Note,
     Question,
     SlowRanks,
+    StartProbes,
     StopWorkers,
     WaitReason,
     WorkersSucceeded,
@@ -90,6 +92,7 @@ if TYPE_CHECKING:
     from relight.health_check import Unfit
     from relight.host.preloading import Preload
     from relight.link import RemoteLink
+    from relight.network_check import NetworkCheck
     from relight.sight.sight import Sight
 
 _IDLE_S = 1.0
@@ -98,6 +101,8 @@ _SHOWN_AFTER_S = 1.0
 """When `relight status` and other commands can see the job: not while its workers start."""
 _TELL_S = 3.0
 """How long a node that leaves tries to tell the group why."""
+_NATIVE_S = 8.0
+"""How long py-spy may look at workers that hang before they are stopped (host/stacks/native)."""
 _READY_S = 30.0
 """How long it may take from SIGKILL until this node has reported that its workers have exited:
 large processes exit slowly.
@@ -147,6 +152,7 @@ class Agent:
             self.journal,
             Scratch(self.loop, job.scratch),
             _preload(job, self.loop, self.journal),
+            _network_check(job, self.loop),
         )
         self.link = self._make_link()
         if spec.on_preempt is not None and spec.on_preempt.file:
@@ -196,6 +202,8 @@ class Agent:
             self.link.close(lambda: broken or bool(self.signals or self._preempted))
             if preload is not None:
                 preload.close()
+            if self._services.network is not None:
+                self._services.network.close()
             if self._workers is not None:
                 self._workers.logs.release()  # nothing is lost, whatever has happened
             self._unshown.show()
@@ -489,6 +497,8 @@ class Agent:
                 self._state = message
             case StopWorkers():
                 self._on_stop(message)
+            case StartProbes() if self._services.network is not None:
+                self._services.network.start(message, self._on_probed)
             case JobEnded(reason=reason):
                 self._end = message
                 if isinstance(self._state, WorkerGroup):
@@ -512,8 +522,13 @@ class Agent:
             case Question() | NodeAnswered():
                 if self._sight is not None:
                     self._sight.received(message)
-            case GenerationFormed() | CheckpointLimit() | SlowRanks():
+            case StartProbes() | GenerationFormed() | CheckpointLimit() | SlowRanks():
                 pass  # outdated: this node will send NodeReady again
+
+    def _on_probed(self, answer: NodesProbed) -> None:
+        if isinstance(self._state, NodeReady):  # a new coordinator gets it again
+            self._state = self._state._replace(prober=answer.prober)
+        self.link.send(answer)
 
     def lease(self, until: float) -> None:
         """Let the workers run until this time, on the loop's clock; infinity means for ever."""
@@ -544,6 +559,7 @@ class Agent:
 
     def _node_ready(self, port: int, outcome: Outcome) -> NodeReady:
         """Return the report on the generation that this node is in, or was in until now."""
+        network = self._services.network
         return NodeReady(
             generation=self._generation,
             port=port,
@@ -551,6 +567,7 @@ class Agent:
             succeeded_ranks=outcome.succeeded_ranks,
             restart=self._restart,
             progressed=self._progressed(outcome),
+            prober=None if network is None else network.prober,
         )
 
     def _progressed(self, outcome: Outcome) -> bool | None:
@@ -654,7 +671,8 @@ def _stop_s(job: NodeJob) -> float | None:
     checkpoint_s = job.meeting.checkpoint_s if job.settings.gently else 0.0
     spec = job.command.spec
     health_s = spec.health_check_timeout if spec.health_check is not None else 0.0
-    return job.grace_s + checkpoint_s + health_s + _READY_S
+    native_s = _NATIVE_S if spec.hang_timeout is not None else 0.0
+    return job.grace_s + checkpoint_s + health_s + native_s + _READY_S
 
 
 def _preload(job: NodeJob, loop: Loop, journal: Journal) -> "Preload | None":
@@ -663,3 +681,12 @@ def _preload(job: NodeJob, loop: Loop, journal: Journal) -> "Preload | None":
     from relight.host.preloading import Preload
 
     return Preload(loop, job.worker_program, job.command.spec.preload, journal.record, journal.say)
+
+
+def _network_check(job: NodeJob, loop: Loop) -> "NetworkCheck | None":
+    check = job.command.spec.health_check
+    if job.meeting is None or check is None or not check.of_network:
+        return None
+    from relight.network_check import NetworkCheck
+
+    return NetworkCheck(loop)

@@ -15,6 +15,7 @@ core/membership.
 
 import errno
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from relight.core import commands, ranks
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from relight.host.preloading import Preload
     from relight.host.store_port import StorePort
     from relight.host.worker_memory import WorkerMemory
+    from relight.network_check import NetworkCheck
     from relight.worker_watches import WorkerWatches
 
 _AFTER_ERROR = (1, -signal.SIGABRT)
@@ -60,7 +62,8 @@ class AgentServices(NamedTuple):
     """What an agent provides to the workers of all generations.
 
     `host` is the name of this node. `preload` forks workers from a process that has imported
-    modules; None without --preload.
+    modules; None without --preload. `network` tries to reach other nodes before they start; None
+    without --health-check=network.
     """
 
     host: str
@@ -69,6 +72,7 @@ class AgentServices(NamedTuple):
     journal: Journal
     scratch: Scratch
     preload: "Preload | None"
+    network: "NetworkCheck | None"
 
 
 class Outcome(NamedTuple):
@@ -214,13 +218,17 @@ class WorkerGroup:
             all_ranks = supervisor.workers.ranks
             succeeded = [all_ranks[end.local_rank] for end in supervisor.ends if not end.asked]
             return self._progress._replace(succeeded_ranks=tuple(succeeded))
+        from relight.core.failures import waited_for_others
         from relight.postmortem import gather
 
-        now, command = self._services.loop.now(), self._job.command
-        host = self._services.host
+        now, command, host = self._services.loop.now(), self._job.command, self._services.host
         failures, succeeded_ranks = gather(
             supervisor.ends, self.logs, supervisor.workers, command, host, now
         )
+        if any(waited_for_others(failure) for failure in failures):
+            from relight.host.flight_recorder import with_collectives
+
+            failures = with_collectives(failures, command.env, time.time() - (now - self.began))
         return self._progress._replace(failures=failures, succeeded_ranks=succeeded_ranks)
 
     def is_of(self, failure: Failure) -> bool:
@@ -261,6 +269,10 @@ class WorkerGroup:
         if supervisor is None or not supervisor.is_running:
             return
         self._take_stacks(supervisor)
+        if not self._take_native_stacks(supervisor, lambda: self._stop_after(stop)):
+            self._stop_after(stop)
+
+    def _stop_after(self, stop: StopWorkers) -> None:
         if stop.limit_s:
             self._services.loop.call_after(stop.limit_s, lambda: self._stop_now(stop.cause))
         else:
@@ -434,6 +446,18 @@ class WorkerGroup:
         workers, pids = supervisor.workers, supervisor.workers.pids
         alive = {rank: pids[rank] for rank in supervisor.alive if rank in pids}
         workers.doing.update(doing(alive, are_frozen=supervisor.are_frozen))
+
+    def _take_native_stacks(self, supervisor: Supervisor, done: Callable[[], None]) -> bool:
+        """Find out in which native functions workers hang, then call `done`; return whether that is
+        possible.
+        """
+        if self.watches is None or self.watches.quiet is None:
+            return False  # no hang: the workers of other nodes are about to end by themselves
+        from relight.host.stacks import native
+
+        workers = supervisor.workers
+        alive = {rank: workers.pids[rank] for rank in supervisor.alive if rank in workers.pids}
+        return native.add(self._services.loop, alive, workers.doing, done)
 
     # What they do.
 

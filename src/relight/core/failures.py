@@ -105,7 +105,8 @@ class Diagnosis(NamedTuple):
         lines.append(cut(where, 2 * WIDTH))
         hint = self._hint()
         lines += [cut(f"  {hint}", 4 * WIDTH)] if hint else []  # a hint may contain two paths
-        end = [f"log: {cut_left(root.log, _RECORDED)}"] if root.log else []
+        end = self._recorded()
+        end += [f"log: {cut_left(root.log, _RECORDED)}"] if root.log else []
         end.append(f"exit code {self.exit_code}; {verdict}")
         # The agent's prefix takes a little of the first row.
         room = _ROWS - rows_of([f"relight: {lines[0]}", *lines[1:], *end])
@@ -113,6 +114,15 @@ class Diagnosis(NamedTuple):
         if room - rows_of(followed) < _LEAST_EVIDENCE:
             followed = _consequences(self.consequences, root.at, 1)
         return [*lines, *_evidence(root, room - rows_of(followed)), *followed, *end]
+
+    def _recorded(self) -> list[str]:
+        """Return what torch's flight recorder says of ranks that waited for each other."""
+        every = [self.root, *self.same, *self.consequences]
+        if classify(self.root) is not Class.VICTIM or all(f.collectives is None for f in every):
+            return []
+        from relight.core import flight_recorder
+
+        return flight_recorder.lines(every)
 
     def _what(self) -> str:
         ranks = [self.root.rank, *(failure.rank for failure in self.same)]
@@ -224,6 +234,13 @@ def blames_peer(report: ErrorReport | None, last_lines: Sequence[str]) -> bool:
         last_lines: the end of its stderr.
     """
     return _VICTIM.search(_printed(report, last_lines)) is not None
+
+
+def waited_for_others(failure: Failure) -> bool:
+    """Return whether a worker may have waited for others: somebody has looked where it was, or it
+    blames a peer.
+    """
+    return failure.doing is not None or blames_peer(failure.report, failure.last_lines)
 
 
 def _text_of(failure: Failure) -> str:

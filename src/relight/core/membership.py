@@ -43,6 +43,8 @@ Rules:
   told which nodes it waits for.
 - Nodes may report how much of the time their workers wait for others. All nodes are told which
   ranks are slow (core/slow_ranks); nothing else follows.
+- Where nodes ask for it, those of the next generation first try to reach each other, and some are
+  left out (core/reachability). Nodes that run workers are not; newcomers try before those stop.
 - The last call ends even if nodes keep joining. A host whose nodes come and go (core/flapping)
   makes no other node wait or restart.
 
@@ -79,6 +81,7 @@ from relight.core.messages import (
     NodePreempted,
     NodeQuiet,
     NodeReady,
+    NodesProbed,
     Note,
     SlowRanks,
     StopWorkers,
@@ -88,11 +91,12 @@ from relight.core.messages import (
 )
 from relight.core.ranks import NO_GENERATION, Generation, GenerationId, NodeSlots
 from relight.core.roster import Roster
-from relight.errors import EXIT_GROUP, EXIT_OK, EXIT_USAGE, many
+from relight.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_OK, EXIT_USAGE, many
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.agreement import Agreement
+    from relight.core.reachability import Reachability
     from relight.core.restarts import RestartHistory
 
 _WAIT_EVERY_S = 1.0
@@ -257,7 +261,11 @@ class Membership:
     def deadline(self) -> float | None:
         """Return when the next Tick is due, or None."""
         settings, times = self.settings, []
-        if self.state is GroupState.GATHERING and self.members:
+        reachability = self.members.reachability
+        tries_until = None if reachability is None else reachability.until
+        if tries_until is not None:
+            times.append(tries_until)
+        if self.state is GroupState.GATHERING and self.members and tries_until is None:
             times.append(self._gathering.since + settings.join_timeout_s)
             if self._has_enough():
                 until = 0.0 if self._is_full() else self._last_call_until()
@@ -267,7 +275,7 @@ class Membership:
         elif self._ending.agreement is not None:
             times.append(self._ending.agreement.until)
         elif self.state is GroupState.RUNNING:
-            if self._has_room():
+            if self._has_room() and tries_until is None:
                 times.append(self._let_in_at())
             if (hang := self.roster.hang()) is not None:
                 times.append(hang[1])
@@ -307,6 +315,9 @@ class Membership:
                 hosts = [member.join.host for member in self.members]
                 if now < self._gathering.not_before:
                     return self._cause
+                reachability = self.members.reachability
+                if reachability is not None and reachability.until is not None:
+                    return "the nodes try to reach each other (--health-check=network)"
                 if here < settings.needed:
                     cause = self._gathering.departure
                     if not cause and self.generation != NO_GENERATION:
@@ -444,6 +455,8 @@ class Membership:
                 if node in self.roster and not (current or member.idle):
                     return  # an outdated message
                 self._on_ready(member, message, current, now)
+            case NodesProbed() if self.members.reachability is not None:
+                self.members.reachability.answer(node, message)
             case WorkerFailed(_, reason, blames_peer) if current:
                 self._ending.failure_cause = self._ending.failure_cause or reason
                 if self.state is GroupState.RUNNING:
@@ -501,6 +514,10 @@ class Membership:
             self.restart = max(self.restart, min(ready.restart, self._most_restarts()))
             if self._numbers.latest.number >= 0 and not self._gathering.unknown_may_run_until:
                 self._gathering.unknown_may_run_until = now + self.settings.rejoin_s
+        if ready.prober is not None and self.members.reachability is None:
+            from relight.core.reachability import Reachability
+
+            self.members.reachability = Reachability(self._numbers.origin)
         self.members.set_ready(member, ready)
         self._wait_reasons.is_pending = True
 
@@ -533,6 +550,9 @@ class Membership:
 
     def _advance(self, now: float) -> None:
         """Go on as far as possible."""
+        reachability = self.members.reachability
+        if reachability is not None and reachability.is_over(now):
+            self._leave_out_unreachable(reachability, now)
         if self._recover_until is not None:
             self._wait_for_lost(self._recover_until, now)
         if self.state is GroupState.RUNNING:
@@ -604,7 +624,8 @@ class Membership:
             self.members.remove(self.members[node])
             reason = "its workers succeeded; others still run"
             self._send(node, JobEnded(EXIT_OK, reason, (), None, others_run=True))
-        if newcomers := self._newcomers(now):
+        newcomers = self._newcomers(now)
+        if newcomers and not self._must_try(newcomers, now):
             cause = f"{waiting.names([member.join.host for member in newcomers])} joined"
             if self.settings.gently:
                 self._agree(cause, 0.0, now)
@@ -791,6 +812,8 @@ class Membership:
     def _form(self, now: float) -> None:
         """Form the next generation of the ready nodes, up to the maximum."""
         members = self._in_rank_order(now)
+        if self._must_try(members, now):
+            return
         first = members[0]
         assert first.ready is not None
         self.generation = self._numbers.next()
@@ -806,6 +829,40 @@ class Membership:
             self.members.start(member)
             self._send(member.node, GenerationFormed(generation, place))
 
+    def _must_try(self, members: list[Member], now: float) -> bool:
+        """Return whether these nodes, those that run workers, and those that are ready too, first
+        try to reach each other.
+        """
+        reachability = self.members.reachability
+        if reachability is None:
+            return False
+        if self.state is GroupState.RUNNING:
+            here = (self.members[node] for node in self.roster.order if node is not None)
+            members = [*here, *members]
+        if reachability.until is None and reachability.must_try(m.node for m in members):
+            every = {m.node: m.join.address for m in (*members, *self.members.ready())}
+            for node, message in reachability.begin(every.items(), now):
+                self._send(node, message)
+        return reachability.until is not None
+
+    def _leave_out_unreachable(self, reachability: "Reachability", now: float) -> None:
+        """Leave out nodes that others could not reach, as is known now."""
+        from relight.core.reachability import REMEDY
+
+        hosts = {member.node: member.join.host for member in self.members}
+        staying = () if self.state is GroupState.GATHERING else self.roster.places
+        for node, why in reachability.conclude(hosts, staying):
+            member, host = self.members[node], hosts[node]
+            report = (
+                f"error: the health check of {host} failed ({why}): this node leaves the job",
+                f"  hint: {REMEDY}",
+            )
+            reason = f"its health check failed: {why}"
+            leaves = f"the node leaves: {reason}"
+            self._send(node, JobEnded(EXIT_MACHINE, leaves, report, None, others_run=True))
+            self._lose(member, f"left: {reason}", now, orderly=True)
+            self._tell_all(f"{host} left: {reason}")
+
     def _in_rank_order(self, now: float) -> list[Member]:
         ready, most = self.members.candidates(now), self.settings.most
         if self.generation == NO_GENERATION:
@@ -819,6 +876,7 @@ class Membership:
 
     def _finish(self, end: JobEnded) -> None:
         self.state, self.end, self._ending.agreement = GroupState.ENDED, end, None
+        self.members.reachability = None
         for member in self.members:
             self._send(member.node, end)
 

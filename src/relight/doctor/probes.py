@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from relight.core.fields import Malformed
-from relight.doctor.messages import Probe, ProbeResult, Target
+from relight.core.messages import Target
+from relight.doctor.messages import Probe, ProbeResult
 from relight.host.dns import sock_address
 from relight.host.loop import Loop, Timer
 from relight.host.ports import any_address, is_loopback, listen
