@@ -194,7 +194,7 @@ class Agent:
             self.loop.call_after(_SHOWN_AFTER_S, self._show_job)
             exit_code, reason = self._run()
             self.journal.record(Ended(exit_code, reason))
-            self._show_end(exit_code, reason)
+            self.loop.attempt(lambda: self._show_end(exit_code, reason), "showing the job's end")
             broken = False
             return exit_code
         finally:
@@ -413,19 +413,23 @@ class Agent:
         return end.exit_code, end.reason
 
     def _show_job(self) -> None:
+        self.loop.attempt(self._open_sight, "showing the job")
+
+    def _open_sight(self) -> None:
         """Let commands and programs see the job."""
         from relight.sight.job_socket import View
         from relight.sight.sight import Sight
 
         def look() -> View:
-            return View(self._state, self._workers, self._restart, self.journal.events)
+            return View(self._state, self._workers, self._restart, self.journal)
 
         began = time.time() - _SHOWN_AFTER_S
         self._sight = Sight(self.loop, self.job, self.journal, began, look, self.link)
 
     def _show_end(self, exit_code: int, reason: str) -> None:
-        if self._sight is None and self.job.command.spec.event_log_handler not in EVENT_HANDLERS:
-            self._show_job()
+        handler = self.job.command.spec.event_log_handler
+        if self._sight is None and (self._restart or handler not in EVENT_HANDLERS):
+            self._show_job()  # it has ended within its first second
         if self._sight is not None:
             self._sight.close(exit_code, reason)
 

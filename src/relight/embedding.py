@@ -398,7 +398,7 @@ def entry(fd: int) -> NoReturn:
         env = environment.read()
         parsed = parse(sys.argv[2:], env)
         agent = make_agent(to_spec(parsed), parsed.given, env)
-        agent.journal.events.listeners.append(lambda recorded: tell_event(recorded.event))
+        agent.journal.listeners.append(lambda recorded: tell_event(recorded.event))
         code = agent.run()
     except RelightError as error:
         tell(error)
@@ -445,7 +445,7 @@ def _run_here(
 
     with _as_before():
         agent = make_agent(to_spec(parsed), parsed.given, env)
-        agent.journal.events.listeners.append(lambda recorded: take(recorded.event))
+        agent.journal.listeners.append(lambda recorded: take(recorded.event))
         if timeout_s is not None:
             agent.loop.call_after(timeout_s, stop)
         exit_code = agent.run(goes_on=True)

@@ -9,6 +9,7 @@ from relight import events
 from relight.typed import Any
 
 FIELDS = {
+    "after_s": "for how long it was there before it was noticed, in seconds",
     "age_s": "seconds since the process was made",
     "asked": "whether the user named the modules; false with `auto`",
     "cause": "why, in words",
@@ -18,13 +19,16 @@ FIELDS = {
     "error": "the exception, and its place in relight's code",
     "exit_code": "exit code of the agent, from 0 to 255",
     "exitcode": "exit code of the process; below 0, the number of the signal that ended it",
+    "first": "when a worker has called progress() first, on the clock of `t`",
     "frozen": "whether they are frozen, or run again",
     "generation": "number of the generation, from 0",
     "group_rank": "number of this node in the generation, from 0",
     "hosts": "names of the nodes",
     "input": "what it took: a message with its node, a node that was lost, or a tick",
     "job": "id of the job; empty in a job of one node",
+    "last": "when a worker has called progress() last, on the clock of `t`",
     "left_out": "packages of workers that are not installed, with `auto`; separated by spaces",
+    "FailureNoticed.local_rank": "number of the worker on its node, from 0; -1 for all of them",
     "local_rank": "number of the worker on its node, from 0",
     "master_addr": "address of the workers' store",
     "master_port": "port of the workers' store",
@@ -44,16 +48,19 @@ FIELDS = {
     "HealthChecked.reason": "why the node leaves the job; empty if it passed",
     "WorkersWarm.reason": "why they are not warm; empty if they are",
     "restart": "how many restarts after failures there were so far",
+    "saved": "when that was, in seconds since 1970 by the clock of the file system",
     "seconds": "how long it took, in seconds",
     "PreloadWithout.seconds": "how long the import took until it failed, in this job or in the one "
     "that learned it, in seconds",
     "settings": "what the user asked for: numbers of nodes, restarts, times in seconds",
     "since": "since when, in seconds since 1970",
     "slower": "by which share of their time the slowest node's ranks are slower (0.2: a fifth)",
+    "step": "highest step that a worker has reported",
     "text": "the same in words",
     "uses": "how many jobs have used it before",
     "waited": "share of the time in which the others wait for the slowest node, from 0 to 1",
     "warm": "whether the workers are forked from a process that has imported modules",
+    "workers": "how many connections the store has: a worker has one, or later more",
     "world_size": "number of workers of the generation",
 }
 """What a field means, with its unit, by its name; `Event.name` where it differs in one event."""

@@ -181,6 +181,44 @@ class NotRestarting(NamedTuple):
     reason: str
 
 
+class StoreReached(NamedTuple):
+    """This many workers are connected to the store of the generation, which is on this node: the
+    first one is, or all are. They connect in init_process_group.
+    """
+
+    generation: int
+    workers: int
+    world_size: int
+
+
+class FailureNoticed(NamedTuple):
+    """A failure of this node's workers was noticed, `after_s` seconds after it was there: one has
+    ended (`local_rank`), or they hang (-1).
+    """
+
+    generation: int
+    local_rank: int
+    after_s: float
+
+
+class StepsReported(NamedTuple):
+    """The workers of this node have ended, and had called relight.worker.progress: `first` and
+    `last` are when, on the clock of `t`; `step` is the highest.
+    """
+
+    generation: int
+    step: int
+    first: float
+    last: float
+
+
+class CheckpointFound(NamedTuple):
+    """The workers have ended, and the newest file of --checkpoints was changed since they began."""
+
+    generation: int
+    saved: float
+
+
 class GroupBegan(NamedTuple):
     """This process coordinates the group of a job from now on (--record-group)."""
 
@@ -207,7 +245,7 @@ class Ended(NamedTuple):
     reason: str
 
 
-Event = (
+Readable = (
     Formed
     | WorkerStarted
     | WorkerExited
@@ -223,15 +261,18 @@ Event = (
     | PreloadUnfit
     | WorkersWarm
     | Mistake
-    | Tick
     | Restarting
     | HealthChecked
     | RanksSlow
     | NotRestarting
-    | GroupBegan
-    | GroupStep
+    | StoreReached
+    | FailureNoticed
+    | StepsReported
+    | CheckpointFound
     | Ended
 )
+"""The events whose lines core/event_lines turns into records again."""
+Event = Readable | GroupBegan | GroupStep | Tick
 
 
 def describe(event: Event) -> str:
@@ -294,6 +335,16 @@ def describe(event: Event) -> str:
             return event.text
         case NotRestarting():
             return f"no restart: {event.reason}"
+        case StoreReached():
+            return f"{event.workers} of {many(event.world_size, 'worker')} reached the store"
+        case FailureNoticed():
+            what = "the workers hang" if event.local_rank < 0 else f"local rank {event.local_rank}"
+            return f"{what}: a failure was noticed after {event.after_s:.3f} s"
+        case StepsReported():
+            took = event.last - event.first
+            return f"the workers reached step {event.step}, {took:.1f} s after their first step"
+        case CheckpointFound():
+            return f"the workers of generation {event.generation} have saved a checkpoint"
         case GroupBegan():
             return f"this process coordinates the group {event.job}".rstrip()
         case GroupStep():

@@ -31,7 +31,16 @@ from relight.core.messages import (
 from relight.core.ranks import Assignment
 from relight.core.waiting import duration
 from relight.errors import MachineError, signal_name
-from relight.events import GroupStopped, SignalReceived, WorkerExited, WorkersFrozen
+from relight.events import (
+    CheckpointFound,
+    FailureNoticed,
+    GroupStopped,
+    SignalReceived,
+    StepsReported,
+    StoreReached,
+    WorkerExited,
+    WorkersFrozen,
+)
 from relight.host.console import Consoles
 from relight.host.files import attempt_directory
 from relight.host.journal import Journal
@@ -164,6 +173,7 @@ class WorkerGroup:
             from relight.host import checkpoints
 
             newest = checkpoints.newest(pattern)
+        self._watch_store(store)
         supervisor = self.supervisor = self._start()
         self.logs.passed_on()
         supervisor.lease(lease_until())
@@ -182,13 +192,27 @@ class WorkerGroup:
             self._services.journal.say(supervisor.explain())
         supervisor.workers.close()
         watches.close()
-        if not self.ended_well:
-            self._progress = Outcome(step=self.memory.step())
+        self._record_steps()
         if pattern:
-            saved = checkpoints.newest(pattern) > newest
+            last = checkpoints.newest(pattern)
+            saved = last > newest
             self._progress = self._progress._replace(saved=saved)
+            if saved:
+                number = self.formed.generation.number
+                self._services.journal.record(CheckpointFound(number, last / 1e9))
         if self._memory is not None or job.run_directory:
             self.memory.close()  # workers may have made its files, beside the logs that stay
+
+    def _record_steps(self) -> None:
+        """Note how far the workers came, if that can matter to anybody."""
+        journal, generation = self._services.journal, self.formed.generation
+        if self.ended_well and not journal.listeners:
+            return
+        step, span = self.memory.step(), self.memory.span()
+        if not self.ended_well:
+            self._progress = Outcome(step=step)
+        if step is not None and span is not None:
+            journal.record(StepsReported(generation.number, step, *span))
 
     def show_tracebacks(self, report: str = "") -> None:
         """Show the tracebacks with which workers have ended, or end: each once, with its ranks,
@@ -282,6 +306,8 @@ class WorkerGroup:
         supervisor = self.supervisor
         if supervisor is None or not supervisor.is_running:
             return
+        if self.watches is not None and self.watches.quiet is not None:
+            self._note_failure(-1, self._services.loop.now() - self.watches.quiet.seconds)
         event = GroupStopped(self.formed.generation.number, cause)
         self._services.journal.record(event)
         supervisor.step(event)
@@ -307,6 +333,13 @@ class WorkerGroup:
             error_files = {p.local_rank: self.logs.error_file(p.local_rank) for p in self._plans}
             self._memory = WorkerMemory(self._services.loop, error_files)
         return self._memory
+
+    def span(self) -> tuple[float, float] | None:
+        """Return when workers here have first and last reported a step, on the loop's clock; None
+        if none has, or they have ended.
+        """
+        supervisor = self.supervisor
+        return self.memory.span() if supervisor is not None and not supervisor.has_ended else None
 
     @property
     def can_save(self) -> bool:
@@ -419,15 +452,31 @@ class WorkerGroup:
 
         return is_ending(supervisor.workers.pids[local_rank])
 
+    def _watch_store(self, store: "StorePort | None") -> None:
+        """Note when the first worker connects to the store, and when all have, if it is here."""
+        place, number = self.formed.place, self.formed.generation.number
+        if store is None or place.group_rank:
+            return
+        journal, world_size = self._services.journal, place.world_size
+        store.tell_arrivals(
+            world_size, lambda clients: journal.record(StoreReached(number, clients, world_size))
+        )
+
     def _report_first_failure(self, event: WorkerExited) -> None:
         supervisor = self.supervisor
         if not event.exitcode or supervisor is None or self.failure is not None:
             return
         if supervisor.ended_unasked(event.local_rank):
+            self._note_failure(event.local_rank, supervisor.exited_at(event.local_rank))
             reason = f"a worker failed on {self._services.host}"
             blames_peer = bool(supervisor.workers.doing)
             self.failure = WorkerFailed(self.formed.generation.id, reason, blames_peer)
             self._send(self.failure)
+
+    def _note_failure(self, local_rank: int, at: float) -> None:
+        after_s = max(0.0, self._services.loop.now() - at)
+        number = self.formed.generation.number
+        self._services.journal.record(FailureNoticed(number, local_rank, round(after_s, 6)))
 
     def _before_stop(self, event: WorkerExited) -> None:
         """Find out where the other workers are, if one has failed because of a peer."""

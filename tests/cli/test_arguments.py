@@ -78,6 +78,8 @@ def notes_of(*argv: str) -> list[str]:
         (["--restart-policy=smart"], "restart_policy", "smart"),
         (["--checkpoints=/ckpt/*.pt"], "checkpoints", "/ckpt/*.pt"),
         (["--name=my.job-1"], "name", "my.job-1"),
+        (["--status=8080"], "status", Endpoint("127.0.0.1", 8080)),
+        (["--status=[::]:0"], "status", Endpoint("::", 0)),
         (["--failure-report=/tmp/f.json"], "failure_report", "/tmp/f.json"),
         (["--re=3"], "redirects", StreamChoice(3)),
     ],

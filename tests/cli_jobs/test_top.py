@@ -108,7 +108,7 @@ def test_the_most_remarkable_rank_comes_first(order: str, expected: list[int]) -
 def test_columns_in_which_nothing_is_known_are_left_out() -> None:
     rows = Looks().rows([job(replica(0, line="hello"))])
     assert top.table(rows) == (
-        ["RANK", "HOST", "STATE", "LAST LINE"],
+        ["REPLICA", "HOST", "STATE", "LAST LINE"],
         [["default/0", "a", "RUNNING", "hello"]],
     )
 
@@ -118,7 +118,7 @@ def test_jobs_without_ranks_have_a_line_and_others_one_for_each_rank() -> None:
     waits = job(name="wait-2", state=AppState.PENDING, message="waiting for a group")
     rows = Looks().rows([job(replica(0, use)), waits])
     assert top.table(rows) == (
-        ["JOB", "RANK", "HOST", "STATE", "STEP", "MEMORY", "LAST LINE"],
+        ["JOB", "REPLICA", "HOST", "STATE", "STEP", "MEMORY", "LAST LINE"],
         [
             ["train-1", "default/0", "a", "RUNNING", "7", "3.0 GiB", ""],
             ["wait-2", "", "", "PENDING", "", "", "waiting for a group"],
@@ -259,7 +259,7 @@ def test_in_a_pipe_it_prints_one_table(
     lines = found.stdout.splitlines()
     heads = lines.index("") + 1
     assert lines[0].startswith("run://relight/mine-")
-    assert lines[heads].split()[:6] == ["RANK", "HOST", "STATE", "STEP", "STEP/S", "CPU"]
+    assert lines[heads].split()[:6] == ["REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU"]
     assert len(lines) == heads + 3
     assert 1 < float(lines[heads + 1].split()[4]) < 100
     alone = relight("top", "--once", "--filter=default/1", "mine").stdout.splitlines()
@@ -297,7 +297,7 @@ class Played:
         self.jobs, self.error = list(jobs), ""
         self.commands = list[tuple[str, ...]]()
         monkeypatch.setattr(top_view, "_output_of", self.run)
-        self.view = TopView(self.look, "rank", "", 0.1)
+        self.view = TopView(self.look, "rank", "", 0.2)
 
     def look(self) -> list[JobLook]:
         if self.error:

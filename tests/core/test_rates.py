@@ -28,22 +28,22 @@ def pace(*uses: RankUse | None) -> Pace:
         ([RankUse(1.0, 0.0, 1, 10), RankUse(3.0, 0.0, 1, 14)], Pace(0.0, 2.0)),
         # Steps are done between looks: 4 of them from 0.5 to 2.5.
         ([RankUse(1.0, 0.0, 1, 10, 0.5), RankUse(3.0, 0.0, 1, 14, 0.5)], Pace(0.0, 2.0)),
-        # One that is stuck has no pace any more than it has steps.
-        ([RankUse(1.0, 0.0, 1, 10, 0.0), RankUse(3.0, 0.0, 1, 10, 2.0)], Pace(0.0, None)),
-        # After a restart from a checkpoint, steps begin again below.
-        ([RankUse(1.0, 0.0, 1, 10), RankUse(3.0, 0.0, 1, 2)], Pace(0.0, 0.0)),
+        # One that is stuck.
+        ([RankUse(1.0, 0.0, 1, 10, 0.0), RankUse(3.0, 0.0, 1, 10, 2.0)], Pace(0.0, 0.0)),
+        # Steps that begin again below are those of another worker.
+        ([RankUse(1.0, 0.0, 1, 10), RankUse(3.0, 0.0, 1, 2)], Pace()),
         # The same snapshot twice, as two who look get it.
         ([RankUse(1.0, 1.0, 1), RankUse(1.0, 1.0, 1), RankUse(2.0, 2.0, 1)], Pace(1.0, None)),
-        ([RankUse(1.0, 1.0, 1), None], Pace()),
+        ([RankUse(1.0, 1.0, 1), RankUse(2.0, 1.0, 1), None], Pace()),
     ],
 )
 def test_a_pace_is_what_two_snapshots_tell(uses: list[RankUse | None], expected: Pace) -> None:
     assert pace(*uses) == expected
 
 
-def test_a_pace_is_that_of_the_last_ten_seconds() -> None:
+def test_a_pace_is_that_of_the_last_seconds() -> None:
     slow = [RankUse(float(at), 0.0, 1, at) for at in range(20)]
-    fast = [RankUse(20.0 + at, 0.0, 1, 20 + 5 * at) for at in range(12)]
+    fast = [RankUse(20.0 + at, 0.0, 1, 20 + 5 * at) for at in range(17)]
     assert pace(*slow, *fast).steps == pytest.approx(5.0)
 
 

@@ -7,12 +7,15 @@ from hypothesis import strategies as some
 from relight.core import timeline
 from relight.core.timeline import Bar, GenerationRow, Happened, Mark, Record
 from relight.events import (
+    CheckpointFound,
     Ended,
     Event,
     Formed,
     GroupStopped,
     Restarting,
     SignalReceived,
+    StepsReported,
+    StoreReached,
     WorkerExited,
     WorkersFrozen,
     WorkerStarted,
@@ -70,6 +73,27 @@ def test_what_happens_to_running_workers(events: tuple[Event, ...], last: Bar) -
     assert timeline.lane(records(*START, *events), 0.0).bars[-1] == last
 
 
+def test_what_the_store_and_the_workers_tell_splits_the_time_of_workers() -> None:
+    """Events after their end name moments before it; the clock of `t` is 100 s behind."""
+    events: list[tuple[float, Event]] = [
+        (1.0, formed(0)), (2.0, WorkerStarted(0, 0, 11)), (2.0, WorkerStarted(1, 1, 12)),
+        (5.0, StoreReached(0, 1, 2)),
+        (6.0, StoreReached(0, 2, 2)), (20.0, WorkerExited(1, 1)), (21.0, WorkerExited(0, -15)),
+        (21.0, StepsReported(0, 7, -92.0, -81.0)), (21.0, CheckpointFound(0, 15.0)),
+    ]  # fmt: skip
+    found = timeline.lane([Record(at, event, at - 100.0) for at, event in events], 0.0)
+    assert [(bar.phase, bar.began) for bar in found.bars] == [
+        ("waiting", 0.0), ("spawn", 1.0), ("imports", 2.0), ("init", 5.0), ("first_step", 6.0),
+        ("productive", 8.0), ("lost", 15.0), ("teardown", 20.0), ("waiting", 21.0),
+    ]  # fmt: skip
+    assert Mark(15.0, "checkpoint", "the last checkpoint") in found.marks
+
+
+def test_nothing_is_lost_when_workers_end_well() -> None:
+    events = (*START, WorkerExited(0, 0), WorkerExited(1, 0), CheckpointFound(0, 3.5))
+    assert all(bar.phase != "lost" for bar in timeline.lane(records(*events), 0.0).bars)
+
+
 def test_nodes_that_come_and_leave_are_marked() -> None:
     found = timeline.lane(
         records(formed(0, 2), formed(1, 1, "gpu-02 was lost"), formed(2, 3, "two came")), 0.0
@@ -83,8 +107,8 @@ def test_nodes_that_come_and_leave_are_marked() -> None:
 def test_generations_end_where_the_next_begins() -> None:
     rows = timeline.generations(records(*START, *FAILS, formed(1, 1, "why"), Ended(0, "ok")))
     assert rows == [
-        GenerationRow(0, 1.0, 6.0, 1, 2, "start"),
-        GenerationRow(1, 6.0, 7.0, 1, 2, "why"),
+        GenerationRow(0, 0, 1.0, 6.0, 1, 2, "start"),
+        GenerationRow(1, 0, 6.0, 7.0, 1, 2, "why"),
     ]
 
 
@@ -92,7 +116,7 @@ def test_a_failure_that_all_nodes_tell_is_told_once() -> None:
     early = [Record(5.0, Restarting(1, 3, "rank 1 raised")), Record(9.0, Ended(1, "too often"))]
     late = [Record(5.5, Restarting(1, 3, "rank 1 raised"))]
     assert timeline.failures([late, early]) == [
-        Happened(5.0, "restart 1: rank 1 raised"),
+        Happened(5.0, "rank 1 raised"),
         Happened(9.0, "the end, exit code 1: too often"),
     ]
     assert not timeline.failures([[Record(1.0, Ended(0, "all succeeded"))]])
@@ -100,7 +124,9 @@ def test_a_failure_that_all_nodes_tell_is_told_once() -> None:
 
 EVENTS = some.sampled_from(
     [formed(0), formed(1, 2), *START, *FAILS, WorkerExited(0, 0), GroupStopped(0, ""),
-     WorkersFrozen(True), WorkersFrozen(False), SignalReceived(2), Ended(1, "x"), Ended(0, "y")]
+     WorkersFrozen(True), WorkersFrozen(False), SignalReceived(2), Ended(1, "x"), Ended(0, "y"),
+     StoreReached(0, 1, 2), StoreReached(0, 2, 2), StepsReported(0, 5, 40.0, 60.0),
+     CheckpointFound(0, 50.0)]
 )  # fmt: skip
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 LIMIT_S = 60.0
+ADDRESS = r"status page: (http://127\.0\.0\.1:\d+/)\n"
+"""What a job with --status says where its stderr is no terminal."""
 State = dict[str, Any]
 Find = Callable[..., State]
 

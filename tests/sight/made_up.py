@@ -15,8 +15,8 @@ _CAUSES = (
 )
 _GENERATIONS = ((0, 0.0, 1500.0, 16), (1, 1506.0, 2320.0, 16), (2, 2324.0, 2900.0, 15),
                 (3, 2905.0, None, 16))  # fmt: skip
-_STARTING = (("rendezvous", 0.4), ("spawn", 0.2), ("import", 9.0), ("init", 3.0),
-             ("first step", 5.0))  # fmt: skip
+_STARTING = (("rendezvous", 0.4), ("spawn", 0.2), ("imports", 9.0), ("init", 3.0),
+             ("first_step", 5.0))  # fmt: skip
 _LOST_S = 130.0
 
 
@@ -39,14 +39,15 @@ def look(nodes: int = 16, ranks: int = 1000) -> dict[str, Any]:
              "nodes": size, "ranks": size * per_node, "cause": _CAUSES[n]}
             for n, began, end, size in _GENERATIONS
         ],
-        "failures": [{"at": STARTED + 1506, "text": f"restart 1: {_CAUSES[1]}"}],
+        "failures": [{"at": STARTED + 1506, "text": _CAUSES[1]}],
         "ranks": [_row(rank, per_node) for rank in range(ranks)],
         "goodput": {
             "share": 0.914,
+            "is_most": False,
             "phases": {"productive": 3565.0, "lost": 260.0, "detect": 2.1, "teardown": 4.0,
-                       "rendezvous": 1.9, "spawn": 0.8, "import": 36.0, "init": 12.0,
-                       "first step": 18.2},
-            "mttr": 14.2, "mtbf": 1950.0,
+                       "rendezvous": 1.9, "spawn": 0.8, "imports": 36.0, "init": 12.0,
+                       "first_step": 18.2},
+            "failures": 2, "mttr": 14.2, "mtbf": 1950.0,
         },
         "actions": ["stacks", "cancel"],
         "events": [

@@ -1,9 +1,10 @@
 """The status page in a real browser: headless Chromium, driven by Playwright.
 
 Skipped where either is missing (Debian: apt-get install chromium; pip install playwright).
-`python -m tests.sight.test_page_in_a_browser DIRECTORY` takes the pictures of the docs.
+`PYTHONPATH=tests python -m tests.sight.test_page_in_a_browser docs/images` takes those of the docs.
 """
 
+import io
 import shutil
 import sys
 import threading
@@ -12,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Start
 
 from relight.sight.page import server as page_server
 from relight.sight.page.server import PageServer, Served
 
+from .conftest import ADDRESS, read_until
 from .made_up import look
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
+expect.set_options(timeout=60_000)
 
 CHROMIUM = shutil.which("chromium") or ""
 pytestmark = [
@@ -28,6 +32,15 @@ pytestmark = [
 ]
 TOKEN = "not-to-be-guessed"
 MARKUP = "<img src=x onerror=document.title='bad'><script>document.title='bad'</script>"
+FAILS_ONCE = """\
+import os, time
+print("step 1 of", os.environ["RANK"], flush=True)
+while os.environ["RANK"] == "0" or os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    time.sleep(0.05)
+while not os.path.exists("fail"):
+    time.sleep(0.05)
+raise ValueError("bad batch")
+"""
 # Without a sandbox: tests may run as root. The others keep it from calling its maker's servers.
 ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
@@ -123,18 +136,35 @@ def test_a_job_is_seen_live_through_a_restart(open_page: Open, job: Job) -> None
     job.change_job(generation=4, restart=2, notice="generation 4: rank 3 raised ValueError: x")
     lane = {
         "name": "gpu-01",
-        "bars": [[4, "import", job.state["job"]["started"], None]],
+        "bars": [[4, "imports", job.state["job"]["started"], None]],
         "marks": [],
     }
     job.change(lanes=[lane], failures=[{"at": 1.0, "text": f"restart 2: {MARKUP}\nTraceback"}])
     expect(page.locator("#tiles")).to_contain_text("2 of 10")
     assert page.locator("#notice").inner_text() == "generation 4: rank 3 raised ValueError: x"
     assert MARKUP in page.locator("#failures").inner_text()
-    assert page.locator(".track i.p-import").count() == 1
+    assert page.locator(".track i.p-imports").count() == 1
     job.change_job(shown_state="failed", over=True, mood="bad", notice="exit code 1: x")
     expect(page).to_have_title("failed · llama-7b · relight")
     job.server.closing.set()
     expect(page.locator("#link")).to_have_text("the job is over")
+
+
+def test_a_real_job_is_seen_live_through_a_restart(
+    browser: Any, start: Start, script: Callable[[str], Path]
+) -> None:
+    agent = start("run", "--nproc-per-node=2", "--max-restarts=1", "--status=0", script(FAILS_ONCE))
+    assert agent.stderr is not None
+    page = browser.new_page()
+    page.goto(read_until(agent.stderr.fileno(), ADDRESS)[1])
+    expect(page.locator("#tiles")).to_contain_text("0 of 1")
+    expect(page.locator("#rank-rows")).to_contain_text("step 1 of 1")
+    (script(FAILS_ONCE).parent / "fail").touch()
+    expect(page.locator("#tiles")).to_contain_text("1 of 1", timeout=30_000)
+    expect(page.locator("#failures")).to_contain_text("rank 1 raised ValueError: bad batch")
+    expect(page.locator(".track b.m-failure")).to_have_count(1)
+    expect(page.locator("#events")).to_contain_text("Restarting")
+    page.close()
 
 
 def test_a_thousand_ranks_are_found_sorted_and_scrolled(open_page: Open, job: Job) -> None:
@@ -241,6 +271,8 @@ CONTRAST = """() => {
 
 
 def _take_pictures(directory: Path) -> None:
+    from PIL import Image  # matplotlib brings it
+
     job = Job()
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
@@ -253,7 +285,9 @@ def _take_pictures(directory: Path) -> None:
                                     color_scheme=scheme, timezone_id="UTC")  # fmt: skip
             page.goto(f"{job.address}#token={TOKEN}")
             page.wait_for_selector("#rank-rows button")
-            page.screenshot(path=directory / f"{name}.png")
+            shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+            colours = shot.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+            colours.save(directory / f"{name}.png", optimize=True)
         browser.close()
     job.close()
 

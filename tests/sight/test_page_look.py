@@ -29,7 +29,7 @@ def node(*ranks: RankSnapshot, **fields: Any) -> NodeSnapshot:
 
 
 def shown(job: WholeJob, *, answers: bool = True, gone: bool = False) -> dict[str, Any]:
-    return look(Reading(job, Rates(), {}, None, answers, gone), ())
+    return look(Reading(job, Rates(), {}, answers, gone), ())
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_no_secret_reaches_the_page() -> None:
     line = event_lines.read(line_of(Recorded(1, 2.0, 2.0, Restarting(1, 3, text))))
     assert line is not None
     events.add("gpu-01", line)
-    reading = Reading(WholeJob((own,)), Rates(), records, None, True, False)
+    reading = Reading(WholeJob((own,)), Rates(), records, True, False)
     everything = str(look(reading, ()) | {"events": events.shown()})
     assert SECRET not in everything
     assert everything.count("<hidden>") >= 6

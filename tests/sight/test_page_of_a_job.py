@@ -2,8 +2,10 @@
 
 import os
 import pty
+import re
 import signal
 import socket
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import Launch, Start
 
-from .conftest import LIMIT_S, Find, read_until, wait_until_closed
+from .conftest import ADDRESS, LIMIT_S, Find, read_until, wait_until_closed
 
 FAILS_ONCE = """\
 import os, time
@@ -22,7 +24,6 @@ if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 time.sleep(600)
 """
 WAITS = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n"
-ADDRESS = r"status page: (http://127\.0\.0\.1:\d+/)\n"
 
 
 @pytest.mark.slow
@@ -113,3 +114,33 @@ def test_what_can_not_be_served_is_refused(launch: Launch, words: list[str], mes
     found = launch(*words)
     assert found.returncode == 2
     assert message in found.stderr
+
+
+@pytest.mark.slow
+def test_a_job_of_several_nodes_has_one_page_that_shows_all_of_them(
+    start: Start, script: Callable[[str], Path], find: Find, tmp_path: Path
+) -> None:
+    """On the node of rank 0, though both were asked to."""
+    flags = ("run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file", "--rdzv-id=paged",
+             f"--rdzv-endpoint={tmp_path}/where", "--status=0")  # fmt: skip
+    program = script("import os, time\nprint('rank', os.environ['RANK'])\ntime.sleep(600)\n")
+    logs = [tmp_path / f"log{n}" for n in range(2)]
+    for log in logs:
+        with log.open("wb") as output:
+            start(*flags, program, stderr=output)
+
+    def addresses() -> list[str]:
+        return [found for log in logs for found in re.findall(ADDRESS, log.read_text())]
+
+    deadline = time.monotonic() + LIMIT_S
+    while not addresses():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    (address,) = addresses()
+    state = find(address, lambda each: len(each["ranks"]) == 4 and len(each["lanes"]) == 2)
+    assert [row[:2] for row in state["ranks"]] == [[0, 0], [1, 0], [2, 1], [3, 1]]
+    assert [lane["name"] for lane in state["lanes"]] == [
+        state["job"]["host"], f"{state['job']['host']} #2",
+    ]  # fmt: skip
+    with urllib.request.urlopen(f"{address}output?rank=3&stream=stdout") as answer:
+        assert answer.read() == b"rank 3\n"

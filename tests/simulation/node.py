@@ -8,7 +8,7 @@ from relight.agent import Agent
 from relight.core.activity import Usage
 from relight.core.exits import ErrorReport, Failure, FailureKind
 from relight.core.messages import FromCoordinator, GenerationFormed, WaitReason
-from relight.events import WorkerExited, WorkersFrozen, WorkerStarted
+from relight.events import Recorded, WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host.freezer import Freezer
 from relight.worker_group import WorkerGroup
 
@@ -332,6 +332,9 @@ class Store:
     def __init__(self, *_: object, served: bool) -> None:
         pass
 
+    def tell_arrivals(self, *_: object) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -372,11 +375,17 @@ class Consoles(tuple[Console, ...]):
 class EventLog:
     """As `relight.host.journal.EventLog`."""
 
+    began = 0.0
+
     def __init__(self, *_: object) -> None:
         pass
 
-    def write(self, event: object) -> None:
-        pass
+    def write(self, event: Any) -> Recorded:
+        return Recorded(0, 0.0, 0.0, event)
+
+    def after(self, number: int) -> list[Recorded]:
+        del number
+        return []
 
 
 class Scratch:

@@ -110,7 +110,7 @@ def _read(target: str, *, follow: bool) -> Iterator[tuple[str, Line]]:
 
 
 def _lines(texts: Iterator[tuple[str, str]]) -> Iterator[tuple[str, Line]]:
-    newer = False
+    newer, number = False, 0
     for log, text in texts:
         line = event_lines.read(text)
         if line is None:
@@ -118,7 +118,10 @@ def _lines(texts: Iterator[tuple[str, str]]) -> Iterator[tuple[str, Line]]:
         if line.version > SCHEMA and not newer:
             newer = True
             say(f"the log has lines of version {line.version}, and this relight knows {SCHEMA}")
+        number += 1
         yield log, line
+    if not number:
+        say("there are no events")
 
 
 def _replay(lines: Iterator[Line]) -> int:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from relight.cli.arguments import ParsedFlags, parse
 from relight.cli.usage import flag_lines
+from relight.core.fields import plain
 from relight.env import Environment
 from relight.errors import EXIT_OK, MachineError, RelightError, UsageError
 from relight.host.descriptors import raise_limit
@@ -130,6 +131,7 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
         "msg": found.message,
         "roles": [{"role": role, "replicas": replicas} for role, replicas in roles.items()],
         "ui_url": found.url,
+        "goodput": plain(found.account) if found.account is not None else None,
     }
 
 

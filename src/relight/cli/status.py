@@ -19,6 +19,7 @@ from relight.core.waiting import duration
 from relight.env import Environment
 from relight.errors import EXIT_OK, UsageError, many
 from relight.job import handles
+from relight.runner import event_log
 from relight.runner.runner import Runner
 from relight.spec import Flag
 from relight.values import Endpoint, parse_listen
@@ -87,6 +88,8 @@ def main(argv: list[str]) -> int:
     with Runner() as runner:
         handle = handles.parse(parsed.command[0])
         found = runner.status(handle)
+        if handle.scheduler != handles.RUN:
+            found = found._replace(account=event_log.account(handle, found))
         if handle.role:
             part = set(runner.replicas(handle))
             found = found._replace(
@@ -113,6 +116,11 @@ def main(argv: list[str]) -> int:
         print(f"  {text}")
     if found.restarts:
         print(f"  restarted {many(found.restarts, 'time')}")
+    if found.account is not None and found.account.generations:
+        from relight.core.goodput import in_words
+
+        for text in in_words(found.account):
+            print(f"  {text}")
     if found.url:
         print(f"  {'logs' if found.url.startswith('file:') else 'URL'}: {found.url}")
     rows = [

@@ -5,6 +5,7 @@
 
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from relight.host import agents
 from relight.host.run_jobs import JobDirectory
 from relight.job import handles
 from relight.runner.runner import Runner
+from relight.sight.page import otel
 from relight.sight.page.metrics import exposition
 from relight.sight.page.server import PageServer, Served
 from relight.sight.page.watched_job import WatchedJob
@@ -28,6 +30,7 @@ from relight.values import Endpoint
 
 _LOOK_S = 0.5
 """How often it is looked whether the job's agent still exists (`--until-end`)."""
+_ALL = ("0.0.0.0", "::")
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
@@ -81,11 +84,14 @@ def _serve(job: handles.Handle, where: Endpoint, until_end: bool, on_terminal: b
     if where.host not in _LOCAL:
         say("note: whoever can connect to this port can read the page; the connection is not "
             "encrypted")  # fmt: skip
+    end_sending = otel.start(watched.reading, env.read().variables, say)
     if until_end:
         _wait_for_end(watched, stop)
     else:
         stop.wait()
     server.finish()
+    if end_sending is not None:
+        end_sending()
     return EXIT_OK
 
 
@@ -113,9 +119,10 @@ def _wait_for_end(watched: WatchedJob, stop: threading.Event) -> None:
     while not stop.wait(_LOOK_S) and agents.lives(agent.pid):
         pass
     until = time.monotonic() + _LOOK_S  # its last snapshot is about to be there
-    while watched.reading().job.nodes[0].state != ENDED and time.monotonic() < until:
+    while watched.reading(now=True).job.nodes[0].state != ENDED and time.monotonic() < until:
         time.sleep(_LOOK_S / 10)
 
 
 def _shown(host: str) -> str:
+    host = socket.gethostname() if host in _ALL else host
     return f"[{host}]" if ":" in host else host

@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
             jobs_of.look()  # a job that does not exist is told here, and not in the view
         view = _view().TopView(jobs_of.look, values["sort"], values["filter"], values["interval"])
         view.run()
-    return EXIT_OK
+    return view.return_code or EXIT_OK
 
 
 def _print_once(look: Callable[[], list[JobLook]], order: str, words: str) -> int:

@@ -2,6 +2,8 @@
 done about them. The rows are made in sight/top.
 """
 
+import asyncio
+import signal
 import subprocess
 import sys
 import threading
@@ -18,7 +20,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, RichLog, Static
 
 from relight.core.fields import printable
-from relight.errors import RelightError
+from relight.errors import EXIT_SIGNAL_BASE, RelightError
 from relight.job import handles
 from relight.sight import top
 from relight.sight.top import JobLook, Looks, Row
@@ -68,7 +70,8 @@ class TopView(App[None]):
         Binding("o", "order", "Order"),
         Binding("r", "reverse", "Reverse"),
         Binding("slash", "filter", "Filter", key_display="/"),
-        Binding("q,ctrl+c", "quit", "Quit"),
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
     ]
 
     def __init__(
@@ -92,7 +95,9 @@ class TopView(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Begin to look."""
+        """Begin to look; leave the terminal as it was if this process is asked to end."""
+        end = partial(self.exit, return_code=EXIT_SIGNAL_BASE + signal.SIGTERM)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, end)
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:

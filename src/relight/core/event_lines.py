@@ -6,6 +6,7 @@ import json
 
 from relight import events
 from relight.core import fields
+from relight.events import Readable
 from relight.typed import Any, NamedTuple
 
 _KEYS = {"v", "n", "t", "time", "event"}
@@ -41,16 +42,13 @@ def read(text: str) -> Line | None:
 
 def event_of(line: Line) -> events.Event | None:
     """Return the event of a line; None if this version of relight does not know it."""
-    kind = _kinds().get(line.name)
     match line.name, line.fields:  # what they hold is read by core/group_replay
         case "GroupBegan", {"job": str(job), "origin": str(origin), "settings": dict(settings)}:
             return events.GroupBegan(job, origin, settings)
         case "GroupStep", {"job": str(job), "input": dict(found), "effects": list(effects)}:
             return events.GroupStep(job, 0.0, found, effects)
-    if kind is None or line.name in ("GroupBegan", "GroupStep"):
-        return None
     try:
-        event: events.Event = fields.record(kind, line.fields)
+        event: events.Event = fields.message(Readable, {**line.fields, "type": line.name.lower()})
     except fields.Malformed:
         return None
     return event
@@ -100,7 +98,3 @@ class Selection:
         return rank == self._rank or (
             rank is None and local_rank is not None and local_rank == self._local_rank
         )
-
-
-def _kinds() -> dict[str, Any]:
-    return {kind.__name__: kind for kind in events.Event.__args__}

@@ -4,6 +4,7 @@ It travels as JSON over a Unix socket (sight/job_socket), and stays in a small f
 the job has ended (host/run_jobs). core/fields checks it.
 """
 
+from relight.core.goodput import Account
 from relight.typed import NamedTuple
 
 WAITING, RUNNING, STOPPING, DONE, ENDED = "waiting", "running", "stopping", "done", "ended"
@@ -49,7 +50,8 @@ class NodeSnapshot(NamedTuple):
     `id` is `NAME-PID`. `command` is the script and its arguments, without secrets; `directory` is
     where they were given. `generation` is -1 before the first one. `cause` is why the generation
     was formed. `exit_code` is None until the job has ended here, and `reason` says why it has.
-    `run_directory` has the logs and the event log, if they are kept.
+    `run_directory` has the logs and the event log, if they are kept. `account` says where the time
+    has gone.
     """
 
     id: str
@@ -74,6 +76,7 @@ class NodeSnapshot(NamedTuple):
     reason: str
     run_directory: str
     ranks: tuple[RankSnapshot, ...]
+    account: Account | None = None
 
 
 class Output(NamedTuple):

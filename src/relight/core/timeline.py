@@ -7,12 +7,15 @@ latest) begins with the first generation that is known.
 from collections.abc import Iterable, Sequence
 
 from relight.events import (
+    CheckpointFound,
     Ended,
     Event,
     Formed,
     GroupStopped,
     Restarting,
     SignalReceived,
+    StepsReported,
+    StoreReached,
     WorkerExited,
     WorkersFrozen,
     WorkerStarted,
@@ -25,14 +28,22 @@ FAILURE, ARRIVAL, DEPARTURE, CHECKPOINT, END = (
 )  # fmt: skip
 """Kinds of marks."""
 WAITING, SPAWN, RUNNING, TEARDOWN, FROZEN = "waiting", "spawn", "running", "teardown", "frozen"
-"""Phases that a node's own events tell; a ledger of goodput knows more."""
+IMPORTS, INIT, FIRST_STEP = "imports", "init", "first_step"
+PRODUCTIVE, LOST = "productive", "lost"
+"""Phases, some of which only the node of the store knows, or workers that report their steps tell.
+Until then, and where nothing tells more, workers are `running`.
+"""
+_AT_WORK = (RUNNING, IMPORTS, INIT, PRODUCTIVE)
 
 
 class Record(NamedTuple):
-    """An event of a node, and when it was, in seconds since 1970."""
+    """An event of a node, and when it was: in seconds since 1970, and on the monotonic clock of the
+    node, which times in some events are of.
+    """
 
     at: float
     event: Event
+    t: float = 0.0
 
 
 class Bar(NamedTuple):
@@ -60,9 +71,12 @@ class Lane(NamedTuple):
 
 
 class GenerationRow(NamedTuple):
-    """A generation as its nodes have begun it. `ended` is None for the one that lasts."""
+    """A generation as its nodes have begun it, after so many restarts for failures. `ended` is None
+    for the one that lasts.
+    """
 
     number: int
+    restart: int
     began: float
     ended: float | None
     nodes: int
@@ -85,20 +99,20 @@ def lane(records: Iterable[Record], began: float) -> Lane:
         began: when its agent began, in seconds since 1970.
     """
     drawing = _Drawing(began)
-    for at, event in records:
-        drawing.take(event, at)
+    for at, event, t in records:
+        drawing.take(event, at, at - t)
     return Lane(tuple(drawing.bars), tuple(drawing.marks))
 
 
 def generations(records: Iterable[Record]) -> list[GenerationRow]:
     """Return the generations that a node has been in, in order."""
     found: list[GenerationRow] = []
-    for at, event in records:
+    for at, event, _ in records:
         if isinstance(event, Formed | Ended) and found and found[-1].ended is None:
             found[-1] = found[-1]._replace(ended=at)
         if isinstance(event, Formed):
-            size = event.nodes, event.world_size
-            found.append(GenerationRow(event.generation, at, None, *size, event.cause))
+            number, restart, _, nodes, ranks, *_, cause = event
+            found.append(GenerationRow(number, restart, at, None, nodes, ranks, cause))
     return found
 
 
@@ -106,10 +120,10 @@ def failures(nodes: Iterable[Sequence[Record]]) -> list[Happened]:
     """Return why the job was restarted or ended by a failure, each once although all nodes tell."""
     found: dict[str, Happened] = {}
     for records in nodes:
-        for at, event in records:
+        for at, event, _ in records:
             match event:
-                case Restarting(restart, _, reason):
-                    text = f"restart {restart}: {reason}"
+                case Restarting(_, _, reason):
+                    text = reason
                 case Ended(exit_code, reason) if exit_code:
                     text = f"the end, exit code {exit_code}: {reason}"
                 case _:
@@ -130,8 +144,8 @@ class _Drawing:
         self._alive = 0
         self._begin(WAITING, began)
 
-    def take(self, event: Event, at: float) -> None:
-        """Take the next event."""
+    def take(self, event: Event, at: float, offset: float) -> None:
+        """Take the next event; `offset` is what makes a monotonic time one since 1970."""
         match event:
             case Formed():
                 self._form(event, at)
@@ -141,11 +155,21 @@ class _Drawing:
                     self.bars.pop()
                     self.bars[-1] = self.bars[-1]._replace(ended=None)
                 self._begin(RUNNING, at)
+            case StoreReached(_, workers, ranks) if self._phase in _AT_WORK:
+                if self._phase == RUNNING:
+                    self.bars[-1] = self.bars[-1]._replace(phase=IMPORTS)
+                self._begin(RUNNING if workers >= ranks else INIT, at)
+            case StepsReported(_, _, first, _):
+                self._split(first + offset, PRODUCTIVE)
+            case CheckpointFound(_, saved):
+                self.marks.append(Mark(saved, CHECKPOINT, "the last checkpoint"))
+                if any(bar.phase == TEARDOWN for bar in self._of_generation()):
+                    self._split(saved, LOST)
             case WorkerExited():
                 self._exit(event, at)
-            case GroupStopped() | SignalReceived() if self._phase in (RUNNING, SPAWN, FROZEN):
+            case GroupStopped() | SignalReceived() if self._is_at_work:
                 self._begin(TEARDOWN, at)
-            case WorkersFrozen(frozen) if self._phase in (RUNNING, FROZEN):
+            case WorkersFrozen(frozen) if self._is_at_work:
                 self._begin(FROZEN if frozen else RUNNING, at)
             case Ended(_, reason):
                 self._end(at)
@@ -155,6 +179,10 @@ class _Drawing:
     def _phase(self) -> str:
         last = self.bars[-1] if self.bars else None
         return last.phase if last is not None and last.ended is None else ""
+
+    @property
+    def _is_at_work(self) -> bool:
+        return self._phase in (*_AT_WORK, SPAWN, FROZEN)
 
     def _form(self, event: Formed, at: float) -> None:
         self._generation, self._alive = event.generation, 0
@@ -166,10 +194,10 @@ class _Drawing:
 
     def _exit(self, event: WorkerExited, at: float) -> None:
         self._alive -= 1
-        if event.exitcode and self._phase in (RUNNING, SPAWN):
+        if event.exitcode and self._is_at_work:
             self.marks.append(Mark(at, FAILURE, describe(event)))
             self._begin(TEARDOWN, at)
-        if self._alive <= 0:
+        if self._alive <= 0 and self._phase != WAITING:
             self._begin(WAITING, at)
 
     def _begin(self, phase: str, at: float) -> None:
@@ -179,3 +207,17 @@ class _Drawing:
     def _end(self, at: float) -> None:
         if self._phase:
             self.bars[-1] = self.bars[-1]._replace(ended=max(at, self.bars[-1].began))
+
+    def _split(self, at: float, phase: str) -> None:
+        """Let a phase begin within one in which workers of this generation were at work."""
+        met = any(bar.phase == INIT for bar in self._of_generation())
+        for bar in self._of_generation():
+            if bar.phase in _AT_WORK and bar.ended is not None and bar.began <= at < bar.ended:
+                before = FIRST_STEP if met and bar.phase == RUNNING else bar.phase
+                parts = [bar._replace(phase=before, ended=at), bar._replace(phase=phase, began=at)]
+                place = self.bars.index(bar)
+                self.bars[place : place + 1] = parts
+                return
+
+    def _of_generation(self) -> list[Bar]:
+        return [bar for bar in self.bars if bar.generation == self._generation]

@@ -24,6 +24,8 @@ STEP = 9
 """By the worker: the step that it has reported last."""
 STEP_AT = 10
 """By the worker: when, in nanoseconds of the monotonic clock; 0 if it has reported none."""
+FIRST_AT = 11
+"""By the worker: when it has reported the first."""
 
 
 def leaves(page: memoryview, call: int) -> bool | None:

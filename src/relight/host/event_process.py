@@ -16,7 +16,7 @@ from collections.abc import Callable
 from relight.errors import UsageError, nearest
 from relight.events import Recorded, line_of
 from relight.host import system
-from relight.host.journal import EventLog
+from relight.host.journal import Journal
 from relight.host.loop import Loop
 from relight.typed import Any, NoReturn
 from relight.values import EVENT_HANDLERS
@@ -55,15 +55,14 @@ class EventProcess:
     Args:
         loop: the agent's loop.
         name: the handler's.
-        log: the agent's events: those in memory are passed on at once, others as they come.
-        say: prints a line to the user.
+        journal: has the agent's events: those in memory are passed on at once, others as they come.
 
     Raises:
         OSError: no process can be made.
     """
 
-    def __init__(self, loop: Loop, name: str, log: EventLog, say: Callable[[str], None]) -> None:
-        self._loop, self._name, self._log, self._say = loop, name, log, say
+    def __init__(self, loop: Loop, name: str, journal: Journal) -> None:
+        self._loop, self._name, self._journal = loop, name, journal
         self._waiting = bytearray()
         self._dropped = 0
         self._heard = b""
@@ -74,13 +73,14 @@ class EventProcess:
         self._socket.setblocking(False)
         self.has_ended = False
         loop.on_readable(self._socket, self._receive)
-        for recorded in log.after(0):
+        for recorded in journal.events.after(0):
             self._add(recorded)
-        log.listeners.append(self._add)
+        journal.listeners.append(self._add)
 
     def close(self) -> None:
         """Let the handler take the last events, then end it."""
-        self._log.listeners.remove(self._add)
+        if self._add in self._journal.listeners:
+            self._journal.listeners.remove(self._add)
         until = self._loop.now() + _END_S
         self._loop.run_until(lambda: self.has_ended or not self._waiting, _END_S)
         if not self.has_ended:
@@ -143,7 +143,7 @@ class EventProcess:
             pass
 
     def _tell(self, what: str) -> None:
-        self._say(f"--event-log-handler={self._name}: {what}")
+        self._journal.say(f"--event-log-handler={self._name}: {what}")
 
 
 def _fork(name: str, agent: socket.socket) -> int:

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable
 
 from relight.env import Environment
-from relight.events import Event, Recorded, describe, is_news, line_of
+from relight.errors import mistake
+from relight.events import Event, Mistake, Recorded, describe, is_news, line_of
 from relight.host.console import Consoles
 
 _MOST_KEPT = 64 * 1024
@@ -26,6 +27,7 @@ class Journal:
 
     Attributes:
         events: the event log.
+        listeners: are called with each event that comes.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Journal:
         self.verbose = verbose
         self._stderr = consoles.stderr
         self._said = ""
+        self.listeners: list[Callable[[Recorded], None]] = []
         self.events = EventLog(directory, self._stderr.say if on_console else None)
 
     def say(self, message: str) -> None:
@@ -64,7 +67,13 @@ class Journal:
 
     def write(self, event: Event) -> None:
         """Write an event to the log only; the user gets another message about it."""
-        self.events.write(event)
+        recorded = self.events.write(event)
+        for listener in list(self.listeners):
+            try:
+                listener(recorded)
+            except Exception as error:  # who looks at the job must not harm it
+                self.listeners.remove(listener)
+                self.record(Mistake("an event is shown", mistake(error)))
 
 
 class EventLog:
@@ -76,26 +85,25 @@ class EventLog:
         console: takes a line for the console, if events go there (`--event-log-handler=console`).
 
     Attributes:
-        listeners: are called with each event that comes.
+        began: when the log was made, on the monotonic clock.
     """
 
     def __init__(self, directory: str, console: Callable[[str], None] | None = None) -> None:
-        self.listeners: list[Callable[[Recorded], None]] = []
+        self.began = time.monotonic()
         self._console = console
         self._path = os.path.join(directory, "events.jsonl") if directory else ""
         self._number = 0
         self._kept: deque[tuple[Recorded, int]] = deque()
         self._size = 0
 
-    def write(self, event: Event) -> None:
-        """Add an event, with its number and the time."""
+    def write(self, event: Event) -> Recorded:
+        """Add an event, with its number and the time; return it with these."""
         recorded = self._recorded(event)
         self._keep(recorded)
-        for listener in self.listeners:
-            listener(recorded)
         if self._console is not None:
             self._console(line_of(recorded))
         self._write_file(recorded)
+        return recorded
 
     def write_to_file(self, event: Event) -> None:
         """Add an event to the file only: it is large."""

@@ -5,6 +5,7 @@ rank 0's worker does.
 """
 
 import socket
+from collections.abc import Callable
 
 from relight.host.loop import Loop
 from relight.host.ports import bind
@@ -35,6 +36,7 @@ class StorePort:
 
     def __init__(self, loop: Loop, host: str, port: int, *, served: bool) -> None:
         self.served = served
+        self._on_client: Callable[[int], None] = lambda _: None
         self._loop = loop
         self._socket = bind(host, port, listen=served)
         self.port: int = self._socket.getsockname()[1]
@@ -46,6 +48,19 @@ class StorePort:
     def clients(self) -> int:
         """How many clients are connected to the agent's server."""
         return self._store.clients if self._store is not None else 0
+
+    def tell_arrivals(self, most: int, tell: Callable[[int], None]) -> None:
+        """Call `tell` with the number of clients of the agent's server when the first one has
+        connected, and when `most` have.
+        """
+        due = sorted({1, most})
+
+        def on_client(clients: int) -> None:
+            if due and clients >= due[0]:
+                due.pop(0)
+                tell(clients)
+
+        self._on_client = on_client
 
     def adopt(self, connection: socket.socket) -> None:
         """Serve a client that has connected on another port."""
@@ -67,4 +82,5 @@ class StorePort:
             from relight.host.tcp_store import TCPStore
 
             self._store = TCPStore(self._loop, self._socket)  # it takes over the socket
+            self._store.on_client = self._on_client
         return self._store

@@ -99,6 +99,11 @@ class Supervisor:
         end = self.core.ends.get(local_rank)
         return end is not None and not end.asked
 
+    def exited_at(self, local_rank: int) -> float:
+        """Return when a process has ended, on the loop's clock."""
+        end = self.core.ends.get(local_rank)
+        return end.at if end is not None else self._loop.now()
+
     def lease(self, until: float) -> None:
         """Let the processes run until this time of the loop's clock, then freeze them."""
         self._lease_until = until

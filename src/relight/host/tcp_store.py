@@ -66,6 +66,8 @@ class TCPStore:
 
     def __init__(self, loop: Loop, listener: socket.socket) -> None:
         self.values: dict[bytes, _Value] = {}
+        self.on_client: Callable[[int], None] = lambda _: None
+        """Called with the number of clients when one has connected."""
         self._queues: dict[bytes, deque[bytes]] = {}  # none is empty
         self._stored = 0
         self._waiting: dict[bytes, dict[_Client, None]] = {}  # in the order in which they came
@@ -92,6 +94,7 @@ class TCPStore:
         """Serve a client that has connected on another port."""
         if len(self._clients) < self._max_clients:
             self._clients.add(_Client(self._loop, self, connection))
+            self.on_client(len(self._clients))
         else:
             connection.close()
 

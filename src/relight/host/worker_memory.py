@@ -60,6 +60,17 @@ class WorkerMemory:
             if page[words.STEP_AT]
         }
 
+    def span(self) -> tuple[float, float] | None:
+        """Return when a worker of this node has first and last reported a step, in seconds of the
+        monotonic clock; None if none has.
+        """
+        self.steps()
+        pages = [page for page in self._open.values() if page[words.FIRST_AT]]
+        if not pages:
+            return None
+        first = min(page[words.FIRST_AT] for page in pages)
+        return first / 1e9, max(page[words.STEP_AT] for page in pages) / 1e9
+
     def limit(self, call: int, answer: Callable[[int], None]) -> None:
         """Hold workers at a call of `should_checkpoint` until they are told more.
 

@@ -43,6 +43,11 @@ _CLI = frozenset({
     "signals", "usage",
 })  # fmt: skip
 """The modules of `relight.cli` that it needs."""
+_PAGE = os.path.join("sight", "page")
+_FOR_COMMANDS = frozenset({
+    "core/rates.py", "core/timeline.py", "sight/top.py",
+})  # fmt: skip
+"""What only other commands need: the status page and `relight top`."""
 _NOT_AT_TOP = frozenset({"function", "function_hosts", "function_results"})
 _SCRIPT = f"""\
 #!/bin/sh
@@ -93,7 +98,7 @@ def modules() -> Iterator[str]:
             elif inside == "cli":
                 is_there = name in _CLI
             else:
-                is_there = name not in _NOT_AT_TOP
+                is_there = inside != _PAGE and name not in _NOT_AT_TOP and path not in _FOR_COMMANDS
             if extension == ".py" and is_there:
                 yield path
 

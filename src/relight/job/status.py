@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from relight.core.goodput import Account
 from relight.core.snapshot import RankUse
 from relight.job.app import AppState
 
@@ -24,7 +25,7 @@ class ReplicaStatus(NamedTuple):
 
 class AppStatus(NamedTuple):
     """A job. It has failed when one replica has failed, and is over when all are; `restarts` is
-    None if unknown.
+    None if unknown. `account` says where its time has gone, where that is known.
     """
 
     state: AppState
@@ -32,6 +33,7 @@ class AppStatus(NamedTuple):
     replicas: tuple[ReplicaStatus, ...] = ()
     restarts: int | None = None
     url: str = ""
+    account: Account | None = None
 
     @property
     def exitcode(self) -> int:

@@ -3,17 +3,20 @@ have the output of a rank.
 """
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from glob import escape, glob
 
 from relight.core import event_lines
+from relight.core.goodput import Account, Ledger
 from relight.core.snapshot import ENDED, EventsAfter
 from relight.errors import UsageError
-from relight.events import Formed, WorkerStarted
+from relight.events import CheckpointFound, Formed, WorkerStarted
 from relight.host import files, growing_files
 from relight.host.run_jobs import JobDirectory
 from relight.job.handles import RUN, Handle
 from relight.runner.runner import Runner
+from relight.schedulers.api import AppStatus
 
 NAME = "events.jsonl"
 _LOGS_BELOW = "torchelastic"
@@ -82,6 +85,30 @@ def output(runner: Runner, job: Handle, rank: int, stream: str, *, follow: bool)
     return growing_files.lines(find, lambda: follow and not runner.status(job).state.is_over)
 
 
+def account(job: Handle, found: AppStatus) -> Account | None:
+    """Return where the time of a submitted job has gone, as the agent of rank 0 knows it in the
+    latest of its logs; None if no log is on this machine.
+    """
+    if not found.url.startswith("file:"):
+        return None
+    latest: tuple[float, Account] | None = None
+    for path in glob(_logs_below(job, found.url)):
+        told = [line for _, text in of_file(path, follow=False) if (line := event_lines.read(text))]
+        events = [(event, line) for line in told if (event := event_lines.event_of(line))]
+        places = [event.group_rank for event, _ in events if isinstance(event, Formed)]
+        if not places or places[-1]:
+            continue
+        knows = any(isinstance(event, CheckpointFound) for event, _ in events)
+        ledger = Ledger(told[0].t, knows_checkpoints=knows)
+        for event, line in events:
+            ledger.step(event, line.t, line.time)
+        last = told[-1]
+        since_s = 0.0 if found.state.is_over else max(0.0, time.time() - last.time)
+        if latest is None or last.time > latest[0]:
+            latest = last.time, ledger.account(last.t + since_s)
+    return latest[1] if latest is not None else None
+
+
 def _pattern(runner: Runner, job: Handle, what: str, hint: str) -> str:
     """Return a pattern of the event logs of a submitted job."""
     url = runner.status(job).url
@@ -91,6 +118,10 @@ def _pattern(runner: Runner, job: Handle, what: str, hint: str) -> str:
             "relight run where the job runs",
             hint=hint,
         )
+    return _logs_below(job, url)
+
+
+def _logs_below(job: Handle, url: str) -> str:
     folder = url.removeprefix("file:").replace("//", "/", 1)
     role = escape(job.role) if job.role else "*"
     return os.path.join(escape(folder), _LOGS_BELOW, role, "*", NAME)

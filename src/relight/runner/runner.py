@@ -10,7 +10,7 @@ All errors for the user are RelightErrors: one line and a hint.
 import re
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -364,29 +364,42 @@ class Runner:
         """
         job = _parsed(handle)
         wanted = compiled(regex)
-        of_replica = rank is None or job.scheduler == handles.RUN  # a replica of it is a rank
-        if of_replica:
-            role = role or job.role or self.replicas(job)[0][0]
-            replica = replica if rank is None else rank
         query = LogQuery(role or job.role, replica, follow, since, until, stream)
-        scheduler = self.scheduler(job.scheduler)
+        read = self._reader(job, query, rank)
 
-        def lines(query: LogQuery) -> Iterator[str]:
-            if of_replica:
-                found = scheduler.logs(job.app_id, query)
-            else:
-                from relight.runner import event_log
-
-                part = job._replace(role=query.role)
-                found = event_log.output(self, part, rank or 0, query.stream, follow=query.follow)
+        def lines(*, follow: bool) -> Iterator[str]:
+            found = read(follow)
             return found if wanted is None else (line for line in found if wanted.search(line))
 
         if last is None:
-            return lines(query)
+            return lines(follow=follow)
         if not follow:
-            return iter(deque(lines(query), maxlen=last))
-        there = sum(1 for _ in lines(query._replace(follow=False)))
-        return islice(lines(query), max(0, there - last), None)
+            return iter(deque(lines(follow=False), maxlen=last))
+        there = sum(1 for _ in lines(follow=False))
+        return islice(lines(follow=True), max(0, there - last), None)
+
+    def _reader(
+        self, job: Handle, query: LogQuery, rank: int | None
+    ) -> Callable[[bool], Iterator[str]]:
+        """Return a function that returns the lines of a replica, or of a rank, and follows them if
+        its argument says so.
+        """
+        if rank is not None and job.scheduler != handles.RUN:
+            from relight.runner import event_log
+
+            part = job._replace(role=query.role)
+            return lambda follow: event_log.output(self, part, rank, query.stream, follow=follow)
+        if rank is not None or not query.role:
+            known = self.replicas(job)
+            query = query._replace(role=query.role or known[0][0])
+            if rank is not None:  # a replica of `relight run` is a rank
+                query = query._replace(replica=rank)
+                if rank not in (number for _, number in known):
+                    ranks = ", ".join(str(number) for _, number in known[:20])
+                    why = f"{job} has no rank {rank} on this machine"
+                    raise UsageError(why, hint=f"it has {ranks}")
+        scheduler = self.scheduler(job.scheduler)
+        return lambda follow: scheduler.logs(job.app_id, query._replace(follow=follow))
 
     def replicas(self, handle: str | Handle) -> list[tuple[str, int]]:
         """Return the roles and numbers of a job's replicas, or of those that the handle names.

@@ -46,7 +46,7 @@ def answer(server: JobSocket, question: bytes) -> tuple[bytes, bool]:
         return b"", False
     match asked:
         case EventsAfter(number, follow):
-            return b"".join(map(event_line, server.look().events.after(number))), follow
+            return b"".join(map(event_line, server.look().journal.events.after(number))), follow
         case Output(local_rank, name, rank):
             return _output(server.look().workers, local_rank, name, rank), False
     return b"", False
@@ -129,6 +129,7 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
         reason=reason,
         run_directory=job.run_directory,
         ranks=_ranks(view.workers) if view.workers is not None else (),
+        account=view.account,
     )
 
 

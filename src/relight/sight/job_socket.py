@@ -14,10 +14,11 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
+from relight.core.goodput import Account
 from relight.core.messages import Answer, GenerationFormed, NodeAnswered, NodeReady, Question
 from relight.events import Recorded
 from relight.host import user_sockets
-from relight.host.journal import EventLog
+from relight.host.journal import Journal
 from relight.host.loop import Loop
 from relight.host.user_sockets import JOBS, OF_JOB
 from relight.node_job import NodeJob
@@ -43,12 +44,15 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 
 class View(NamedTuple):
-    """The agent's state, its latest workers, the number of the last restart, and its events."""
+    """The agent's state, its latest workers, the number of the last restart, its events, and where
+    the time has gone.
+    """
 
     state: NodeReady | GenerationFormed | WorkerGroup | None
     workers: WorkerGroup | None
     restart: int
-    events: EventLog
+    journal: Journal
+    account: Account | None = None
 
 
 class JobSocket:
@@ -112,7 +116,7 @@ class JobSocket:
 
         of_all = answers.for_all_nodes(question)
         if of_all is None:
-            if self._tell not in (listeners := self.look().events.listeners):
+            if self._tell not in (listeners := self.look().journal.listeners):
                 listeners.append(self._tell)
             reply(*answers.answer(self, question))
             return

@@ -4,7 +4,10 @@ is something left to show.
 
 from collections.abc import Callable
 
+from relight.core.goodput import Account, Ledger, in_words
 from relight.core.messages import NodeAnswered, Question
+from relight.core.waiting import duration
+from relight.events import Recorded, StoreReached
 from relight.host.journal import Journal
 from relight.host.loop import Loop
 from relight.node_job import NodeJob
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from relight.host.event_process import EventProcess
     from relight.link import RemoteLink
     from relight.sight.page_process import PageProcess
+
+_TOLD_S = 3.0
+"""A cold restart whose workers took that long to come is told, with what would save it."""
 
 
 class Sight:
@@ -40,60 +46,92 @@ class Sight:
         look: Callable[[], View],
         link: "LocalLink | RemoteLink",
     ) -> None:
-        self._loop, self._journal = loop, journal
+        self._loop, self._job, self._journal, self._look = loop, job, journal, look
+        self._link = link
         self._socket: JobSocket | None = None
-        self._events: EventProcess | None = None
         self._page: PageProcess | None = None
-        name = job.command.spec.event_log_handler
+        self._events: EventProcess | None = None
+        spec, log = job.command.spec, journal.events
+        self._ledger = Ledger(log.began, knows_checkpoints=bool(spec.checkpoints))
+        for recorded in log.after(0):
+            self._ledger.step(recorded.event, recorded.t, recorded.time)
+        journal.listeners.append(self._take)
+        name = spec.event_log_handler
         if name not in EVENT_HANDLERS:
             loop.attempt(lambda: self._open_events(name), f"--event-log-handler={name}")
-        is_part = "RELIGHT_JOB_ID" in job.command.env.variables  # of a job that commands know
-        if not is_part or job.command.spec.status is not None:  # a status page asks this node too
-            loop.attempt(lambda: self._open_socket(job, began, look, link), "showing the job")
+        is_part = "RELIGHT_JOB_ID" in job.command.env.variables  # and its job is known
+        if not is_part or spec.status is not None:
+            loop.attempt(lambda: self._open_socket(began), "showing the job")
 
     def close(self, exit_code: int, reason: str) -> None:
         """Show the end of the job."""
         what = "showing the job's end"
         if (shown := self._socket) is not None:
             self._loop.attempt(lambda: shown.close(exit_code, reason), what)
-        for process in (self._page, self._events):
-            if process is not None:
-                self._loop.attempt(process.close, what)
+        self._loop.attempt(self._tell_account, what)
+        if self._events is not None:
+            self._loop.attempt(self._events.close, what)
+        if self._page is not None:
+            self._loop.attempt(self._page.close, what)
 
     def received(self, message: Question | NodeAnswered) -> None:
-        """Answer a question of another node, or take the answer of one."""
+        """Take what concerns a question of one node to all."""
         if self._socket is not None:
             self._socket.received(message)
 
-    def _open_socket(
-        self,
-        job: NodeJob,
-        began: float,
-        look: Callable[[], View],
-        link: "LocalLink | RemoteLink",
-    ) -> None:
+    def _view(self) -> View:
+        return self._look()._replace(account=self._account())
+
+    def _account(self) -> Account:
+        workers = self._look().workers
+        span = workers.span() if workers is not None else None
+        return self._ledger.account(self._loop.now(), span[0] if span is not None else None)
+
+    def _take(self, recorded: Recorded) -> None:
+        event = recorded.event
+        self._ledger.step(event, recorded.t, recorded.time)
+        if isinstance(event, StoreReached) and event.workers >= event.world_size:
+            self._tell_cold_restart()
+
+    def _tell_account(self) -> None:
+        """Say where the time went, if the job was restarted; one node does that for all."""
+        account, workers = self._account(), self._look().workers
+        is_first = workers is not None and workers.formed.place.group_rank == 0
+        if account.generations > 1 and is_first:
+            self._journal.say("\n  ".join(in_words(account)))
+
+    def _tell_cold_restart(self) -> None:
+        """Say what a restart has cost if its workers may have imported their modules again."""
+        cost, spec = self._ledger.cold_restart(), self._job.command.spec
+        can_preload = not (spec.preload or spec.no_python or spec.run_path or spec.numa_binding)
+        if cost is not None and can_preload and cost[1] >= _TOLD_S:
+            took, until_met = (duration(seconds) for seconds in cost)
+            self._journal.say(
+                f"the restart took {took}, {until_met} of them from the start of the workers to "
+                "init_process_group; --preload=auto saves what they import there"
+            )
+
+    def _open_socket(self, began: float) -> None:
         try:
-            shown = self._socket = JobSocket(self._loop, job, began, look, link)
+            self._socket = JobSocket(self._loop, self._job, began, self._view, self._link)
         except OSError as error:
-            if self._journal.verbose or job.command.spec.status is not None:
+            if self._journal.verbose or self._job.command.spec.status is not None:
                 self._journal.say(f"relight status can't show this job: {error}")
             return
-        if (where := job.command.spec.status) is not None:
+        if (where := self._job.command.spec.status) is not None:
             from relight.sight.page_process import PageProcess
 
-            self._page = PageProcess(
-                self._loop, job.command.env, shown.id, where, lambda: _has_rank_0(look())
-            )
+            env = self._job.command.env
+            self._page = PageProcess(self._loop, env, self._socket.id, where, self._has_rank_0)
+
+    def _has_rank_0(self) -> bool:
+        workers = self._look().workers
+        return workers is not None and workers.formed.place.group_rank == 0
 
     def _open_events(self, name: str) -> None:
         from relight.host.event_process import EventProcess
 
         try:
-            self._events = EventProcess(self._loop, name, self._journal.events, self._journal.say)
+            self._events = EventProcess(self._loop, name, self._journal)
         except OSError as error:
             self._journal.say(f"--event-log-handler={name}: no process for it: {error.strerror}")
-
-
-def _has_rank_0(view: View) -> bool:
-    """Return whether workers run on this node, and rank 0 is among them."""
-    return view.workers is not None and view.workers.formed.place.group_rank == 0

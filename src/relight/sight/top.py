@@ -1,19 +1,18 @@
 """What `relight top` shows: looks at jobs, one after the other, become rows. It does no I/O."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from relight.core.fields import printable
-from relight.core.snapshot import RankUse
+from relight.core.rates import Uses
 from relight.errors import many
 from relight.job.app import AppState
+from relight.job.handles import RUN
 from relight.job.status import AppStatus, ReplicaStatus
 
-_WINDOW_S = 15.0
-"""Rates are those of so long."""
 _MOST_LINE = 200
-HEADS = ("JOB", "RANK", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "LAST LINE")
+HEADS = ("JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "LAST LINE")
 ORDERS = ("rank", "host", "state", "step", "rate", "cpu", "memory")
 """By which column rows are sorted, the most remarkable one first: that with the lowest step or
 rate, or with the highest use.
@@ -30,8 +29,8 @@ class JobLook(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A rank of a job, or a job without ranks, whose `rank` is -1. `rate` is in steps a second, and
-    `cpu` in CPUs; what is not known is None.
+    """A replica of a job, or a job without any, whose `rank` is -1. `rate` is in steps a second,
+    and `cpu` in CPUs; what is not known is None.
     """
 
     handle: str
@@ -54,7 +53,7 @@ class Row(NamedTuple):
         """Return the texts of its columns (HEADS)."""
         return (
             self.handle.rpartition("/")[2],
-            f"{self.role}/{self.rank}" if self.rank >= 0 else "",
+            f"{self.role}/{self.rank}".lstrip("/") if self.rank >= 0 else "",
             self.host,
             self.state,
             "" if self.step is None else str(self.step),
@@ -69,7 +68,7 @@ class Looks:
     """The latest looks at jobs, from which rates follow."""
 
     def __init__(self) -> None:
-        self._uses: dict[str, deque[RankUse]] = {}
+        self._uses: dict[str, Uses] = {}
 
     def rows(self, jobs: Iterable[JobLook]) -> list[Row]:
         """Return the rows of a look, and keep it for the next one."""
@@ -78,8 +77,9 @@ class Looks:
             for each in job.status.replicas:
                 row = _row(job.handle, each)
                 if each.use is not None:
-                    uses = self._uses[row.key] = before.get(row.key, deque())
-                    row = _with_rates(row, _keep(uses, each.use), each.use)
+                    uses = self._uses[row.key] = before.get(row.key, Uses())
+                    cpu, rate = uses.take(each.use)
+                    row = row._replace(cpu=cpu, rate=rate)
                 rows.append(row)
             if not job.status.replicas:
                 state, message = job.status.state.name, printable(job.status.message, lines=False)
@@ -98,29 +98,6 @@ def _row(handle: str, each: ReplicaStatus) -> Row:
         handle, each.role, each.replica, printable(each.host), each.state.name, step, None, None,
         memory, line,
     )  # fmt: skip
-
-
-def _keep(uses: deque[RankUse], latest: RankUse) -> RankUse:
-    """Add what a rank uses to what it has used; return what the latest is compared with."""
-    if uses and (latest.cpu_s < uses[-1].cpu_s or (latest.step or 0) < (uses[-1].step or 0)):
-        uses.clear()  # it has been started again
-    if not uses or latest.seen_at > uses[-1].seen_at:
-        uses.append(latest)
-    while len(uses) > 2 and latest.seen_at - uses[1].seen_at >= _WINDOW_S:
-        uses.popleft()
-    return uses[0]
-
-
-def _with_rates(row: Row, first: RankUse, latest: RankUse) -> Row:
-    seconds = latest.seen_at - first.seen_at
-    if seconds <= 0:
-        return row
-    rate = None
-    if first.step is not None and latest.step is not None:
-        # From one step to another: a look is seldom at the moment of one.
-        between_s = seconds - latest.step_age_s + first.step_age_s
-        rate = (latest.step - first.step) / between_s if latest.step > first.step else 0.0
-    return row._replace(cpu=(latest.cpu_s - first.cpu_s) / seconds, rate=rate)
 
 
 def ordered(rows: Iterable[Row], order: str, *, reverse: bool = False) -> list[Row]:
@@ -159,12 +136,15 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def totals(rows: Iterable[Row]) -> str:
-    """Return how many jobs, nodes and ranks there are, and in which states."""
+    """Return how many jobs, nodes and ranks there are, and in which states. A replica of a
+    submitted job is an agent, and not a rank.
+    """
     every = list(rows)
     ranks = [row for row in every if row.rank >= 0]
     nodes = {(row.handle, row.host) for row in ranks if row.host}
     jobs = many(len({row.handle for row in every}), "job")
-    text = f"{jobs}, {many(len(nodes), 'node')}, {many(len(ranks), 'rank')}"
+    word = "rank" if all(row.handle.startswith(f"{RUN}://") for row in ranks) else "replica"
+    text = f"{jobs}, {many(len(nodes), 'node')}, {many(len(ranks), word)}"
     counts = Counter(row.state for row in ranks)
     states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     return f"{text}: {states}" if states else text

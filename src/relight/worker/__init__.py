@@ -13,7 +13,7 @@ for step, batch in enumerate(batches):
 import os
 import time
 
-from relight.core.worker_words import CALLS, DEADLINE, SIZE, STEP, STEP_AT
+from relight.core.worker_words import CALLS, DEADLINE, FIRST_AT, SIZE, STEP, STEP_AT
 from relight.typed import NamedTuple
 
 TYPE_CHECKING = False
@@ -94,7 +94,9 @@ def progress(step: int) -> None:
         raise ValueError(f"step {step} is not between 0 and 2**63")
     page = _page or _open()
     page[STEP] = step
-    page[STEP_AT] = time.monotonic_ns()
+    page[STEP_AT] = now = time.monotonic_ns()
+    if not page[FIRST_AT]:
+        page[FIRST_AT] = now
 
 
 def membership() -> Membership:

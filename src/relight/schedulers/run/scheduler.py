@@ -197,7 +197,8 @@ def _status(job: WholeJob) -> AppStatus:
         for node, each in ranks_of(job)
     )  # fmt: skip
     url = f"file:{own.run_directory}" if own.run_directory else ""
-    return AppStatus(_state(own), _message(own) + _unseen(job), replicas, own.restart, url)
+    message = _message(own) + _unseen(job)
+    return AppStatus(_state(own), message, replicas, own.restart, url, own.account)
 
 
 def _unseen(job: WholeJob) -> str:

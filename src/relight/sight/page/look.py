@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from relight.core import timeline
 from relight.core.event_lines import Line, shown
+from relight.core.goodput import Account
 from relight.core.rates import Rates
 from relight.core.snapshot import ENDED, NodeSnapshot, RankSnapshot, WholeJob, ranks_of
 from relight.core.timeline import Record
@@ -34,7 +35,6 @@ class Reading(NamedTuple):
     job: WholeJob
     rates: Rates
     records: Mapping[str, Sequence[Record]]
-    goodput: Mapping[str, Any] | None
     answers: bool
     gone: bool
 
@@ -58,21 +58,21 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
                 "name": name,
                 "bars": [[bar.generation, bar.phase, bar.began, bar.ended]
                          for bar in each.bars[-_MOST_BARS:]],
-                "marks": [[mark.at, mark.kind, _text(mark.text)]
+                "marks": [[mark.at, mark.kind, hidden(mark.text)]
                           for mark in each.marks[-_MOST_MARKS:]],
             }
             for name, each in lanes.items()
         ],
         "generations": [
-            {**row._asdict(), "cause": _text(row.cause)}
+            {**row._asdict(), "cause": hidden(row.cause)}
             for row in timeline.generations(first)[-_MOST_GENERATIONS:]
         ],
         "failures": [
-            {"at": each.at, "text": _text(each.text)}
+            {"at": each.at, "text": hidden(each.text)}
             for each in timeline.failures(reading.records.values())[-_MOST_FAILURES:]
         ],
         "ranks": [_row(node, rank, reading.rates) for node, rank in ranks_of(reading.job)],
-        "goodput": reading.goodput,
+        "goodput": _goodput(own.account),
         "actions": list(actions),
     }  # fmt: skip
 
@@ -94,7 +94,7 @@ class Events:
         text = shown(line).removeprefix(line.name).strip()
         self._kept.append(
             {"n": self._count, "at": line.time, "node": node, "event": line.name,
-             "text": _text(text)}
+             "text": hidden(text)}
         )  # fmt: skip
 
     def shown(self) -> list[dict[str, Any]]:
@@ -132,7 +132,7 @@ def _job(reading: Reading) -> dict[str, Any]:
         **_progress(reading),
         "shown_state": state,
         "over": own.state == ENDED or reading.gone,
-        "notice": _text(notice),
+        "notice": hidden(notice),
         "mood": mood,
     }
 
@@ -152,6 +152,20 @@ def _notice(reading: Reading, state: str) -> tuple[str, str]:
     return (f"generation {own.generation}: {own.cause}" if own.generation else ""), ""
 
 
+def _goodput(account: Account | None) -> dict[str, Any] | None:
+    if account is None:
+        return None
+    phases = account.total._asdict()
+    return {
+        "share": account.goodput,
+        "is_most": account.is_most,
+        "phases": {name: seconds for name, seconds in phases.items() if seconds is not None},
+        "failures": account.failures,
+        "mttr": account.mttr_s,
+        "mtbf": account.mtbf_s,
+    }
+
+
 def _progress(reading: Reading) -> dict[str, Any]:
     """Return the step that all ranks have reached, and the pace of the slowest."""
     ranks = ranks_of(reading.job)
@@ -167,7 +181,7 @@ def _row(node: NodeSnapshot, rank: RankSnapshot, rates: Rates) -> list[Any]:
     return [
         rank.rank, node.node, node.host, state_of(rank, node), rank.exitcode, rank.pid,
         use.step if use is not None else None, pace.steps, pace.cpu,
-        use.memory if use is not None else None, _text(rank.last_line),
+        use.memory if use is not None else None, hidden(rank.last_line),
     ]  # fmt: skip
 
 
@@ -183,5 +197,6 @@ def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
 
 
 @lru_cache(maxsize=8192)
-def _text(text: str) -> str:
+def hidden(text: str) -> str:
+    """Return a text without what looks like a secret, cut if it is very long."""
     return privacy.of_text(text[:_MOST_TEXT])

@@ -4,23 +4,41 @@ Names and units are those that Prometheus asks for (https://prometheus.io/docs/p
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from relight.core.snapshot import ranks_of
 from relight.errors import UsageError
 from relight.sight.page.look import Reading, shown_state, state_of
 
+HELP = {
+    "relight_job_info": "The job; always 1.",
+    "relight_job_state": "1 for the state that the job is in, 0 for the others.",
+    "relight_job_start_time_seconds": "When its agent began, in seconds since 1970.",
+    "relight_job_generation": "Number of its generation, -1 before the first.",
+    "relight_job_restarts": "Restarts after failures.",
+    "relight_job_restarts_allowed": "Restarts that --max-restarts allows.",
+    "relight_job_nodes": "Nodes of its generation.",
+    "relight_job_nodes_silent": "Nodes whose agents do not answer.",
+    "relight_job_world_size": "Ranks of its generation.",
+    "relight_job_exit_code": "Its exit code, once it has ended.",
+    "relight_ranks": "Ranks by state.",
+    "relight_rank_step": "The step that the rank has reported last.",
+    "relight_rank_steps_per_second": "Steps of the rank a second, over 15 seconds.",
+    "relight_rank_cpu_seconds": "CPU time of the rank and all that it has started.",
+    "relight_rank_memory_bytes": "Memory of the rank and all that it has started.",
+    "relight_phase_seconds": "Time of the job by phase, as the node of rank 0 knows it.",
+    "relight_goodput_ratio": "Share of the time that was productive.",
+    "relight_job_failures": "Failures of the job.",
+    "relight_recovery_seconds_mean": "Mean time from a failure until the workers went on.",
+    "relight_between_failures_seconds_mean": "Mean time that workers ran, for each failure.",
+}
+"""All metrics, and what they tell."""
+COUNTERS = frozenset({"relight_job_restarts", "relight_job_failures", "relight_rank_cpu_seconds"})
+"""Those that only rise; for Prometheus, their names end with `_total`."""
+Samples = list[tuple[dict[str, str], float]]
+"""Labels and values."""
 _STATES = ("waiting", "running", "stopping", "done", "succeeded", "failed", "cancelled", "lost")
-COUNTERS = frozenset({"relight_job_restarts", "relight_rank_cpu_seconds"})
-"""Metrics that only rise, whose names end with `_total` for Prometheus."""
-_OF_RANKS = (
-    ("relight_rank_step", "The step that the rank has reported last."),
-    ("relight_rank_steps_per_second", "Steps of the rank a second, over ten seconds."),
-    ("relight_rank_cpu_seconds", "CPU time of the rank and all that it has started."),
-    ("relight_rank_memory_bytes", "Memory of the rank and all that it has started."),
-)
-Family = tuple[str, str, list[tuple[dict[str, str], float]]]
 _RANK_STATES = ("running", "succeeded", "failed", "killed", "stopped", "unknown")
 
 
@@ -39,7 +57,7 @@ def exposition(read: Callable[[], Reading]) -> tuple[str, bytes]:
     except ImportError:
         raise UsageError(
             "metrics need the package prometheus-client",
-            hint="pip install 'relight[metrics]', in the environment of relight",
+            hint="pip install 'prometheus-client>=0.20', in the environment of relight",
         ) from None
     registry = CollectorRegistry()
     registry.register(_Collector(read()))
@@ -53,75 +71,64 @@ class _Collector:
         self._reading = reading
 
     def collect(self) -> Iterator[Any]:
-        """Yield the families of metrics: those that have samples."""
+        """Yield the families of metrics that have samples."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        job = self._reading.job.nodes[0]
-        own = {"job_name": job.name, "job_id": job.id}
-        for name, text, samples in families(self._reading):
+        own = labels_of(self._reading)
+        for name, samples in families(self._reading):
             kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
-            family = kind(name, text, labels=[*own, *samples[0][0]])
+            family = kind(name, HELP[name], labels=[*own, *samples[0][0]])
             for labels, value in samples:
                 family.add_metric([*own.values(), *labels.values()], value)
             yield family
 
 
-def families(reading: Reading) -> Iterator[Family]:
-    """Yield all metrics that there are: name, help, samples."""
+def labels_of(reading: Reading) -> dict[str, str]:
+    """Return the labels that all metrics of a job have."""
+    job = reading.job.nodes[0]
+    return {"job_name": job.name, "job_id": job.id}
+
+
+def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
+    """Yield the metrics that are known, each with its samples."""
     job, state = reading.job.nodes[0], shown_state(reading)
-    ranks = ranks_of(reading.job)
-    counted = Counter(state_of(rank, node).split(" ")[0] for node, rank in ranks)
-    labels = {"run_id": job.run_id, "host": job.host, "role": job.role}
-    yield "relight_job_info", "The job; always 1.", [(labels, 1.0)]
-    yield (
-        "relight_job_state",
-        "1 for the state that the job is in, 0 for the others.",
-        [({"state": each}, float(each == state)) for each in _STATES],
-    )
-    for name, text, value in (
-        ("start_time_seconds", "When its agent began, in seconds since 1970.", job.started),
-        ("generation", "Number of its generation, -1 before the first.", job.generation),
-        ("restarts", "Restarts after failures.", job.restart),
-        ("restarts_allowed", "Restarts that --max-restarts allows.", job.max_restarts),
-        ("nodes", "Nodes of its generation.", job.nodes),
-        ("nodes_silent", "Nodes whose agents do not answer.", len(reading.job.silent)),
-        ("world_size", "Ranks of its generation.", job.world_size),
-        ("exit_code", "Its exit code, once it has ended.", job.exit_code),
-    ):
+    counted = Counter(state_of(rank, node).split(" ")[0] for node, rank in ranks_of(reading.job))
+    yield "relight_job_info", [({"run_id": job.run_id, "host": job.host, "role": job.role}, 1.0)]
+    yield "relight_job_state", [({"state": each}, float(each == state)) for each in _STATES]
+    yield "relight_ranks", [({"state": each}, float(counted[each])) for each in _RANK_STATES]
+    values: dict[str, float | None] = {
+        "relight_job_start_time_seconds": job.started,
+        "relight_job_generation": job.generation,
+        "relight_job_restarts": job.restart,
+        "relight_job_restarts_allowed": job.max_restarts,
+        "relight_job_nodes": job.nodes,
+        "relight_job_nodes_silent": len(reading.job.silent),
+        "relight_job_world_size": job.world_size,
+        "relight_job_exit_code": job.exit_code,
+    }
+    if (account := job.account) is not None:
+        phases = account.total._asdict().items()
+        yield "relight_phase_seconds", [({"phase": n}, s) for n, s in phases if s is not None]
+        values["relight_goodput_ratio"] = account.goodput
+        values["relight_job_failures"] = account.failures
+        values["relight_recovery_seconds_mean"] = account.mttr_s
+        values["relight_between_failures_seconds_mean"] = account.mtbf_s
+    for name, value in values.items():
         if value is not None:
-            yield f"relight_job_{name}", text, [({}, float(value))]
-    states = [({"state": each}, float(counted[each])) for each in _RANK_STATES]
-    yield "relight_ranks", "Ranks by state.", states
+            yield name, [({}, float(value))]
     yield from _of_ranks(reading)
-    yield from _of_goodput(reading.goodput)
 
 
-def _of_ranks(reading: Reading) -> Iterator[Family]:
-    found: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name, _ in _OF_RANKS}
+def _of_ranks(reading: Reading) -> Iterator[tuple[str, Samples]]:
+    found: dict[str, Samples] = {}
     for node, rank in ranks_of(reading.job):
         use, pace = rank.use, reading.rates.of(node, rank)
-        if use is None:
-            continue
-        values = use.step, pace.steps, use.cpu_s, use.memory
-        for (name, _), value in zip(_OF_RANKS, values, strict=True):
+        values = () if use is None else (
+            ("relight_rank_step", use.step), ("relight_rank_steps_per_second", pace.steps),
+            ("relight_rank_cpu_seconds", use.cpu_s), ("relight_rank_memory_bytes", use.memory),
+        )  # fmt: skip
+        for name, value in values:
             if value is not None:
                 labels = {"rank": str(rank.rank), "host": node.host}
-                found[name].append((labels, float(value)))
-    for name, text in _OF_RANKS:
-        if found[name]:
-            yield name, text, found[name]
-
-
-def _of_goodput(put: Mapping[str, Any] | None) -> Iterator[Family]:
-    if put is None:
-        return
-    phases = [({"phase": phase}, float(seconds)) for phase, seconds in put["phases"].items()]
-    if phases:
-        yield "relight_phase_seconds", "Time of the job by phase.", phases
-    for key, name, text in (
-        ("share", "relight_goodput_ratio", "Share of the time that was productive."),
-        ("mttr", "relight_recovery_seconds_mean", "Mean time from a failure to the next step."),
-        ("mtbf", "relight_between_failures_seconds_mean", "Mean time between failures."),
-    ):
-        if put[key] is not None:
-            yield name, text, [({}, float(put[key]))]
+                found.setdefault(name, []).append((labels, float(value)))
+    yield from found.items()

@@ -5,8 +5,8 @@
 const ROW_PX = 32, LANE_PX = 30, MOST_EVENTS = 1000, SHOWN_EVENTS = 300;
 const PHASES = {
   productive: "productive", running: "running", lost: "lost since the last checkpoint",
-  waiting: "waiting", rendezvous: "rendezvous", spawn: "start of processes", import: "imports",
-  init: "init of the group", "first step": "first step", detect: "detection",
+  waiting: "waiting", rendezvous: "rendezvous", spawn: "start of processes", imports: "imports",
+  init: "init of the group", first_step: "first step", unknown: "unknown", detect: "detection",
   teardown: "teardown", stopping: "stopping", frozen: "frozen", done: "done",
 };
 const MARKS = {
@@ -85,7 +85,7 @@ function time(at) {
 }
 
 function slug(phase) {
-  return `p-${phase in PHASES ? phase.replace(" ", "-") : "other"}`;
+  return `p-${phase in PHASES ? phase.replace("_", "-") : "other"}`;
 }
 
 const many = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
@@ -171,7 +171,7 @@ function showTiles() {
     ["Nodes", String(job.nodes), ""],
     ["Ranks", String(job.world_size), ""],
   ];
-  if (put && put.share !== null) tiles.push(["Goodput", `${(put.share * 100).toFixed(1)} %`, ""]);
+  if (put && put.share !== null) tiles.push(["Goodput", `${(put.share * 100).toFixed(1)} %`, put.is_most ? "at most" : ""]);
   if (job.step !== null && job.step !== undefined) tiles.push(["Step", String(job.step), job.rate ? `${job.rate.toPrecision(3)} /s` : ""]);
   const list = el("tiles");
   while (list.children.length > tiles.length) list.lastChild.remove();

@@ -1,0 +1,220 @@
+"""Where the time of a job goes: the wall time, split into phases from the events of an agent."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight import events
+from relight.core.goodput import Account, Ledger, Phases, in_words
+
+Told = tuple[float, events.Event]
+SINCE_1970 = 1024.0
+"""The time since 1970 of 0 on the monotonic clock."""
+
+
+def formed(number: int, restart: int = 0, nodes: int = 1) -> events.Formed:
+    return events.Formed(number, restart, 0, nodes, 2 * nodes, "10.0.0.1", 1234, "why")
+
+
+def generation(begin: float, number: int, restart: int = 0, *, first: bool = True) -> list[Told]:
+    """One with two workers: formed after 1 s, spawned after 2, imported after 5, met after 6; the
+    first step is done after 8.
+    """
+    told: list[Told] = [
+        (begin + 1, formed(number, restart)),
+        (begin + 1.5, events.WorkerStarted(0, 0, 70)),
+        (begin + 2, events.WorkerStarted(1, 1, 71)),
+        (begin + 5, events.StoreReached(number, 1, 2)),
+        (begin + 6, events.StoreReached(number, 2, 2)),
+    ]
+    return told if first else told[:3]
+
+
+def failure(at: float, number: int, first: float | None, saved: float | None) -> list[Told]:
+    """A worker fails; it is noticed after 0.5 s, and the other one has exited 2 s later."""
+    told: list[Told] = [
+        (at + 0.5, events.WorkerExited(1, 1)),
+        (at + 0.5, events.FailureNoticed(number, 1, 0.5)),
+        (at + 2.5, events.WorkerExited(0, -15)),
+    ]
+    if first is not None:
+        told.append((at + 2.6, events.StepsReported(number, 9, first, at)))
+    if saved is not None:
+        told.append((at + 2.6, events.CheckpointFound(number, SINCE_1970 + saved)))
+    return told
+
+
+def ledger(told: list[Told], *, checkpoints: bool = True) -> Ledger:
+    found = Ledger(0.0, knows_checkpoints=checkpoints)
+    for t, event in told:
+        found.step(event, t, SINCE_1970 + t)
+    return found
+
+
+RESTARTED = [
+    *generation(0, 0),
+    *failure(20, 0, 8, 17),
+    *generation(22.5, 1, 1),
+    (40.0, events.WorkerExited(0, 0)),
+    (40.5, events.WorkerExited(1, 0)),
+    (40.5, events.StepsReported(1, 30, 30.5, 40)),
+    (41.0, events.Ended(0, "all workers succeeded")),
+]
+
+
+def test_the_wall_time_is_split_into_all_phases() -> None:
+    account = ledger(RESTARTED).account(99.0)
+    first, second = account.latest
+    assert first.phases._asdict() == pytest.approx({
+        "rendezvous": 1, "spawn": 1, "imports": 3, "init": 1, "first_step": 2, "productive": 9,
+        "lost": 3, "detect": 0.5, "teardown": 2, "unknown": 0,
+    })  # fmt: skip
+    assert second.phases == Phases(
+        rendezvous=1, spawn=1, imports=3, init=1, first_step=2, productive=10, lost=0, teardown=0.5,
+    )  # fmt: skip
+    assert account.wall_s == 41
+    assert account.goodput == pytest.approx(19 / 41)
+    assert (account.failures, account.node_failures, account.generations) == (1, 1, 2)
+    assert (account.mttr_s, account.repaired_by) == (10.5, "first_step")
+    assert account.mtbf_s == account.node_mtbf_s == 34
+
+
+def test_while_a_generation_runs_its_time_counts_until_now() -> None:
+    """Its first step is not told by an event until its workers have ended."""
+    running = ledger(generation(0, 0))
+    assert running.account(7.0).latest[0].phases.unknown == 1
+    account = running.account(18.0, 8.0)
+    assert account.latest[0].phases.productive == 10
+    assert (account.goodput, account.failures, account.mttr_s) == (pytest.approx(10 / 18), 0, None)
+
+
+@pytest.mark.parametrize(
+    ("told", "unknown", "known"),
+    [
+        (generation(0, 0), 14, {"rendezvous", "spawn", "imports", "init"}),
+        (generation(0, 0, first=False), 18, {"rendezvous", "spawn"}),
+        ([*generation(0, 0, first=False), (20.0, events.StepsReported(0, 1, 8.0, 19.0))], 6,
+         {"rendezvous", "spawn", "productive", "lost"}),
+        ([(1.0, formed(0))], 19, {"rendezvous"}),
+    ],
+    ids=["no progress()", "no init_process_group", "neither told apart", "no worker"],
+)  # fmt: skip
+def test_what_nothing_tells_is_unknown(told: list[Told], unknown: float, known: set[str]) -> None:
+    phases = ledger(told).account(20.0).latest[0].phases
+    found = {name for name, seconds in phases._asdict().items() if seconds is not None}
+    assert (phases.unknown, found - {"unknown"}) == (unknown, known)
+
+
+def test_what_was_lost_is_unknown_without_checkpoints() -> None:
+    """The goodput is then an upper bound, and is told as one."""
+    account = ledger(RESTARTED, checkpoints=False).account(99.0)
+    assert account.latest[0].phases.lost is None
+    assert account.latest[0].phases.productive == 12
+    assert account.is_most
+    assert in_words(account)[0].startswith("goodput at most 54% of 41.0 s")
+
+
+def test_without_a_checkpoint_all_steps_of_the_generation_are_lost() -> None:
+    """So are they if the newest one was saved before its first step."""
+    for saved in (None, 3.0):
+        told = [*generation(0, 0), *failure(20, 0, 8, saved), *generation(22.5, 1, 1)]
+        assert ledger(told).account(30.0).latest[0].phases.lost == 12
+
+
+def interrupted(*, nodes: int, then: int, restart: int = 0) -> Account:
+    """Another node ended a generation: this one was told to stop."""
+    told: list[Told] = [
+        (1.0, formed(0, 0, nodes)), (2.0, events.WorkerStarted(0, 0, 70)),
+        (12.0, events.GroupStopped(0, "why")), (13.0, events.WorkerExited(0, -15)),
+        (14.0, formed(1, restart, then)), (15.0, events.WorkerStarted(0, 0, 80)),
+    ]  # fmt: skip
+    return ledger(told).account(20.0)
+
+
+@pytest.mark.parametrize(
+    ("account", "failures"),
+    [
+        (interrupted(nodes=3, then=2), 1),
+        (interrupted(nodes=3, then=3), 1),
+        (interrupted(nodes=3, then=3, restart=1), 1),
+        (interrupted(nodes=2, then=3), 0),
+        (ledger([*generation(0, 0), (9.0, events.SignalReceived(15)),
+                 (10.0, events.WorkerExited(0, -15)), (10.0, events.WorkerExited(1, -15)),
+                 (10.0, events.Ended(143, "signal"))]).account(10.0), 0),
+        (ledger([*generation(0, 0), *failure(20, 0, 8, 17),
+                 (23.0, events.Ended(1, "failed"))]).account(23.0), 1),
+    ],
+    ids=["node lost", "node replaced", "worker failed", "node joined", "ctrl-C", "the end"],
+)  # fmt: skip
+def test_failures_are_counted(account: Account, failures: int) -> None:
+    """Of other nodes too; a node that joins and the user's signal are none."""
+    assert account.failures == failures
+
+
+def test_a_failure_of_another_node_is_not_of_this_one() -> None:
+    account = interrupted(nodes=3, then=2)
+    assert (account.node_failures, account.node_mtbf_s) == (0, None)
+    assert (account.mttr_s, account.repaired_by, account.mtbf_s) == (3.0, "spawn", 15.0)
+
+
+def test_the_cost_of_a_restart_is_known_when_all_workers_have_met() -> None:
+    told = [*generation(0, 0), *failure(20, 0, 8, 17), *generation(22.5, 1, 1)]
+    assert ledger(told[:-1]).cold_restart() is None
+    assert ledger(told).cold_restart() == (8.5, 3.0)
+    assert ledger(generation(0, 0)).cold_restart() is None
+
+
+def test_an_account_is_told_in_three_lines() -> None:
+    assert in_words(ledger(RESTARTED).account(99.0)) == [
+        "goodput 46% of 41.0 s",
+        "time: productive 19.0 s, imports 6.0 s, first step 4.0 s, lost since the last checkpoint "
+        "3.0 s, teardown 2.5 s, rendezvous 2.0 s, spawn 2.0 s, init 2.0 s, detect 0.5 s",
+        "1 failure, MTTR 10.5 s (until first step), MTBF 34.0 s; of this node 1, MTBF 34.0 s",
+    ]
+    assert in_words(ledger(generation(0, 0)).account(20.0))[0] == (
+        "goodput of 20.0 s is not known: nothing tells when the first step was "
+        "(relight.worker.progress)"
+    )
+
+
+KINDS = [
+    formed(0),
+    formed(1, 1),
+    formed(2, 1, 3),
+    events.WorkerStarted(0, 0, 7),
+    events.WorkerExited(0, 0),
+    events.WorkerExited(0, 1),
+    events.StoreReached(0, 1, 2),
+    events.StoreReached(0, 2, 2),
+    events.FailureNoticed(0, 0, 1.5),
+    events.GroupStopped(0, "x"),
+    events.SignalReceived(2),
+    events.SpawnerLost(-9),
+    events.StepsReported(0, 5, 3.0, 9.0),
+    events.CheckpointFound(0, 1029.0),
+    events.Ended(1, "x"),
+    events.Restarting(1, 3, "x"),
+]
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.sampled_from(KINDS)), max_size=30), st.booleans())
+def test_no_second_is_counted_twice_or_left_out(told: list[Told], checkpoints: bool) -> None:
+    """Whatever comes in which order: the phases of a job that goes on add up to its wall time, as
+    long as the times that events tell of are within their generation.
+    """
+    now = 0.0
+    times: list[Told] = []
+    for pause, event in told:
+        now += pause
+        if isinstance(event, events.StepsReported):
+            event = event._replace(first=now, last=now)
+        if isinstance(event, events.FailureNoticed):
+            event = event._replace(after_s=0.0)
+        times.append((now, event))
+    account = ledger(times, checkpoints=checkpoints).account(now)
+    ended = [t for t, event in times if isinstance(event, events.Ended)]
+    if not ended and account.generations:
+        total = sum(seconds or 0.0 for seconds in account.total._asdict().values())
+        assert total == pytest.approx(account.wall_s, abs=1e-6)
+    assert account.goodput is None or 0 <= account.goodput <= 1
+    assert in_words(account)

@@ -1,0 +1,46 @@
+"""The event log of an agent, and who hears of its events."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from relight import events
+from relight.events import Recorded
+from relight.host.console import Consoles
+from relight.host.journal import Journal
+
+
+def journal(said: list[str]) -> Journal:
+    stderr = SimpleNamespace(say=said.append, fd=2)
+    consoles = cast(Consoles, SimpleNamespace(stderr=stderr))
+    return Journal(consoles, "", verbose=False, on_console=False)
+
+
+@pytest.mark.mistakes
+def test_who_looks_at_the_events_can_not_harm_the_job() -> None:
+    """A listener that raises is dropped and told as a bug; the others hear of all events."""
+    said: list[str] = []
+    heard: list[Recorded] = []
+
+    def raises(recorded: Recorded) -> None:
+        raise KeyError(recorded.number)
+
+    found = journal(said)
+    found.listeners += [raises, heard.append]
+    for number in range(3):
+        found.record(events.GroupStopped(number, "why"))
+    kinds = [type(each.event).__name__ for each in heard]
+    assert sorted(kinds) == ["GroupStopped", "GroupStopped", "GroupStopped", "Mistake"]
+    assert found.listeners == [heard.append]
+    (line,) = said
+    assert "an event is shown: KeyError: 1" in line
+
+
+def test_an_event_has_its_number_and_both_times() -> None:
+    found = journal([])
+    first, second = (found.events.write(events.WorkersFrozen(frozen)) for frozen in (True, False))
+    assert (first.number, second.number) == (1, 2)
+    assert found.events.began <= first.t <= second.t
+    assert first.time <= second.time
+    assert found.events.after(1) == [second]

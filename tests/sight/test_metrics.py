@@ -1,0 +1,173 @@
+"""Metrics for Prometheus: their names, and that the dashboard asks for what there is."""
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from relight.core.goodput import Account, Phases
+from relight.core.rates import Rates
+from relight.core.snapshot import NodeSnapshot, RankSnapshot, RankUse, WholeJob
+from relight.errors import UsageError
+from relight.sight.page import metrics
+from relight.sight.page.look import Reading
+from relight.sight.page.server import PageServer, Served
+
+MONITORING = Path(__file__).parents[2] / "examples" / "monitoring"
+DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
+PROMETHEUS = shutil.which("prometheus") or ""
+LIMIT_S = 60.0
+
+
+ACCOUNT = Account(10.0, Phases(imports=1.0, productive=9.0), 0.9, False, 2, 1, 2.0, "spawn", 100.0,
+                  1, 100.0, ())  # fmt: skip
+
+
+def reading(exit_code: int | None = None) -> Reading:
+    rates = Rates()
+    for second in (1.0, 2.0):
+        ranks = tuple(
+            RankSnapshot(n, n, 10 + n, None if n else -9, 0, "", "", "",
+                         RankUse(second, second * 1.5, 1 << 20, int(5 * second)) if n else None)
+            for n in range(3)
+        )  # fmt: skip
+        job = WholeJob((NodeSnapshot("train-7", "train", 7, "gpu-01", "r", ("train.py",), "",
+                                     "default", 100.0, 110.0, "running", 1, 1, 3, "x", 0, 1, 3,
+                                     exit_code, "", "", ranks, ACCOUNT),), ("gpu-02",))  # fmt: skip
+        rates.take(job.nodes)
+    return Reading(job, rates, {}, True, False)
+
+
+def samples(exit_code: int | None) -> dict[str, list[Any]]:
+    kind, body = metrics.exposition(lambda: reading(exit_code))
+    assert kind.startswith("text/plain")
+    found: dict[str, list[Any]] = {}
+    for family in text_string_to_metric_families(body.decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample)
+    return found
+
+
+def names() -> set[str]:
+    """The names as Prometheus stores them."""
+    return {f"{name}_total" if name in metrics.COUNTERS else name for name in metrics.HELP}
+
+
+def test_the_metrics_say_how_the_job_is() -> None:
+    assert set(samples(exit_code=0)) == names()
+    found = samples(exit_code=None)
+    states = {each.labels["state"]: each.value for each in found["relight_ranks"]}
+    assert {state: n for state, n in states.items() if n} == {"running": 2, "killed": 1}
+    assert {each.labels["rank"]: each.value for each in found["relight_rank_steps_per_second"]} == {
+        "1": 5.0, "2": 5.0,
+    }  # fmt: skip
+    assert [each.value for each in found["relight_job_restarts_total"]] == [1.0]
+    phases = {each.labels["phase"]: each.value for each in found["relight_phase_seconds"]}
+    assert phases == {"productive": 9.0, "imports": 1.0, "unknown": 0.0}
+    own = {"job_name": "train", "job_id": "train-7"}
+    assert all(own.items() <= sample.labels.items() for each in found.values() for sample in each)
+
+
+def test_the_page_of_the_metrics_lists_all_of_them() -> None:
+    told = set(re.findall(r"^\| `(relight_\w+)`", DOCS.read_text(), re.MULTILINE))
+    assert told == names()
+
+
+def test_without_the_library_the_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    with pytest.raises(UsageError, match="prometheus-client") as raised:
+        metrics.exposition(reading)
+    assert "pip install 'prometheus-client" in raised.value.hint
+
+
+def queries() -> list[str]:
+    dashboard = json.loads((MONITORING / "grafana.json").read_text())
+    found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    return [*found, *(each["expr"] for each in dashboard["annotations"]["list"])]
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+    text = (MONITORING / "grafana.json").read_text()
+    assert set(re.findall(r"\brelight_\w+", text)) <= names()
+    assert len(queries()) > 10
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[str]:
+    """A Prometheus that asks a page twice a second; yields its address."""
+    server = PageServer("127.0.0.1", 0, "", Served(dict, lambda *_: "", metrics_of_page, {}))
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    config = (MONITORING / "prometheus.yml").read_text()
+    config = config.replace("9400", str(server.port)).replace("10s", "500ms")
+    (tmp_path / "prometheus.yml").write_text(config)
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [PROMETHEUS, f"--config.file={tmp_path}/prometheus.yml",
+             f"--storage.tsdb.path={tmp_path}/data", "--web.listen-address=127.0.0.1:0"],
+            stdout=output, stderr=output,
+        )  # fmt: skip
+    try:
+        address = address_of(log)
+        wait_until_ready(address)
+        yield address
+    finally:
+        process.terminate()
+        process.wait()
+        server.shutdown()
+        server.server_close()
+
+
+def metrics_of_page() -> tuple[str, bytes]:
+    return metrics.exposition(lambda: reading(exit_code=0))
+
+
+def address_of(log: Path) -> str:
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        found = re.search(r"Listening on.*?address=(127\.0\.0\.1:\d+)", log.read_text())
+        if found:
+            return f"http://{found[1]}"
+        time.sleep(0.05)
+    raise AssertionError(log.read_text())
+
+
+def wait_until_ready(address: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(f"{address}/-/ready", timeout=LIMIT_S).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError(address)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PROMETHEUS, reason="prometheus is not installed")
+def test_a_real_prometheus_answers_every_query_of_the_dashboard(prometheus: str) -> None:
+    def ask(query: str) -> list[Any]:
+        query = query.replace("$job_name", ".*").replace("$job_id", ".*")
+        asked = urllib.parse.urlencode({"query": query})
+        with urllib.request.urlopen(f"{prometheus}/api/v1/query?{asked}", timeout=LIMIT_S) as got:
+            answer = json.load(got)
+        assert answer["status"] == "success", answer
+        return list(answer["data"]["result"])
+
+    deadline = time.monotonic() + LIMIT_S
+    left = [query for query in queries() if "changes(" not in query]  # of what does not change
+    while left and time.monotonic() < deadline:
+        left = [query for query in left if not ask(query)]  # a rate needs two samples
+        time.sleep(0.2)
+    assert not left
