@@ -9,6 +9,7 @@ from relight import env
 from relight.cli import jobs
 from relight.cli.jobs import HELP, Page, read_arguments
 from relight.errors import EXIT_OK, RelightError, UsageError
+from relight.host.gpus import Gpus
 from relight.job import handles
 from relight.job.app import AppState
 from relight.job.status import AppStatus
@@ -86,6 +87,8 @@ def _print_once(look: Callable[[], list[JobLook]], order: str, words: str) -> in
         return EXIT_OK
     rows = top.ordered(top.matching(rows, words), order)
     print("\n".join(line for job in found for line in top.headline(job)))
+    if gpus := top.gpus_line(Gpus().look()):
+        print(gpus)
     heads, lines = top.table(rows)
     if lines:
         print()

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from relight.core.fields import printable
 from relight.core.rates import Uses
 from relight.errors import many
+from relight.host.gpus import Gpu
 from relight.job.app import AppState
 from relight.job.handles import RUN
 from relight.job.status import AppStatus, ReplicaStatus
@@ -148,6 +149,17 @@ def totals(rows: Iterable[Row]) -> str:
     counts = Counter(row.state for row in ranks)
     states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     return f"{text}: {states}" if states else text
+
+
+def gpus_line(gpus: Sequence[Gpu]) -> str:
+    """Return how the GPUs of this machine are, empty if there are none."""
+    texts = []
+    for gpu in gpus:
+        text = f"{gpu.number}:" if gpu.busy is None else f"{gpu.number}: {gpu.busy}%"
+        if gpu.used_mib is not None and gpu.total_mib is not None:
+            text += f" {gpu.used_mib / 1024:.0f}/{gpu.total_mib / 1024:.0f} GiB"
+        texts.append(text)
+    return f"GPUs here: {', '.join(texts)}" if texts else ""
 
 
 def headline(job: JobLook) -> list[str]:
