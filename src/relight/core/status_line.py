@@ -4,7 +4,8 @@ import re
 
 from relight.core.waiting import duration
 
-_LEFT = re.compile(r"\b(?:(\d+) h)? ?(?:(\d+) min)? ?(?:(\d+) s)?(?=\)$)")
+_LEFT = re.compile(r"(?<=\(join timeout in )(?:(\d+) h ?)?(?:(\d+) min ?)?(?:(\d+) s)?(?=\)$)")
+"""The end of a line of core/waiting."""
 _CLEAR, _DIM, _PLAIN = "\r\x1b[K", "\x1b[2m", "\x1b[0m"
 
 
@@ -39,4 +40,4 @@ def counted_down(text: str, passed_s: float) -> str:
         hours, minutes, seconds = (int(each or 0) for each in match.groups())
         return duration(max(0.0, hours * 3600 + minutes * 60 + seconds - passed_s))
 
-    return _LEFT.sub(now_left, text, count=1) if text.endswith(")") else text
+    return _LEFT.sub(now_left, text)

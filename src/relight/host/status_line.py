@@ -24,15 +24,12 @@ class StatusLine:
             console.before_output = self.hide
 
     def show(self, what: str, waited_s: float) -> float:
-        """Show what the agent waits for, unless a worker is in the middle of a line; return in how
-        many seconds it changes.
+        """Show what the agent waits for, unless a worker is in the middle of a line, or this job
+        is in the background of the terminal; return in how many seconds the line changes.
         """
-        if all(console.is_at_line_start for console in self._consoles):
-            try:
-                columns = os.get_terminal_size(self._consoles.stderr.fd).columns
-            except OSError:
-                columns = 0
-            self._write(status_line.line(what, waited_s, columns))
+        fd = self._consoles.stderr.fd
+        if all(console.is_at_line_start for console in self._consoles) and not _is_behind(fd):
+            self._write(status_line.line(what, waited_s, _columns(fd)))
             self._is_there = True
         return status_line.until_next(waited_s)
 
@@ -45,3 +42,17 @@ class StatusLine:
     def _write(self, text: str) -> None:
         data = status_line.drawn(text, coloured=self._coloured)
         self._consoles.stderr.overwrite(data.encode(errors="replace"))
+
+
+def _columns(fd: int) -> int:
+    try:
+        return os.get_terminal_size(fd).columns
+    except OSError:
+        return 0
+
+
+def _is_behind(fd: int) -> bool:
+    try:
+        return os.tcgetpgrp(fd) != os.getpgrp()
+    except OSError:  # it is not the terminal of this session
+        return False
