@@ -29,7 +29,7 @@ def on_screen(data: bytes) -> str:
 
 
 @pytest.mark.slow
-def test_while_a_node_waits_one_line_is_rewritten_and_is_gone_when_work_goes_on(
+def test_while_a_node_waits_a_line_is_rewritten_until_work_goes_on(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path
 ) -> None:
     """Not wider than the terminal, without colours where the user wants none, and no worker has
