@@ -159,7 +159,9 @@ class Agent:
         broken, preload = True, self._services.preload
         try:
             if preload is not None:
+                self.journal.waits_for(lambda: "waiting for the imports of --preload")
                 preload.wait(lambda: bool(self.signals))
+                self.journal.goes_on()
             self.link.open(self)
             self.loop.call_after(_SHOWN_AFTER_S, self._show_job)
             exit_code, reason = self._run()
@@ -169,6 +171,7 @@ class Agent:
             broken = False
             return exit_code
         finally:
+            self.journal.goes_on()
             self._state = None  # so that `announce` returns None
             self.link.close(lambda: broken or bool(self.signals or self._preempted))
             if preload is not None:
