@@ -126,8 +126,9 @@ class Agent:
         consoles = Consoles.open(self.loop)
         on_console = spec.event_log_handler == "console"
         self.journal = Journal(
-            consoles, job.run_directory, verbose=spec.verbose, on_console=on_console
-        )
+            consoles, job.run_directory, job.command.env,
+            verbose=spec.verbose, on_console=on_console,
+        )  # fmt: skip
         self.signals: list[int] = []
         """The stop signals that this agent has received: after the first one it leaves the job."""
         self._preempted = ""
@@ -189,7 +190,9 @@ class Agent:
         broken, preload = True, self._services.preload
         try:
             if preload is not None:
+                self.journal.waits_for(lambda: "waiting for the imports of --preload")
                 preload.wait(lambda: bool(self.signals))
+                self.journal.goes_on()
             self.link.open(self)
             self.loop.call_after(_SHOWN_AFTER_S, self._show_job)
             exit_code, reason = self._run()
@@ -198,6 +201,7 @@ class Agent:
             broken = False
             return exit_code
         finally:
+            self.journal.goes_on()
             self._state = None  # so that `announce` returns None
             self.link.close(lambda: broken or bool(self.signals or self._preempted))
             if preload is not None:
@@ -286,7 +290,9 @@ class Agent:
         self.loop.run_once(0)  # a signal that has already arrived must prevent the start of workers
         preload = self._services.preload
         idle = None if preload is None else self.loop.call_after(_IDLE_S, preload.while_idle)
+        self.journal.waits_for(self._explain_wait)
         self.loop.run_until(lambda: may_begin() or self._is_over())
+        self.journal.goes_on()
         if idle is not None:
             idle.cancel()
         formed = self._state
@@ -314,7 +320,9 @@ class Agent:
         """Wait for the workers of other nodes, after all workers here succeeded."""
         workers.done = True
         self.link.send(WorkersSucceeded(workers.formed.generation.id))
+        self.journal.waits_for(lambda: "waiting for the workers of the other nodes to succeed")
         self.loop.run_until(lambda: self._is_over() or workers.stopped_by is not None)
+        self.journal.goes_on()
 
     def _is_over(self) -> bool:
         return self._end is not None or bool(self.signals)
@@ -512,7 +520,7 @@ class Agent:
                 if isinstance(ready, NodeReady) and generation.number >= ready.latest.number:
                     # A new coordinator may not know it.
                     self._state = ready._replace(latest=generation)
-                self.journal.say(text)
+                self._say_wait(text)
             case Note(text):
                 self.journal.say(text)
             case Confirm(generation, succeeded):
@@ -560,6 +568,26 @@ class Agent:
         return NO_GENERATION
 
     # Messages to the user and the coordinator.
+
+    def _explain_wait(self) -> str:
+        """Return why there is no generation yet, before the group has said more."""
+        meeting = self.job.meeting
+        where = f" ({meeting.who} at {meeting.where})" if meeting is not None else ""
+        what = "the group to form" if self.link.has_joined else "the coordinator to answer"
+        return f"waiting for {what}{where}"
+
+    def _say_wait(self, text: str) -> None:
+        """Tell why there is no generation yet: on a terminal in the status line."""
+        began = self.loop.now()
+
+        def what() -> str:
+            from relight.core.status_line import counted_down
+
+            return counted_down(text, self.loop.now() - began)
+
+        is_waiting = isinstance(self._state, NodeReady)
+        if self.journal.verbose or not (is_waiting and self.journal.waits_for(what)):
+            self.journal.say(text)
 
     def _node_ready(self, port: int, outcome: Outcome) -> NodeReady:
         """Return the report on the generation that this node is in, or was in until now."""

@@ -187,7 +187,10 @@ class WorkerGroup:
         watches.watch_pace(self._steps, self._on_pace)
         if signals:  # a signal that came before the workers started
             supervisor.step(SignalReceived(signals[0]))
+        loop.run_until(lambda: not supervisor.is_running)
+        self._services.journal.waits_for(supervisor.explain)
         loop.run_until(lambda: supervisor.has_ended)
+        self._services.journal.goes_on()
         if supervisor.alive:
             self._services.journal.say(supervisor.explain())
         supervisor.workers.close()

@@ -59,6 +59,14 @@ REASONS = {
     "cli_jobs/test_stacks_command.py": PROC,
     "host/test_arrivals.py": PROC,
     "test_hangs.py": PROC,
+    "test_sandbox.py": SEVERAL_NODES,
+    "test_waiting_terminal.py::test_while_a_node_waits_a_line_is_rewritten_until_work_goes_on": (
+        SEVERAL_NODES
+    ),
+    "test_waiting_terminal.py::test_elsewhere_the_reason_is_a_line_as_ever[a pipe]": SEVERAL_NODES,
+    "test_waiting_terminal.py::test_elsewhere_the_reason_is_a_line_as_ever[a dumb terminal]": (
+        SEVERAL_NODES
+    ),
     "test_tracebacks_once.py": PROC,
     "test_debug.py": PROC,
     "test_watch_slow_ranks.py": PROC,

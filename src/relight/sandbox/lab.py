@@ -179,7 +179,10 @@ class Lab:
             raise LabError("the switch has ended")
         reply = json.loads(answer)
         if "error" in reply:
-            raise LabError(reply["error"])
+            raise LabError(
+                f"no hosts can be made here: {reply['error']}",
+                hint="in a container, it needs CAP_SYS_ADMIN, CAP_NET_ADMIN and /dev/net/tun",
+            )
         return reply
 
     def signal(self, host: str, number: int) -> None:
