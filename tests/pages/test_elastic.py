@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch, Start
+from conftest import FIRST_WARM, Launch, Start
 from documentation.blocks import ROOT, blocks
 
 from relight.errors import EXIT_PREEMPTED
@@ -54,7 +54,7 @@ def test_a_kill_a_preemption_and_another_number_of_workers_lose_no_step(
     variables = {"OMP_NUM_THREADS": "1"}
     with out.open("wb") as file:
         agent = start("run", "--nproc-per-node=2", f"--log-dir={logs}", *flags, SCRIPT, *SLOWLY,
-                      stdout=file, variables=variables)  # fmt: skip
+                      command=FIRST_WARM, stdout=file, variables=variables)  # fmt: skip
         checkpoint = tmp_path / "elastic.pt"
         wait_until(checkpoint.exists, agent)
         os.kill(pid_of_rank(1, logs), signal.SIGKILL)

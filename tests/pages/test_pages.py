@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks import readme
 from conftest import clean_environment
-from documentation import failures, messages, picture, site
+from documentation import failures, from_torchrun, messages, picture, site
 from documentation.blocks import ROOT, SHELLS, Block, blocks, command_lines, pages
 from documentation.recording import CAST
 
@@ -165,11 +165,8 @@ def test_no_exit_code_of_relight_is_missing_in_the_failure_guide() -> None:
     assert codes - {"EXIT_OK", "EXIT_SIGNAL_BASE"} == failures.EXIT_CODES.keys()
 
 
-@pytest.mark.slow
 def test_the_page_of_flags_is_current() -> None:
     """`python -m documentation.from_torchrun` writes it; torchrun's flags come from its parser."""
-    from documentation import from_torchrun
-
     assert from_torchrun.PAGE.read_text() == from_torchrun.page()
 
 
