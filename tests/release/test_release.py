@@ -13,7 +13,17 @@ import pytest
 
 import relight
 
-from .distribution import EXPECTED, ROOT, build, install, run_job, write_launcher
+from .distribution import (
+    EXPECTED,
+    ROOT,
+    VERSIONS,
+    build,
+    install,
+    interpreter,
+    run_job,
+    unpack,
+    write_launcher,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +83,18 @@ def test_a_job_runs_from_the_wheel_and_from_the_launcher_in_one_file(
     programs = install(built[0], sys.executable, tmp_path / "environment")
     assert run_job(programs / "relight", programs, tmp_path) == EXPECTED
     assert run_job(write_launcher(tmp_path), programs, tmp_path) == EXPECTED
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_job_runs_on_each_python(version: str, built: Built, tmp_path: Path) -> None:
+    """Those that are here; `make dist` also installs the wheel for each."""
+    if not (python := interpreter(version)):
+        pytest.skip(f"no Python {version} here")
+    (programs := tmp_path / "bin").mkdir()
+    for name in ("python", "python3"):
+        (programs / name).symlink_to(python)
+    for command in (unpack(built[0], tmp_path / "wheel"), write_launcher(tmp_path)):
+        assert run_job(command, programs, tmp_path) == EXPECTED
 
 
 def test_nothing_says_that_relight_is_on_an_index() -> None:
