@@ -22,7 +22,7 @@ from relight.spec import FLAGS
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
 KNOWN = SHELLS | {"console", "text", "python", "json", "yaml", "toml", "ini"}
-COMMAND = re.compile(r"(?:relight|make|pip|uv|python|torchrun) |\$ ")
+COMMAND = re.compile(r"(?:relight|make|pip|uv|python|torchrun) ")
 TRAIN = """
 import os, sys
 from relight.worker import progress
