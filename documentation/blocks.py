@@ -2,8 +2,8 @@
 
 - ```` ```bash ````: commands; a test runs those of a page from top to bottom in one directory,
   which has a small `train.py` and the examples.
-- ```` ```console ````: a terminal as it was shown, commands behind `$`; nothing is run. So is a block
-  without a language that has such a line.
+- ```` ```console ````: a terminal as it was shown, commands behind `$`; nothing is run. So is a
+  block without a language that has such a line.
 - ```` ```text ````: output, or what is not for a shell; other languages are what they say.
 
 A comment before a block of commands says that it is not run, and why, or that it takes long:

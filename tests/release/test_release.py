@@ -46,14 +46,16 @@ def test_the_version_is_written_in_one_place(built: Built) -> None:
     assert "version" not in PROJECT
 
 
-def test_the_wheel_has_all_modules_and_nothing_else(built: Built) -> None:
+def test_the_wheel_has_all_files_of_the_package_and_nothing_else(built: Built) -> None:
     """Type marker and licence are in it; no tests, no caches."""
     with zipfile.ZipFile(built[0]) as archive:
         names = archive.namelist()
     source = ROOT / "src"
-    modules = {str(path.relative_to(source)) for path in source.rglob("*.py")}
+    files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
+    files = {name for name in files if "__pycache__" not in name and ".egg-info" not in name}
     info = f"relight-{relight.__version__}.dist-info"
-    assert {name for name in names if not name.startswith(info)} == modules | {"relight/py.typed"}
+    assert {name for name in names if not name.startswith(info)} == files
+    assert "relight/py.typed" in files
     assert f"{info}/licenses/LICENSE" in names
     assert f"{info}/entry_points.txt" in names
 
