@@ -80,7 +80,7 @@ def build(out: Path) -> str:
             "plugins": {"mkdocstrings": {"handlers": {"python": {"paths": [str(ROOT / "src")]}}}},
         }
         config.write_text(json.dumps(settings))  # which is YAML as well
-        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(config)]
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr if done.returncode else ""
 
