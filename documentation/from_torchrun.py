@@ -131,14 +131,16 @@ _PAGES = {
 
 def row(flag: Flag, named: dict[str, list[str]]) -> str:
     """Return the row of a flag."""
-    value = f"[={flag.metavar}]" if flag.implied else f" {flag.metavar}" if flag.metavar else ""
+    # A code span with a vertical bar is not the same in all tables of Markdown.
+    value = " or ".join(f"`{each}`" for each in flag.metavar.split("|") if each)
+    value = f" {value}{', or nothing' if flag.implied else ''}" if value else ""
     short = f", `-{flag.short}`" if flag.short else ""
     default = shown_default(flag)
     variable = flag.variable or (f"PET_{flag.field.upper()}" if flag.from_env else "")
     links = [f"[{name}](differences.md#{name})" for name in named.get(flag.name, ())]
     links += [f"[{_PAGES[flag.name]}]({_PAGES[flag.name]})"] if flag.name in _PAGES else []
     cells = (
-        f"`--{flag.name}{value}`{short}",
+        f"`--{flag.name}`{short}{value}",
         flag.help,
         f"`{default}`" if default else "",
         f"`{variable}`" if variable else "",
