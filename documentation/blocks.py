@@ -42,8 +42,13 @@ class Block(NamedTuple):
 
 
 def pages() -> list[Path]:
-    """Return the pages of the documentation, except those that only tell history."""
-    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")]
+    """Return the pages of the documentation, but the one that only tells history."""
+    found = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/*.md"),
+        ROOT / "benchmarks" / "README.md",
+    ]
     return sorted(path for path in found if path.name != "CHANGELOG.md")
 
 
