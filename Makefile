@@ -111,4 +111,4 @@ packages: $(PACKAGES)/.ready  ## Try 40 packages with --preload and write docs/p
 	$(PACKAGES)/bin/python -m tests.packages.survey
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) .build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*

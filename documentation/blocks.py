@@ -2,7 +2,8 @@
 
 - ```` ```bash ````: commands; a test runs those of a page from top to bottom in one directory,
   which has a small `train.py` and the examples.
-- ```` ```console ````: a terminal as it was shown, commands behind `$`; nothing is run.
+- ```` ```console ````: a terminal as it was shown, commands behind `$`; nothing is run. So is a
+  block without a language that has such a line.
 - ```` ```text ````: output, or what is not for a shell; other languages are what they say.
 
 A comment before a block of commands says that it is not run, and why, or that it takes long:
@@ -41,8 +42,13 @@ class Block(NamedTuple):
 
 
 def pages() -> list[Path]:
-    """Return the pages of the documentation, except those that only tell history."""
-    found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")]
+    """Return the pages of the documentation, but the one that only tells history."""
+    found = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/*.md"),
+        ROOT / "benchmarks" / "README.md",
+    ]
     return sorted(path for path in found if path.name != "CHANGELOG.md")
 
 
@@ -65,6 +71,8 @@ def blocks(text: str) -> Iterator[Block]:
             number += 1
         if number == len(lines):
             raise ValueError(f"the block of line {begin + 1} does not end")
+        if not language and any(line.startswith("$ ") for line in lines[begin + 1 : number]):
+            language = "console"
         before = next((line for line in reversed(lines[:begin]) if line.strip()), "")
         said = _NOT_RUN.match(before.strip()) or top
         body = "\n".join(lines[begin + 1 : number])

@@ -58,7 +58,7 @@ def messages_of_source() -> Iterator[str]:
     """Yield the messages of `SOURCES` that are words for people."""
     for path, names in SOURCES.items():
         for text in messages.texts_of(messages.SOURCE / path, names):
-            if sum(word.isalpha() for word in text.strip("…:;,. ()").split()) >= 2:
+            if messages.is_words(text):
                 yield text
 
 

@@ -6,7 +6,10 @@ The flags come from the table of `relight run` and from torchrun's parser, the d
 docs/differences.md, which the tests of tests/differential keep complete.
 """
 
+import ast
 import re
+from importlib.util import find_spec
+from pathlib import Path
 
 from documentation.blocks import ROOT
 from relight.cli.usage import shown_default
@@ -66,11 +69,21 @@ def page() -> str:
 
 
 def of_torchrun() -> set[str]:
-    """Return the names of torchrun's flags, with dashes."""
-    from torch.distributed.run import get_args_parser
-
-    words = (word for action in get_args_parser()._actions for word in action.option_strings)
-    return {word[2:].replace("_", "-") for word in words if word.startswith("--")}
+    """Return the names of torchrun's flags, with dashes. Its parser is read, not run: an import of
+    torch takes seconds.
+    """
+    torch = find_spec("torch")
+    assert torch is not None and torch.origin is not None
+    source = (Path(torch.origin).parent / "distributed" / "run.py").read_text()
+    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    words = [
+        word.value
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"
+        for word in call.args
+        if isinstance(word, ast.Constant) and isinstance(word.value, str)
+    ]
+    return {word[2:].replace("_", "-") for word in words if word.startswith("--")} | {"help"}
 
 
 def differences() -> dict[str, list[str]]:
@@ -118,14 +131,16 @@ _PAGES = {
 
 def row(flag: Flag, named: dict[str, list[str]]) -> str:
     """Return the row of a flag."""
-    value = f"[={flag.metavar}]" if flag.implied else f" {flag.metavar}" if flag.metavar else ""
+    # A code span with a vertical bar is not the same in all tables of Markdown.
+    value = " or ".join(f"`{each}`" for each in flag.metavar.split("|") if each)
+    value = f" {value}{', or nothing' if flag.implied else ''}" if value else ""
     short = f", `-{flag.short}`" if flag.short else ""
     default = shown_default(flag)
     variable = flag.variable or (f"PET_{flag.field.upper()}" if flag.from_env else "")
     links = [f"[{name}](differences.md#{name})" for name in named.get(flag.name, ())]
     links += [f"[{_PAGES[flag.name]}]({_PAGES[flag.name]})"] if flag.name in _PAGES else []
     cells = (
-        f"`--{flag.name}{value}`{short}",
+        f"`--{flag.name}`{short}{value}",
         flag.help,
         f"`{default}`" if default else "",
         f"`{variable}`" if variable else "",

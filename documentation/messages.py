@@ -77,13 +77,18 @@ def _within(nodes: Iterable[ast.AST]) -> Iterator[str]:
             yield from _within(ast.iter_child_nodes(node))
 
 
+def is_words(text: str) -> bool:
+    """Return whether a text has two words at least, and so says something by itself."""
+    return sum(word.strip("…:;,.()").isalpha() for word in text.split()) >= 2
+
+
 def page() -> str:
     """Return the page of all errors, by the part of relight that raises them."""
     parts: dict[str, dict[tuple[str, str], str]] = {}
     for path in sorted(SOURCE.rglob("*.py")):
         part = path.relative_to(SOURCE).parts[0].removesuffix(".py")
         for code, message, hint in raised(path):
-            if message.strip("…"):
+            if is_words(message):
                 parts.setdefault(part, {}).setdefault((code, message), hint)
     lines = []
     for part, found in parts.items():

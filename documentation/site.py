@@ -4,7 +4,7 @@
 
 The pages keep their places, so that their links lead to the same files in the repository and on the
 site. The navigation is docs/README.md: its headings, and the pages that it lists below them; a page
-that it does not list is under "More".
+that it does not list is under "More", or under the name of its folder.
 """
 
 import json
@@ -48,10 +48,12 @@ def navigation() -> list[dict[str, Any]]:
                 seen.add(path)
                 entries.append({name: str(path.relative_to(ROOT))})
         nav.append({title: entries})
-    more = [path for path in sorted((ROOT / "docs").rglob("*.md")) if path not in seen]
-    if more:
-        nav.append({"More": [{_title(path): str(path.relative_to(ROOT))} for path in more]})
-    return nav
+    more: dict[str, list[dict[str, str]]] = {}
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        if path not in seen:
+            group = "More" if path.parent == index.parent else path.parent.name.capitalize()
+            more.setdefault(group, []).append({_title(path): str(path.relative_to(ROOT))})
+    return [*nav, *({group: entries} for group, entries in more.items())]
 
 
 def _title(page: Path) -> str:
@@ -80,7 +82,7 @@ def build(out: Path) -> str:
             "plugins": {"mkdocstrings": {"handlers": {"python": {"paths": [str(ROOT / "src")]}}}},
         }
         config.write_text(json.dumps(settings))  # which is YAML as well
-        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-f", str(config)]
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr if done.returncode else ""
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch, Start
+from conftest import FIRST_WARM, Launch, Start
+from differential.recording import free_port
 from documentation.blocks import ROOT, blocks
 
 from relight.errors import EXIT_PREEMPTED
@@ -54,7 +55,7 @@ def test_a_kill_a_preemption_and_another_number_of_workers_lose_no_step(
     variables = {"OMP_NUM_THREADS": "1"}
     with out.open("wb") as file:
         agent = start("run", "--nproc-per-node=2", f"--log-dir={logs}", *flags, SCRIPT, *SLOWLY,
-                      stdout=file, variables=variables)  # fmt: skip
+                      command=FIRST_WARM, stdout=file, variables=variables)  # fmt: skip
         checkpoint = tmp_path / "elastic.pt"
         wait_until(checkpoint.exists, agent)
         os.kill(pid_of_rank(1, logs), signal.SIGKILL)
@@ -74,9 +75,8 @@ def test_a_kill_a_preemption_and_another_number_of_workers_lose_no_step(
 def test_a_lost_node_and_a_newcomer_lose_no_step(start: Start, tmp_path: Path) -> None:
     """Of two nodes one is killed with all its processes, and another comes."""
     out = tmp_path / "out"
-    port = 29400 + os.getpid() % 1000
     flags = ("--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=elastic",
-             f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=last_call_timeout=2",
+             f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=last_call_timeout=2",
              "--membership-change=at-checkpoint", "--max-restarts=0", SCRIPT, *SLOWLY)  # fmt: skip
     variables = {"OMP_NUM_THREADS": "1"}
     with out.open("wb") as file:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from benchmarks import readme
 from conftest import clean_environment
-from documentation import failures, messages, picture, site
+from documentation import failures, from_torchrun, messages, picture, site
 from documentation.blocks import ROOT, SHELLS, Block, blocks, command_lines, pages
 from documentation.recording import CAST
 
@@ -22,7 +22,7 @@ from relight.spec import FLAGS
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
 KNOWN = SHELLS | {"console", "text", "python", "json", "yaml", "toml", "ini"}
-COMMAND = re.compile(r"(?:relight|make|pip|uv|python|torchrun) |\$ ")
+COMMAND = re.compile(r"(?:relight|make|pip|uv|python|torchrun) ")
 TRAIN = """
 import os, sys
 from relight.worker import progress
@@ -165,11 +165,8 @@ def test_no_exit_code_of_relight_is_missing_in_the_failure_guide() -> None:
     assert codes - {"EXIT_OK", "EXIT_SIGNAL_BASE"} == failures.EXIT_CODES.keys()
 
 
-@pytest.mark.slow
 def test_the_page_of_flags_is_current() -> None:
     """`python -m documentation.from_torchrun` writes it; torchrun's flags come from its parser."""
-    from documentation import from_torchrun
-
     assert from_torchrun.PAGE.read_text() == from_torchrun.page()
 
 

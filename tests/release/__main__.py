@@ -8,14 +8,13 @@ from pathlib import Path
 from .distribution import (
     EXPECTED,
     ROOT,
+    VERSIONS,
     build,
     install,
     interpreter,
     run_job,
     write_launcher,
 )
-
-VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 
 
 def main() -> int:
@@ -34,7 +33,7 @@ def main() -> int:
             folder = Path(name)
             python = interpreter(version) or fetched(version, folder)
             if not python:
-                print(f"Python {version}: skipped, it is not installed here")
+                print(f"Python {version}: skipped: not installed, and uv could not fetch it")
                 continue
             programs = install(wheel, python, folder / "environment")
             for what, command in (("wheel", programs / "relight"), ("one file", launcher)):

@@ -5,16 +5,16 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 from relight.job import launcher_file
 
 ROOT = Path(__file__).resolve().parents[2]
+VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 WORKERS = 2
 SCRIPT = """
 import os, sys
-import relight.worker
-assert relight.worker.membership().world_size == int(os.environ["WORLD_SIZE"])
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:])
 """
 EXPECTED = [f"rank {rank} of {WORKERS} ['--lr', '0.1']" for rank in range(WORKERS)]
@@ -54,6 +54,19 @@ def interpreter(version: str) -> str:
         ):
             return path
     return ""
+
+
+def unpack(wheel: Path, folder: Path) -> Path:
+    """Put the content of the wheel into a folder, where any Python finds it, and a command
+    `relight` beside it that the `python3` of PATH runs; return the command.
+    """
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    (command := folder / "relight.sh").write_text(
+        f'#!/bin/sh\nPYTHONPATH={folder} exec python3 -m relight "$@"\n'
+    )
+    command.chmod(0o755)
+    return command
 
 
 def install(wheel: Path, python: str, folder: Path) -> Path:
