@@ -43,7 +43,9 @@ _CLI = frozenset({
     "signals", "usage",
 })  # fmt: skip
 """The modules of `relight.cli` that it needs."""
-_NOT_AT_TOP = frozenset({"function", "function_hosts", "function_results"})
+_NOT_AT_TOP = frozenset({
+    "embedding", "function", "function_hosts", "function_results", "torch_launcher",
+})  # fmt: skip
 _SCRIPT = f"""\
 #!/bin/sh
 # relight {relight.__version__}, the launcher in one file. Behind these lines is a zip archive for Python.
