@@ -20,7 +20,8 @@ def told_by(process: "subprocess.Popen[str]") -> dict[str, Any]:
     out, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
     if process.args[-1] == "torch":
-        assert out.splitlines()[-2:] == ["worker spawner"] * 2  # torchrun, with relight's launcher
+        shown = [line.strip() for line in out.splitlines()[-2:]]
+        assert shown == ["worker spawner"] * 2  # torchrun, with relight's launcher
     return dict(json.loads(line) for line in out.splitlines() if line.startswith('["'))
 
 
