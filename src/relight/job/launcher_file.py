@@ -29,7 +29,7 @@ NAME = "relight"
 VARIABLE = "RELIGHT_LAUNCHER"
 """The variable of a role that holds the value of `--launcher`, if one was given."""
 INSTALLED, TRAVELS = "installed", "travels"
-ELSEWHERE = frozenset({"job", "pytest_plugin", "runner", "schedulers"})
+ELSEWHERE = frozenset({"job", "pytest_plugin", "runner", "schedulers", "tracker"})
 """Packages that `relight run` does not need."""
 FOR_SSH = frozenset({
     "job/__init__.py", "job/app.py", "job/handles.py", "job/macros.py", "job/privacy.py",
