@@ -15,7 +15,7 @@ import pytest
 from conftest import Launch
 
 from relight.cli import tracker
-from relight.errors import UsageError
+from relight.errors import MachineError, UsageError
 from relight.tracker import AppRun, TrackerArtifact, TrackerSource, app_run_from_env, backends
 from relight.tracker.file_system import FileSystemTracker
 
@@ -223,6 +223,12 @@ def test_a_submitted_job_records_and_the_command_shows_it(
         {"relation": "comes from", "run": PARENT, "artifact": None}
     ]
     assert shown("jobs", "--parent-run-id", "x") == ""
+    monkeypatch.setattr(FileSystemTracker, "run_ids", lambda self: open("/nowhere"))
+    with pytest.raises(MachineError, match="runs can't be read: FileNotFoundError"):
+        tracker.main(["list", "jobs"])
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     for words, said in (
         (("list", "metadata", "x"), "has no run x"),
         (("list", "metadata"), "list metadata needs a RUN_ID"),

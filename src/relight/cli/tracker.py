@@ -5,7 +5,7 @@ from typing import Any
 
 from relight.cli.arguments import ParsedFlags
 from relight.cli.jobs import HELP, JSON, Page, print_json, read_arguments, say, table
-from relight.errors import EXIT_OK, UsageError, did_you_mean
+from relight.errors import EXIT_OK, MachineError, RelightError, UsageError, did_you_mean
 from relight.job.handles import SESSION
 from relight.runner.injected import TORCHX_SESSION, trackers
 from relight.runner.runner import Runner
@@ -49,6 +49,7 @@ def main(argv: list[str]) -> int:
 
     Raises:
         UsageError: an argument is wrong, or no tracker is configured.
+        MachineError: the tracker can't be read.
     """
     parsed = read_arguments(argv, PAGE, 0, 3, "list, what and a RUN_ID")
     verb, what, *run = (*parsed.command, "", "")[: max(2, len(parsed.command))]
@@ -65,7 +66,13 @@ def main(argv: list[str]) -> int:
             hint=f"relight {PAGE.usage}",
         )
     tracker = _tracker()
-    rows, heads = _LISTED[what](tracker, _found(tracker, run[0]) if run else "", parsed)
+    try:
+        rows, heads = _LISTED[what](tracker, _found(tracker, run[0]) if run else "", parsed)
+    except RelightError:
+        raise
+    except Exception as error:  # of a file system, a server or another package
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise MachineError(f"{tracker} can't be read: {why}") from None
     if parsed.values["json"]:
         print_json([dict(zip(map(str.lower, heads), row, strict=True)) for row in rows])
     elif rows:
