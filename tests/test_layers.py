@@ -20,6 +20,7 @@ LAYERS = (
     ("job",),
     ("schedulers",),
     ("runner",),
+    ("tracker",),
     ("postmortem",),
     ("doctor", "function", "function_hosts", "function_results"),
     ("sandbox",),
@@ -39,7 +40,7 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 TOP = "relight"
 """Names what stands above it, for users, and loads it when it is asked for."""
-FACES = (TOP, "relight.job", "relight.runner")
+FACES = (TOP, "relight.job", "relight.runner", "relight.tracker")
 """What users import from."""
 RANK_OF_A_TEST = ROOT / "pytest_plugin" / "rank.py"
 DRIVER_ON_RAY = ROOT / "schedulers" / "ray" / "driver.py"

@@ -7,10 +7,17 @@ Arguments, results and errors are those of torch 2.13 (`torch/distributed/launch
 `torch/distributed/elastic/multiprocessing/errors`); docs/embedding.md lists what differs. torch's
 own LaunchConfig is taken too, by the names of its fields: torch is not imported. Where the caller
 has imported it, errors are also instances of torch's classes, so that `except` finds them.
+
+    python -m relight.torch_launcher accelerate launch … train.py
+
+runs a program that calls torch's launcher itself, with this one in its place.
 """
 
 import contextlib
+import importlib
 import os
+import runpy
+import shutil
 import signal
 import sys
 import threading
@@ -36,6 +43,10 @@ from relight.worker.call import CALL_DIRECTORY, WithLocalRank
 _TIMEOUT_S = 900
 """torch's default for rdzv_configs["timeout"]."""
 _NOT_AVAILABLE = "<N/A>"
+_CALLED_FROM = (
+    "torch.distributed.launcher.api", "torch.distributed.launcher", "torch.distributed.run",
+)  # fmt: skip
+"""Modules of torch from which programs take `elastic_launch`."""
 _HANDLERS = ("console", "dynamic_rendezvous", "null")
 
 
@@ -469,3 +480,61 @@ def _signals_raise(config: Any) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+# In programs that call torch's launcher.
+
+
+def replace_torchs() -> None:
+    """Put `elastic_launch` and `launch_agent` into torch's modules, in this process, from now on.
+
+    It imports these modules, for programs that would do it themselves.
+
+    Raises:
+        UsageError: there is no torch.
+    """
+    for name in _CALLED_FROM:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"{name} can't be imported: {error}") from None
+        for own in (elastic_launch, launch_agent):
+            if hasattr(module, own.__name__):
+                setattr(module, own.__name__, own)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run a program with this launcher in place of torch's.
+
+    Args:
+        argv: `-m` and a module, a script, or the name of a Python program on PATH; and its
+            arguments.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    is_module, words = argv[:1] == ["-m"], list(argv[argv[:1] == ["-m"] :])
+    if not words:
+        raise UsageError(
+            "no program was given",
+            hint="python -m relight.torch_launcher accelerate launch train.py",
+        )
+    program = words[0]
+    path = program if os.path.isfile(program) else shutil.which(program)
+    if not (is_module or path):
+        raise UsageError(f"there is no script or program {program}", hint="-m takes a module")
+    replace_torchs()
+    if is_module:
+        sys.argv = words
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [str(path), *words[1:]]
+        sys.path[0] = os.path.dirname(os.path.abspath(str(path)))
+        runpy.run_path(str(path), run_name="__main__")
+
+
+if __name__ == "__main__":
+    try:  # not the copy of this module that `python -m` has made
+        importlib.import_module("relight.torch_launcher").main(sys.argv[1:])
+    except UsageError as error:
+        sys.exit(f"relight: error: {error}" + f"\nhint: {error.hint}" * bool(error.hint))

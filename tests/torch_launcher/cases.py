@@ -97,7 +97,11 @@ def both_at_once() -> None:
     from relight import torch_launcher
 
     launch = torch_launcher.elastic_launch(config(), functions.fail)
-    print(json.dumps(["torch's config", result_of(partial(launch, 3))]))
+    print(json.dumps(["torch's config", result_of(partial(launch, 3))]), flush=True)
+    torch_launcher.replace_torchs()
+    from torch.distributed import run
+
+    run.main(["--nproc-per-node=2", "--no-python", "sh", "-c", "cat /proc/$PPID/comm"])
 
 
 if __name__ == "__main__":

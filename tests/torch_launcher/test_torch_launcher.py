@@ -19,13 +19,16 @@ HERE = Path(__file__).parent
 def told_by(process: "subprocess.Popen[str]") -> dict[str, Any]:
     out, errors = process.communicate(timeout=100)
     assert process.returncode == 0, errors
+    if process.args[-1] == "torch":
+        shown = [line.strip() for line in out.splitlines()[-2:]]
+        assert shown == ["worker spawner"] * 2  # torchrun, with relight's launcher
     return dict(json.loads(line) for line in out.splitlines() if line.startswith('["'))
 
 
 @pytest.mark.slow
 def test_results_and_errors_are_those_of_torch() -> None:
     """Functions and programs that succeed, fail, are killed, leave and restart, on one node and on
-    two; then the drop-in in a program that has imported torch.
+    two. Then the drop-in in a program that has imported torch, and in torchrun itself.
     """
     processes = [
         subprocess.Popen(
@@ -103,6 +106,15 @@ def test_a_wrong_configuration_is_refused(
 def test_what_relight_lacks_is_refused() -> None:
     with pytest.raises(UsageError, match="health_check_server: relight serves none"):
         elastic_launch(config(), "true", health_check_server=object())()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [([], "no program was given"), (["nowhere"], "there is no script or program nowhere")],
+)
+def test_a_program_that_is_missing_is_refused(arguments: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        torch_launcher.main(arguments)
 
 
 def test_the_configuration_has_torchs_defaults() -> None:

@@ -39,6 +39,7 @@ COMMANDS = {
     "delete": "stop a job and remove its logs and record",
     "list": "list jobs, also those that have ended",
     "describe": "show what was submitted, when and from where",
+    "tracker": "show what jobs have recorded: metadata, artifacts, lineage (torchx tracker)",
     "components": "list the components that can be submitted, and their flags",
     "schedulers": "list the schedulers and their options",
     "configure": "write a settings file to fill in",
@@ -48,8 +49,8 @@ COMMANDS = {
 }
 
 JOB_COMMANDS = ("sandbox", "submit", "status", "top", "stacks", "debug", "logs", "events", "wait",
-            "cancel", "delete", "list", "describe", "components", "schedulers", "configure",
-            "warm", "completion")  # fmt: skip
+            "cancel", "delete", "list", "describe", "tracker", "components", "schedulers",
+            "configure", "warm", "completion")  # fmt: skip
 """Commands that are modules of this package with a function `main`."""
 _LAUNCHERS = ("run", "launch")
 _ON_NODES = ("run", "launch", "coordinator", "doctor")
