@@ -9,7 +9,7 @@ import pytest
 from clusters.kubernetes import ApiServer, until
 from conftest import Launch
 
-from relight.errors import UsageError
+from relight.errors import MachineError, UsageError
 from relight.job.app import AppDef, AppState, Role
 from relight.schedulers.api import AppStatus
 from relight.schedulers.kubernetes import scheduler as kubernetes
@@ -119,3 +119,12 @@ def test_logs_say_that_memory_ran_out(server: ApiServer, launch: Launch) -> None
     result = launch("logs", "kubernetes://relight/ns:job-x1", KUBECONFIG=str(server.kubeconfig))
     assert result.stdout == "begins\n"
     assert "note: main/0 FAILED: out of memory" in result.stderr
+
+
+def test_a_right_that_lacks_is_named_also_if_nothing_can_be_removed(server: ApiServer) -> None:
+    said = 'services is forbidden: User "u" cannot patch resource "services" in API group ""'
+    server.refuse = lambda method, *_: (403, said) if method in ("PATCH", "DELETE") else None
+    with pytest.raises(MachineError, match="does not permit this user to patch services") as caught:
+        submit()
+    assert "ns:job-x1 were made, and some may be left" in caught.value.message
+    assert caught.value.hint.startswith("kubectl delete services,secrets,jobs -n ns -l ")
