@@ -359,3 +359,24 @@ def test_a_name_that_exists_is_refused(jobs: Jobs, cluster: RayCluster) -> None:
         jobs.scheduler.submit(request)
     jobs.wait(app_id)
     jobs.scheduler.delete(app_id)
+
+
+def test_a_replica_whose_time_is_over_saves_and_starts_again(jobs: Jobs, tmp_path: Path) -> None:
+    """Its workers know the end, and are told how often they were started."""
+    work = workspace(
+        tmp_path,
+        "import time\nfrom relight import worker\n"
+        "print('left', worker.deadline(), 'requeues', worker.membership().requeues, flush=True)\n"
+        "while not worker.membership().requeues and not worker.should_checkpoint():\n"
+        "    time.sleep(0.05)\n",
+    )
+    cfg = {"dashboard_address": jobs.cluster.dashboard, "workspace": work, "timeout": 1}
+    request = jobs.scheduler.render(train(j="1x1"), cfg, "limited")
+    request.body["order"]["timeout_s"] = 4  # not a minute
+    app_id = jobs.scheduler.submit(request)
+    assert jobs.wait(app_id).state is SUCCEEDED
+    said = [line for line in jobs.lines(app_id, "train") if "left" in line]
+    first, second = (line.partition("left ")[2].split() for line in said)
+    assert (first[2], second[2]) == ("0", "1")
+    assert 0 < float(first[0]) <= 4
+    jobs.scheduler.delete(app_id)
