@@ -128,3 +128,19 @@ def test_a_right_that_lacks_is_named_also_if_nothing_can_be_removed(server: ApiS
         submit()
     assert "ns:job-x1 were made, and some may be left" in caught.value.message
     assert caught.value.hint.startswith("kubectl delete services,secrets,jobs -n ns -l ")
+
+
+def test_a_change_that_collides_with_another_one_is_made_again(server: ApiServer) -> None:
+    """The controller changes a Job at the same time; a name that exists is another conflict."""
+    submit("exec sleep 1000")
+    said = 'Operation cannot be fulfilled on jobs.batch "job-x1": the object has been modified'
+    collisions = [(409, said)] * 2
+    server.refuse = lambda method, *_: (
+        collisions.pop() if method == "PATCH" and collisions else None
+    )
+    kubernetes.make().cancel("ns:job-x1")
+    assert not collisions
+    assert status().state is AppState.CANCELLED
+    server.refuse = lambda *_: None
+    with pytest.raises(UsageError, match="already exists"):
+        submit()
