@@ -24,8 +24,14 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
         yield server
 
 
-def submit(command: str = "true", **cfg: str) -> str:
-    app = AppDef("job", [Role("main", "img", entrypoint="sh", args=["-c", command])])
+def submit(
+    command: str = "true", num_replicas: int = 1, min_replicas: int | None = None, **cfg: object
+) -> str:
+    role = Role(
+        "main", "img", entrypoint="sh", args=["-c", command],
+        num_replicas=num_replicas, min_replicas=min_replicas,
+    )  # fmt: skip
+    app = AppDef("job", [role])
     scheduler = kubernetes.make()
     return scheduler.submit(scheduler.render(app, cfg, "job-x1"))
 
@@ -63,6 +69,26 @@ def test_a_missing_service_account_is_named_and_the_job_runs_once_it_is_there(
 def test_a_missing_priority_class_is_named(server: ApiServer) -> None:
     submit(priority_class="hihg")
     assert "no PriorityClass with name hihg was found" in status().replicas[0].error
+
+
+def test_a_namespace_that_demands_a_user_says_so_and_takes_one(server: ApiServer) -> None:
+    """Pod Security Standards, restricted."""
+    server.restricted = {"ns"}
+    submit()
+    assert 'violates PodSecurity "restricted:latest": runAsNonRoot' in status().message
+    kubernetes.make().delete("ns:job-x1")
+    submit(user=1000)
+    with until(has_succeeded):
+        assert status().message == ""
+
+
+def test_an_elastic_job_runs_with_the_pods_of_its_quota_and_says_what_the_others_wait_for(
+    server: ApiServer,
+) -> None:
+    server.quotas = {"ns": 1}
+    submit("exec sleep 1000", num_replicas=2, min_replicas=1)
+    with until(lambda: status().state is AppState.RUNNING):
+        assert "exceeded quota: q, requested: pods=1" in status().replicas[1].error
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
