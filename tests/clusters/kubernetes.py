@@ -12,8 +12,8 @@ JobSets, TrainJobs and Jobs of Volcano make Jobs and pods as their controllers d
 what relight says in them. A namespace must exist (404), as must the service account and the
 priority class of a pod: the server refuses the pod, not the Job, and an event says so. Kueue, where
 there is one, suspends what names a queue until the queue exists. It checks neither schemas nor
-quotas, and all pods share this host: they run on loopback, and the host names of pods are replaced
-by it.
+quotas of resources, and all pods share this host: they run on loopback, and the host names of pods
+are replaced by it.
 """
 
 import base64
@@ -77,6 +77,8 @@ class ApiServer:
         unschedulable: indexes of pods that find no node.
         namespaces, accounts, classes: the namespaces that exist, and the service accounts and
             priority classes.
+        restricted: the namespaces that enforce the Pod Security Standard of this name.
+        quotas: how many pods a namespace may have.
         queues: those of Kueue; None: it is not installed.
     """
 
@@ -88,6 +90,8 @@ class ApiServer:
         self.namespaces = {"ns", "team-a", "other"}
         self.accounts = {"default"}
         self.classes: set[str] = set()
+        self.restricted: set[str] = set()
+        self.quotas: dict[str, int] = {}
         self.queues: set[str] | None = None
         self.lab: Lab | None = None
         """Hosts with the names of the pods in which they run, as a cluster's nodes; None: all pods
@@ -595,14 +599,22 @@ class ApiServer:
 
     def _refusal(self, pod: Object) -> str:
         """Return why the server refuses a pod: what the admission of Kubernetes says."""
+        namespace = pod["metadata"]["namespace"]
         account = pod["spec"].get("serviceAccountName", "default")
         if account not in self.accounts:
-            where = f"{pod['metadata']['namespace']}/{account}"
+            where = f"{namespace}/{account}"
             said = f'serviceaccount "{account}" not found'
             return f"error looking up service account {where}: {said}"
         name = pod["spec"].get("priorityClassName")
         if name is not None and name not in self.classes:
             return f"no PriorityClass with name {name} was found"
+        said = pod["spec"].get("securityContext") or {}
+        if namespace in self.restricted and not said.get("runAsNonRoot"):
+            return 'violates PodSecurity "restricted:latest": runAsNonRoot != true'
+        used = sum(not self._is_over(each) for each in self.of("pods"))
+        if used >= self.quotas.get(namespace, used + 1):
+            limit = self.quotas[namespace]
+            return f"exceeded quota: q, requested: pods=1, used: pods={used}, limited: pods={limit}"
         return ""
 
     # The kubelet.

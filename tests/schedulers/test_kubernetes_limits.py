@@ -94,3 +94,23 @@ def test_a_pod_knows_its_end_and_is_not_made_again_after_it(
 def test_a_limit_that_cannot_be_kept_is_refused(cfg: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         submit("true", namespace="ns", **cfg)
+
+
+@pytest.mark.parametrize(
+    ("cfg", "hint"),
+    [
+        ({"namespace": "Team_A"}, "lower case letters"),
+        ({"queue": "gpu queue"}, "the name of a queue"),
+        ({"service_account": "Trainer"}, "the name of a service account"),
+        ({"priority_class": "a/b"}, "the name of a priority class"),
+        ({"topology": "a/b/c"}, "a label such as topology.kubernetes.io/zone"),
+        ({"shm_size": "8GB"}, "a size such as 8Gi"),
+        ({"user": -1}, "the number of a user"),
+    ],
+)
+def test_a_value_that_no_server_takes_is_refused_without_one(
+    cfg: dict[str, object], hint: str
+) -> None:
+    with pytest.raises(UsageError, match="is not what Kubernetes takes") as caught:
+        submit("true", **{"namespace": "ns", **cfg})
+    assert hint in caught.value.hint

@@ -9,7 +9,7 @@ import pytest
 from clusters.kubernetes import ApiServer, until
 from conftest import Launch
 
-from relight.errors import UsageError
+from relight.errors import MachineError, UsageError
 from relight.job.app import AppDef, AppState, Role
 from relight.schedulers.api import AppStatus
 from relight.schedulers.kubernetes import scheduler as kubernetes
@@ -24,8 +24,14 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServe
         yield server
 
 
-def submit(command: str = "true", **cfg: str) -> str:
-    app = AppDef("job", [Role("main", "img", entrypoint="sh", args=["-c", command])])
+def submit(
+    command: str = "true", num_replicas: int = 1, min_replicas: int | None = None, **cfg: object
+) -> str:
+    role = Role(
+        "main", "img", entrypoint="sh", args=["-c", command],
+        num_replicas=num_replicas, min_replicas=min_replicas,
+    )  # fmt: skip
+    app = AppDef("job", [role])
     scheduler = kubernetes.make()
     return scheduler.submit(scheduler.render(app, cfg, "job-x1"))
 
@@ -63,6 +69,26 @@ def test_a_missing_service_account_is_named_and_the_job_runs_once_it_is_there(
 def test_a_missing_priority_class_is_named(server: ApiServer) -> None:
     submit(priority_class="hihg")
     assert "no PriorityClass with name hihg was found" in status().replicas[0].error
+
+
+def test_a_namespace_that_demands_a_user_says_so_and_takes_one(server: ApiServer) -> None:
+    """Pod Security Standards, restricted."""
+    server.restricted = {"ns"}
+    submit()
+    assert 'violates PodSecurity "restricted:latest": runAsNonRoot' in status().message
+    kubernetes.make().delete("ns:job-x1")
+    submit(user=1000)
+    with until(has_succeeded):
+        assert status().message == ""
+
+
+def test_an_elastic_job_runs_with_the_pods_of_its_quota_and_says_what_the_others_wait_for(
+    server: ApiServer,
+) -> None:
+    server.quotas = {"ns": 1}
+    submit("exec sleep 1000", num_replicas=2, min_replicas=1)
+    with until(lambda: status().state is AppState.RUNNING):
+        assert "exceeded quota: q, requested: pods=1" in status().replicas[1].error
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
@@ -119,3 +145,28 @@ def test_logs_say_that_memory_ran_out(server: ApiServer, launch: Launch) -> None
     result = launch("logs", "kubernetes://relight/ns:job-x1", KUBECONFIG=str(server.kubeconfig))
     assert result.stdout == "begins\n"
     assert "note: main/0 FAILED: out of memory" in result.stderr
+
+
+def test_a_right_that_lacks_is_named_also_if_nothing_can_be_removed(server: ApiServer) -> None:
+    said = 'services is forbidden: User "u" cannot patch resource "services" in API group ""'
+    server.refuse = lambda method, *_: (403, said) if method in ("PATCH", "DELETE") else None
+    with pytest.raises(MachineError, match="does not permit this user to patch services") as caught:
+        submit()
+    assert "ns:job-x1 were made, and some may be left" in caught.value.message
+    assert caught.value.hint.startswith("kubectl delete services,secrets,jobs -n ns -l ")
+
+
+def test_a_change_that_collides_with_another_one_is_made_again(server: ApiServer) -> None:
+    """The controller changes a Job at the same time; a name that exists is another conflict."""
+    submit("exec sleep 1000")
+    said = 'Operation cannot be fulfilled on jobs.batch "job-x1": the object has been modified'
+    collisions = [(409, said)] * 2
+    server.refuse = lambda method, *_: (
+        collisions.pop() if method == "PATCH" and collisions else None
+    )
+    kubernetes.make().cancel("ns:job-x1")
+    assert not collisions
+    assert status().state is AppState.CANCELLED
+    server.refuse = lambda *_: None
+    with pytest.raises(UsageError, match="already exists"):
+        submit()

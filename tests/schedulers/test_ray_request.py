@@ -368,6 +368,25 @@ def test_why_ray_refuses_a_job_is_one_line(
         scheduler.submit(rendered)
 
 
+def test_a_cluster_that_has_just_started_is_asked_again(server: Server) -> None:
+    starts = [(500, "No available agent to submit job, please try again later.")]
+
+    class Answers(dict[str, tuple[int, str]]):
+        def get(self, path: str, default: Any = None) -> Any:
+            return starts.pop() if path == "/api/jobs/" and starts else super().get(path, default)
+
+    scheduler = ray.make()
+    rendered = scheduler.render(ddp(), {"dashboard_address": server.address}, "train-x7")
+    name, _ = request.package(rendered.body["order"], None)
+    server.answers = Answers({
+        "/api/version": (200, '{"ray_version": "2.60.0"}'),
+        f"/api/packages/gcs/{name}": (200, ""),
+        "/api/jobs/": (200, "{}"),
+    })  # fmt: skip
+    assert scheduler.submit(rendered) == f"{server.address}:train-x7"
+    assert not starts
+
+
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_a_job_whose_submission_got_no_answer_is_stopped(
     server: Server, monkeypatch: pytest.MonkeyPatch, interrupt: bool

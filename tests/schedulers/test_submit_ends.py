@@ -2,6 +2,7 @@
 write its record: nothing is left, or the message says what. Kubernetes has a file of its own.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +16,11 @@ import pytest
 from clusters.aws import Aws
 from clusters.held import LIMIT_S, Held
 from conftest import RELIGHT, Launch, clean_environment
+
+from relight.errors import MachineError, UsageError
+from relight.job.app import AppDef, Resource, Role
+from relight.schedulers.aws_batch import client
+from relight.schedulers.aws_batch import scheduler as aws_batch
 
 UNSHARE = ("unshare", "--mount", "--map-root-user")
 ECHO = ("utils.echo", "--image", "i")
@@ -187,3 +193,37 @@ def test_a_state_directory_without_room_refuses_before_anything_is_sent(
     assert result.stderr.startswith("relight: error: can't ")
     assert "Traceback" not in result.stderr
     assert not service.held.made
+
+
+class Refusing:
+    """A client of Batch for somebody who may register definitions, and nothing else."""
+
+    def describe_job_queues(self, **_: object) -> dict[str, list[str]]:
+        return {"jobQueues": ["gpu"]}
+
+    def register_job_definition(self, **_: object) -> dict[str, str]:
+        return {"jobDefinitionArn": "arn"}
+
+    def submit_job(self, **_: object) -> None:
+        raise UsageError("AWS does not permit batch:SubmitJob")
+
+    def get_paginator(self, _: str) -> None:
+        raise UsageError("AWS does not permit batch:ListJobs")
+
+    def deregister_job_definition(self, **_: object) -> None:
+        raise UsageError("AWS does not permit batch:DeregisterJobDefinition")
+
+
+def test_a_right_that_lacks_is_named_also_if_nothing_can_be_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client.Aws, "client", lambda *_, **__: contextlib.nullcontext(Refusing()))
+    app = AppDef("job", [Role("main", "i", entrypoint="x", resource=Resource(1, 0, 128))])
+    scheduler = aws_batch.make()
+    with pytest.raises(MachineError) as caught:
+        scheduler.submit(scheduler.render(app, {"queue": "gpu"}, "job-x1"))
+    assert caught.value.message == (
+        "AWS does not permit batch:SubmitJob; what was made of gpu:job-x1 may be left: "
+        "AWS does not permit batch:DeregisterJobDefinition"
+    )
+    assert caught.value.hint == "relight delete aws_batch://relight/gpu:job-x1"

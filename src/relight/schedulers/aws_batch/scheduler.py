@@ -123,9 +123,9 @@ class AwsBatch:
                 elif not isinstance(error, UsageError):  # it may be there, without a known number
                     self._deregister_unknown(request_.app_id)
             except RelightError as second:
+                first = error.message if isinstance(error, RelightError) else "interrupted"
                 raise MachineError(
-                    f"the submission of {request_.app_id} was broken off, and what was made of it "
-                    f"may be left: {second.message}",
+                    f"{first}; what was made of {request_.app_id} may be left: {second.message}",
                     hint=f"relight delete aws_batch://relight/{request_.app_id}",
                 ) from error
             raise

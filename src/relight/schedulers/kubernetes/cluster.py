@@ -14,7 +14,7 @@ from relight.errors import MachineError, RelightError, UsageError, did_you_mean
 
 _IN_CLUSTER = "/var/run/secrets/kubernetes.io/serviceaccount"
 _LOOK_AT = "KUBECONFIG names the file, ~/.kube/config if it is not set"
-_TOO_MANY = 429
+_TOO_MANY, _CONFLICT = 429, 409
 _TRIES = 5
 _JSON_PATCH = "application/json-patch+json"
 _FORBIDDEN = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"')
@@ -208,15 +208,17 @@ def _client(kubernetes: Any, context: str) -> Any:
 
 
 def _retries() -> Any:
-    """Return when a request is repeated: after a lost connection if it changes nothing, and always
-    when a server that has too much to do says when (429, Retry-After).
+    """Return when a request is repeated: after a lost connection if it changes nothing, always when
+    a server that has too much to do says when (429, Retry-After), and a change that has collided
+    with another one (409): it says what shall be, whatever was before.
     """
     from urllib3.util import Retry
 
     class Patient(Retry):  # type: ignore[misc]  # urllib3 is not on the path of every check
         def is_retry(self, method: str, status_code: int, has_retry_after: bool = False) -> bool:
             busy = status_code == _TOO_MANY and has_retry_after
-            return busy or super().is_retry(method, status_code, has_retry_after)
+            collided = method == "PATCH" and status_code == _CONFLICT
+            return busy or collided or super().is_retry(method, status_code, has_retry_after)
 
     return Patient(_TRIES)
 

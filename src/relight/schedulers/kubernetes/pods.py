@@ -32,6 +32,7 @@ _TELL_END = (
     f"export RELIGHT_END_TIME=$(($(stat -c %Y {_START}/pod 2>/dev/null || date +%s) + {{0}})); "
     'exec "$@"'
 )
+"""A command of a shell that tells the pod's own when its time is over."""
 _REPLICA = "\0replica\0"
 """Stands for the number of a replica until all else is escaped."""
 _FIELD = "[FIELD_PATH]"

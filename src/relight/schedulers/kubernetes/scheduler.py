@@ -101,6 +101,7 @@ class Kubernetes:
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the objects of an app. See `Scheduler.render`."""
+        names.check_options(cfg)
         context = str(cfg.get("context") or "")
         namespace = str(cfg.get("namespace") or cluster.current_namespace(context))
         job, made = request.objects(app, cfg, app_id, namespace, secrets.token_hex(16))
@@ -125,10 +126,10 @@ class Kubernetes:
                 _adopt(client, made)
             except Exception as error:
                 if made or not _is_answer(error):
-                    _remove_after(client, job, objects)
+                    _remove_after(client, job, objects, error)
                 raise
-            except BaseException:  # a signal
-                _remove_after(client, job, objects)
+            except BaseException as error:  # a signal
+                _remove_after(client, job, objects, error)
                 raise
         return request.app_id
 
@@ -323,8 +324,14 @@ def _is_answer(error: Exception) -> bool:
     return isinstance(error, kubernetes.client.ApiException) and error.status < _BROKEN
 
 
-def _remove_after(client: Any, job: JobId, objects: Sequence[Object]) -> None:
+def _remove_after(client: Any, job: JobId, objects: Sequence[Object], first: BaseException) -> None:
     """Remove what was made of a job whose submission has failed.
+
+    Args:
+        client: of the cluster.
+        job: the job.
+        objects: all that it would have.
+        first: why it has failed.
 
     Raises:
         MachineError: that is not possible either; it says what may be left.
@@ -336,8 +343,10 @@ def _remove_after(client: Any, job: JobId, objects: Sequence[Object]) -> None:
         _remove(client, job)
     except (kubernetes.client.ApiException, urllib3.exceptions.HTTPError, OSError):
         kinds = ",".join(dict.fromkeys(_resource(each).plural for each in objects))
+        refused = isinstance(first, kubernetes.client.ApiException)
+        why = cluster.explained(first).message if refused else "the API server has failed"
         raise MachineError(
-            f"the API server has failed while the objects of {job} were made: some may be left",
+            f"{why}; this was while the objects of {job} were made, and some may be left",
             hint=f"kubectl delete {kinds} -n {job.namespace} -l {_selector(job)}",
         ) from None
 

@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,9 @@ _ANY = ("", "auto", "local")
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _LIMIT_S = 30.0
 _UPLOAD_S = 600.0
+_STARTS_S, _AGAIN_S = 30.0, 0.5
+_NO_AGENT = "No available agent to submit job"
+"""What a dashboard says before the first of its nodes can take jobs (Ray 2.60)."""
 _INTERVAL_S = 0.2
 """How often a node looks for new lines of a log that is followed."""
 _CHUNK = 1 << 16
@@ -138,8 +142,17 @@ class Dashboard:
             self._bytes("PUT", path, data, _UPLOAD_S)
 
     def submit(self, request: Mapping[str, Any]) -> None:
-        """Submit a job."""
-        self._json("POST", "/api/jobs/", request)
+        """Submit a job. A cluster that has just started takes none for some seconds."""
+        end = time.monotonic() + _STARTS_S
+        while True:
+            try:
+                self._json("POST", "/api/jobs/", request)
+            except MachineError as error:
+                if _NO_AGENT not in error.message or time.monotonic() >= end:
+                    raise
+                time.sleep(_AGAIN_S)
+            else:
+                return
 
     def job(self, name: str) -> dict[str, Any] | None:
         """Return what Ray knows of a job; None if it knows none of this name."""
