@@ -51,7 +51,6 @@ from relight.core.messages import (
     NodeLeaving,
     NodePreempted,
     NodeReady,
-    NodesProbed,
     Note,
     SlowRanks,
     StartProbes,
@@ -446,7 +445,9 @@ class Agent:
             case StopWorkers():
                 self._on_stop(message)
             case StartProbes() if self._services.network is not None:
-                self._services.network.start(message, self._on_probed)
+                self._services.network.start(message, self.link.send)
+                if isinstance(self._state, NodeReady):  # a new coordinator gets it again
+                    self._state = self._state._replace(prober=self._services.network.prober)
             case JobEnded(reason=reason):
                 self._end = message
                 if isinstance(self._state, WorkerGroup):
@@ -469,11 +470,6 @@ class Agent:
                 self._count_calls(limit)
             case StartProbes() | GenerationFormed() | CheckpointLimit() | SlowRanks():
                 pass  # outdated: this node will send NodeReady again
-
-    def _on_probed(self, answer: NodesProbed) -> None:
-        if isinstance(self._state, NodeReady):  # a new coordinator gets it again
-            self._state = self._state._replace(prober=answer.prober)
-        self.link.send(answer)
 
     def lease(self, until: float) -> None:
         """Let the workers run until this time, on the loop's clock; infinity means for ever."""
