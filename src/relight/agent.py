@@ -96,8 +96,8 @@ _SHOWN_AFTER_S = 1.0
 """When `relight status` and other commands can see the job: not while its workers start."""
 _TELL_S = 3.0
 """How long a node that leaves tries to tell the group why."""
-_NATIVE_S = 8.0
-"""How long py-spy may look at workers that hang before they are stopped (host/stacks/native)."""
+_LOOK_S = 12.0
+"""How long workers that hang are looked at before they are stopped (`WorkerGroup._look_closer`)."""
 _READY_S = 30.0
 """How long it may take from SIGKILL until this node has reported that its workers have exited:
 large processes exit slowly.
@@ -612,8 +612,8 @@ def _stop_s(job: NodeJob) -> float | None:
     checkpoint_s = job.meeting.checkpoint_s if job.settings.gently else 0.0
     spec = job.command.spec
     health_s = spec.health_check_timeout if spec.health_check is not None else 0.0
-    native_s = _NATIVE_S if spec.hang_timeout is not None else 0.0
-    return job.grace_s + checkpoint_s + health_s + native_s + _READY_S
+    look_s = _LOOK_S if spec.hang_timeout is not None else 0.0
+    return job.grace_s + checkpoint_s + health_s + look_s + _READY_S
 
 
 def _preload(job: NodeJob, loop: Loop, journal: Journal) -> "Preload | None":
