@@ -346,6 +346,7 @@ class Membership:
         assert self.restart <= self._most_restarts()
         assert self.generation.number <= self._numbers.latest.number
         assert (self.end is not None) == (self.state is GroupState.ENDED)
+        assert self.end is None or self.members.reachability is None
         assert self._agreement is None or self.state is GroupState.RUNNING
         if self.state is GroupState.RUNNING:
             assert len(roster) >= self.settings.least
