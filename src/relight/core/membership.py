@@ -509,7 +509,8 @@ class Membership:
             self.restart = max(self.restart, min(ready.restart, self._most_restarts()))
             if self._numbers.latest.number >= 0 and not self._gathering.unknown_may_run_until:
                 self._gathering.unknown_may_run_until = now + self.settings.rejoin_s
-        if ready.prober is not None and self.members.reachability is None:
+        asks = ready.prober is not None and self.end is None
+        if asks and self.members.reachability is None:
             from relight.core.reachability import Reachability
 
             self.members.reachability = Reachability(self._numbers.origin)
