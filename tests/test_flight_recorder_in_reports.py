@@ -1,5 +1,6 @@
 """The report of a hang has what dumps of torch's flight recorder say."""
 
+import json
 import re
 import subprocess
 import sys
@@ -39,9 +40,10 @@ with open("trace_0", "wb") as file:
 def test_the_report_says_which_rank_has_not_entered_which_collective(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
+    report = tmp_path / "report.json"
     done = launch(
-        "run", "--nproc-per-node=2", "--hang-timeout=1", script(PLAIN),
-        TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/trace_",
+        "run", "--nproc-per-node=2", "--hang-timeout=1", f"--failure-report={report}",
+        script(PLAIN), TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/trace_",
     )  # fmt: skip
     assert done.returncode == EXIT_HUNG, done.stderr
     recorded = re.search(r"torch's flight recorder:\n  (.*)\n  (.*)\n", done.stderr)
@@ -50,6 +52,10 @@ def test_the_report_says_which_rank_has_not_entered_which_collective(
         "rank 0 is in all_reduce, number 2 of default_pg, sizes [4, 2]",
         "rank 1 has not entered number 2; the last was 1, all_reduce, sizes [4, 2]",
     )
+    numbers = [
+        each["collectives"][0]["number"] for each in json.loads(report.read_text())["failures_here"]
+    ]
+    assert sorted(numbers) == [1, 2]
 
 
 @pytest.mark.slow

@@ -53,7 +53,6 @@ from relight.core.messages import (
     NodeLeaving,
     NodePreempted,
     NodeReady,
-    NodesProbed,
     Note,
     Question,
     SlowRanks,
@@ -101,8 +100,8 @@ _SHOWN_AFTER_S = 1.0
 """When `relight status` and other commands can see the job: not while its workers start."""
 _TELL_S = 3.0
 """How long a node that leaves tries to tell the group why."""
-_NATIVE_S = 8.0
-"""How long py-spy may look at workers that hang before they are stopped (host/stacks/native)."""
+_LOOK_S = 12.0
+"""How long workers that hang are looked at before they are stopped (`WorkerGroup._look_closer`)."""
 _READY_S = 30.0
 """How long it may take from SIGKILL until this node has reported that its workers have exited:
 large processes exit slowly.
@@ -510,7 +509,9 @@ class Agent:
             case StopWorkers():
                 self._on_stop(message)
             case StartProbes() if self._services.network is not None:
-                self._services.network.start(message, self._on_probed)
+                self._services.network.start(message, self.link.send)
+                if isinstance(self._state, NodeReady):  # a new coordinator gets it again
+                    self._state = self._state._replace(prober=self._services.network.prober)
             case JobEnded(reason=reason):
                 self._end = message
                 if isinstance(self._state, WorkerGroup):
@@ -536,11 +537,6 @@ class Agent:
                     self._sight.received(message)
             case StartProbes() | GenerationFormed() | CheckpointLimit() | SlowRanks():
                 pass  # outdated: this node will send NodeReady again
-
-    def _on_probed(self, answer: NodesProbed) -> None:
-        if isinstance(self._state, NodeReady):  # a new coordinator gets it again
-            self._state = self._state._replace(prober=answer.prober)
-        self.link.send(answer)
 
     def lease(self, until: float) -> None:
         """Let the workers run until this time, on the loop's clock; infinity means for ever."""
@@ -703,8 +699,8 @@ def _stop_s(job: NodeJob) -> float | None:
     checkpoint_s = job.meeting.checkpoint_s if job.settings.gently else 0.0
     spec = job.command.spec
     health_s = spec.health_check_timeout if spec.health_check is not None else 0.0
-    native_s = _NATIVE_S if spec.hang_timeout is not None else 0.0
-    return job.grace_s + checkpoint_s + health_s + native_s + _READY_S
+    look_s = _LOOK_S if spec.hang_timeout is not None else 0.0
+    return job.grace_s + checkpoint_s + health_s + look_s + _READY_S
 
 
 def _preload(job: NodeJob, loop: Loop, journal: Journal) -> "Preload | None":

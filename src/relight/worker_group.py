@@ -296,14 +296,35 @@ class WorkerGroup:
         if supervisor is None or not supervisor.is_running:
             return
         self._take_stacks(supervisor)
-        if not self._take_native_stacks(supervisor, lambda: self._stop_after(stop)):
-            self._stop_after(stop)
-
-    def _stop_after(self, stop: StopWorkers) -> None:
-        if stop.limit_s:
-            self._services.loop.call_after(stop.limit_s, lambda: self._stop_now(stop.cause))
+        if self.watches is None or self.watches.quiet is None:
+            self._stop_in(stop.limit_s, stop.cause)
         else:
-            self._stop_now(stop.cause)
+            self._look_closer(supervisor, stop)
+
+    def _look_closer(self, supervisor: Supervisor, stop: StopWorkers) -> None:
+        """Find out more of workers that hang, which have time: in which native functions they are,
+        and what torch's flight recorder knows; then stop them.
+        """
+        from relight.host import flight_recorder
+        from relight.host.stacks import native
+
+        workers = supervisor.workers
+        alive = {rank: workers.pids[rank] for rank in supervisor.alive if rank in workers.pids}
+        ranks_alive = [workers.ranks[local_rank] for local_rank in alive]
+        asked = flight_recorder.ask(self._job.command.env, ranks_alive)
+        limit_s = max(stop.limit_s, flight_recorder.DUMPS_S if asked else 0.0)
+
+        def stop_soon() -> None:
+            self._stop_in(limit_s, stop.cause)
+
+        if not native.add(self._services.loop, alive, workers.doing, stop_soon):
+            stop_soon()
+
+    def _stop_in(self, seconds: float, cause: str) -> None:
+        if seconds:
+            self._services.loop.call_after(seconds, lambda: self._stop_now(cause))
+        else:
+            self._stop_now(cause)
 
     def _stop_now(self, cause: str) -> None:
         supervisor = self.supervisor
@@ -498,18 +519,6 @@ class WorkerGroup:
         workers, pids = supervisor.workers, supervisor.workers.pids
         alive = {rank: pids[rank] for rank in supervisor.alive if rank in pids}
         workers.doing.update(doing(alive, are_frozen=supervisor.are_frozen))
-
-    def _take_native_stacks(self, supervisor: Supervisor, done: Callable[[], None]) -> bool:
-        """Find out in which native functions workers hang, then call `done`; return whether that is
-        possible.
-        """
-        if self.watches is None or self.watches.quiet is None:
-            return False  # no hang: the workers of other nodes are about to end by themselves
-        from relight.host.stacks import native
-
-        workers = supervisor.workers
-        alive = {rank: workers.pids[rank] for rank in supervisor.alive if rank in workers.pids}
-        return native.add(self._services.loop, alive, workers.doing, done)
 
     # What they do.
 

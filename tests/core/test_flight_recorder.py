@@ -6,6 +6,7 @@ import pytest
 from plays import record
 
 from relight.core import failures, flight_recorder, hangs
+from relight.core.excerpts import rows_of
 from relight.core.exits import Collective, Doing, Failure
 from relight.core.fields import Malformed
 
@@ -112,3 +113,17 @@ def test_the_report_of_a_time_out_has_it_and_others_have_not() -> None:
     known[0] = known[0]._replace(last_lines=("ValueError: bad",))
     text = failures.diagnose(known).render(formed_at=0.0, ended="12:00", verdict="no restarts")
     assert "torch's flight recorder:" not in text
+
+
+@pytest.mark.parametrize("size", [1, 10, 40])
+def test_the_report_of_a_time_out_keeps_to_25_rows(size: int) -> None:
+    lines = ("RuntimeError: Timed out waiting 1000ms for recv operation to complete" * size,) * 9
+    groups = [[entry(each, group=str(group)) for group in range(8)] for each in range(1, 6)]
+    known = [
+        failure(rank, *entries)._replace(
+            last_lines=lines, log="/logs" * size, evidence="full disk" * size, asked=15 * (rank > 0)
+        )
+        for rank, entries in enumerate(groups)
+    ]
+    text = failures.diagnose(known).render(formed_at=0.0, ended="12:00", verdict="no restarts")
+    assert rows_of(["relight: " + text[0], *text[1:]]) <= 25

@@ -10,7 +10,7 @@ from plays import Table, table
 from relight.core.group_types import Received
 from relight.core.messages import NodeReady, NodesProbed, StartProbes, Target, Unreached
 from relight.core.ranks import NO_GENERATION
-from relight.core.reachability import explain, left_out
+from relight.core.reachability import Reachability, explain, left_out
 from relight.errors import EXIT_MACHINE
 
 SILENT = "no answer"
@@ -67,11 +67,29 @@ def test_the_reason_names_the_pair_and_the_direction() -> None:
     )
 
 
+def test_of_many_nodes_each_tries_those_that_follow_it() -> None:
+    group = Reachability("secret")
+    nodes = [f"node{each}" for each in range(300)]
+    for number, node in enumerate(nodes):
+        group.set_ready(node, Target("", 1 + number, 0))
+    begun = dict(group.begin(((node, "10.0.0.1") for node in nodes), now=0.0))
+    last = begun["node299"]
+    assert [each.tcp_port for each in last.nodes] == [300, *range(1, 201)]
+    for node in nodes:
+        found = (Unreached(1, SILENT),) if node == "node299" else ()
+        group.answer(node, NodesProbed(last.cookie, found, Target("", 1, 0)))
+    assert group.is_over(1.0)
+    assert group.conclude(dict(zip(nodes, nodes, strict=True)), ()) == [
+        ("node0", "network: node299 can't connect to its free ports (no answer)")
+    ]
+
+
 class Probed:
     """A group whose nodes try to reach each other."""
 
     def __init__(self, least: int, most: int) -> None:
         self.table = table(least, most)
+        self.order = "abcd"
 
     def joins(self, nodes: str, at: float) -> list[str]:
         self.table.wait(at)
@@ -90,8 +108,9 @@ class Probed:
         return [m for m in self.table.heard[node] if isinstance(m, StartProbes)][-1]
 
     def answers(self, node: str, unreached: Iterable[int] = ()) -> list[str]:
-        found = tuple(Unreached(each, SILENT) for each in unreached)
-        answer = NodesProbed(self.begun(node).cookie, found, Target("", 7002, 7003))
+        begun, own = self.begun(node), self.order.index(node)
+        found = [Unreached((each - own) % len(begun.nodes), SILENT) for each in unreached]
+        answer = NodesProbed(begun.cookie, tuple(found), Target("", 7002, 7003))
         self.table.step(Received(node, answer))
         return self.table.sent()
 
@@ -100,8 +119,9 @@ def test_a_generation_forms_once_all_nodes_have_reached_each_other() -> None:
     group = Probed(2, 2)
     assert group.joins("ab", at=0) == []
     first, second = group.begun("a"), group.begun("b")
-    assert (first.number, second.number) == (0, 1)
-    assert first.nodes == second.nodes
+    assert (first.number, second.number) == (0, 0)
+    assert first.cookie == second.cookie
+    assert set(first.nodes) == set(second.nodes)
     assert group.answers("a") == []
     assert group.answers("b") == ["form 0: a b"]
 
@@ -114,6 +134,7 @@ def test_a_spare_takes_the_place_of_the_node_that_others_cannot_reach() -> None:
     end = group.table.end("b")
     assert end.exit_code == EXIT_MACHINE
     assert end.others_run
+    group.order = "ac"
     assert group.answers("a") == []
     assert group.answers("c") == ["form 0: a c"]
 
@@ -128,6 +149,7 @@ def test_too_few_nodes_that_are_left_wait_for_another_one() -> None:
         group.table.waits("a").text
     )
     assert group.joins("d", at=10) == []
+    group.order = "abd"
     for node in "ab":
         assert group.answers(node) == []
     assert group.answers("d") == ["form 0: a b d"]

@@ -9,7 +9,7 @@ import pytest
 
 from relight.core.exits import Collective, Failure
 from relight.env import Environment
-from relight.host.flight_recorder import with_collectives
+from relight.host.flight_recorder import ask, with_collectives
 
 ENTRY = {
     "process_group": ("0", "default_pg"), "collective_seq_id": 5, "profiling_name": "nccl:barrier",
@@ -79,3 +79,22 @@ def test_a_pipe_or_a_folder_of_that_name_blocks_nothing(tmp_path: Path) -> None:
     (tmp_path / "other_3").mkdir()
     assert read({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"}) is None
     assert read({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/other_"}) is None
+
+
+def test_a_rank_that_listens_at_its_pipe_is_asked_to_dump(tmp_path: Path) -> None:
+    env = Environment({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/ask_"})
+    os.mkfifo(tmp_path / "ask_3.pipe")
+    assert not ask(env, [2, 3]), "nobody reads"
+    reader = os.open(tmp_path / "ask_3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert ask(env, [2, 3])
+        assert os.read(reader, 100)
+    finally:
+        os.close(reader)
+    assert not ask(Environment({}), [3])
+
+
+def test_what_is_no_pipe_is_not_written_to(tmp_path: Path) -> None:
+    (tmp_path / "ask_3.pipe").write_text("mine")
+    assert not ask(Environment({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/ask_"}), [3])
+    assert (tmp_path / "ask_3.pipe").read_text() == "mine"

@@ -16,7 +16,6 @@ from relight.typed import NamedTuple
 
 MOST_GROUPS = 8
 """Most process groups of a rank that are compared; those in which it waits come first."""
-_MOST_ROWS = 6
 _MOST_SIZES = 60
 """Most characters for the sizes of tensors."""
 _DEFAULT = "default_pg"
@@ -53,9 +52,13 @@ def last_collectives(dump: object) -> tuple[Collective, ...]:
     return tuple(sorted(found, key=lambda each: each.is_done)[:MOST_GROUPS])
 
 
-def lines(failures: Iterable[Failure]) -> list[str]:
+def lines(failures: Iterable[Failure], most: int = 7) -> list[str]:
     """Return which ranks are in which collective, and which are not; nothing if that is not known
     of two ranks, or all of them have left the same one.
+
+    Args:
+        failures: of all ranks.
+        most: how many lines there may be; with less than three, there is none.
     """
     known = {each.rank: each.collectives for each in failures if each.collectives is not None}
     groups = sorted({each.group for last in known.values() for each in last})
@@ -66,9 +69,9 @@ def lines(failures: Iterable[Failure]) -> list[str]:
         same = len({each[:4] for each in last.values()}) == 1 and not absent
         if len(known) > 1 and not (same and all(each.is_done for each in last.values())):
             rows += _of_group(last, absent)
-    more = [f"  … and {len(rows) - _MOST_ROWS + 1} more lines"] if len(rows) > _MOST_ROWS else []
-    shown = rows[: _MOST_ROWS - len(more)]
-    return ["torch's flight recorder:", *shown, *more] if rows else []
+    if len(rows) > most - 1:
+        rows = [*rows[: most - 2], f"  … and {len(rows) - most + 2} more lines"]
+    return ["torch's flight recorder:", *rows] if rows and most > 2 else []
 
 
 def _of_group(last: Mapping[int, Collective], absent: Iterable[int]) -> list[str]:

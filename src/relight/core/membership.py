@@ -351,6 +351,7 @@ class Membership:
         assert self.restart <= self._most_restarts()
         assert self.generation.number <= self._numbers.latest.number
         assert (self.end is not None) == (self.state is GroupState.ENDED)
+        assert self.end is None or self.members.reachability is None
         assert self._ending.agreement is None or self.state is GroupState.RUNNING
         if self.state is GroupState.RUNNING:
             assert len(roster) >= self.settings.least
@@ -514,7 +515,8 @@ class Membership:
             self.restart = max(self.restart, min(ready.restart, self._most_restarts()))
             if self._numbers.latest.number >= 0 and not self._gathering.unknown_may_run_until:
                 self._gathering.unknown_may_run_until = now + self.settings.rejoin_s
-        if ready.prober is not None and self.members.reachability is None:
+        asks = ready.prober is not None and self.end is None
+        if asks and self.members.reachability is None:
             from relight.core.reachability import Reachability
 
             self.members.reachability = Reachability(self._numbers.origin)

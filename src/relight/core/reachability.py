@@ -22,6 +22,8 @@ from relight.core.waiting import names
 
 _PATIENCE_S = 3.5
 """How long it may take: the probes end after 2.5 s."""
+_MOST_PEERS = 200
+"""Of more nodes, each tries as many, those that follow it: messages and open files have limits."""
 _COOKIE_DIGITS = 32
 REMEDY = (
     "open all TCP ports between the nodes, as gloo and NCCL connect to any; relight doctor on all "
@@ -78,7 +80,7 @@ class Reachability:
             now: the time.
 
         Returns:
-            What to send to whom.
+            What to send to whom. Each node has the number 0 for itself, the next one 1, and so on.
         """
         self._tries += 1
         self._cookie = sha256(f"{self._secret} {self._tries}".encode()).hexdigest()[:_COOKIE_DIGITS]
@@ -86,8 +88,9 @@ class Reachability:
         targets = tuple(self._probers[node]._replace(address=at) for node, at in there.items())
         self._nodes, self._silent, self._failed = list(there), set(there), {}
         self._known, self.until = set(), now + _PATIENCE_S
+        size, twice = min(len(targets), 1 + _MOST_PEERS), targets + targets
         return [
-            (node, StartProbes(self._cookie, number, targets))
+            (node, StartProbes(self._cookie, 0, twice[number : number + size]))
             for number, node in enumerate(self._nodes)
         ]
 
@@ -97,10 +100,10 @@ class Reachability:
             return
         self._silent.discard(node)
         self._probers[node] = answer.prober
-        number = self._nodes.index(node)
+        number, count = self._nodes.index(node), len(self._nodes)
         for target, why in answer.unreached:
-            if target < len(self._nodes) and target != number:
-                self._failed[number, target] = why
+            if 0 < target < count:
+                self._failed[number, (number + target) % count] = why
 
     def is_over(self, now: float) -> bool:
         """Return whether all answers have come, or they have taken too long."""

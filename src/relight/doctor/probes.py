@@ -245,7 +245,7 @@ class _Other:
         self.call = call
         self.where = where
         self.mtu = mtu
-        self.largest = min(mtu or 1500, _LARGEST)
+        self.largest = min(mtu or 1500, _LARGEST) if where is not None else 0
         self.answered = 0
         self.heard = 0
 

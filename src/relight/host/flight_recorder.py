@@ -1,5 +1,5 @@
-"""Reads the dumps of torch's flight recorder that workers have left. Loaded when ranks waited for
-each other.
+"""Asks workers that hang for dumps of torch's flight recorder, and reads those that they have left.
+Loaded when ranks waited for each other.
 
 torch 2.13 writes one file for each rank, a pickle of dicts, lists, texts and numbers, when NCCL's
 watchdog sees a time-out or somebody asks for it; the file's name is a prefix with the rank. It is
@@ -20,9 +20,36 @@ from relight.core.fields import Malformed
 from relight.core.flight_recorder import last_collectives
 from relight.env import Environment
 
+DUMPS_S = 3.0
+"""How long it takes until those who are asked have dumped: NCCL looks once a second."""
 _MOST_BYTES = 4 << 20
 _MOST_S = 0.5
 """How long all dumps of this node may take: 2000 entries take some 20 ms."""
+
+
+def ask(env: Environment, ranks: Iterable[int]) -> bool:
+    """Ask workers to dump, by the pipes that NCCL reads if the user has named them with
+    TORCH_NCCL_DEBUG_INFO_PIPE_FILE (torch 2.13, DumpPipe in ProcessGroupNCCL.hpp).
+
+    Returns:
+        Whether a worker listens; its dump comes within `DUMPS_S`.
+    """
+    stem = env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    listens = [_ask_by(f"{stem}{rank}.pipe") for rank in ranks if stem]
+    return any(listens)
+
+
+def _ask_by(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return False  # no pipe, or nobody reads it
+    try:
+        return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"1\n") > 0
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def with_collectives(
