@@ -122,6 +122,7 @@ _PAGES = {
     "name": "watching.md",
     "on-preempt": "checkpoints.md",
     "preload": "warm.md",
+    "record-group": "watching.md",
     "restart-policy": "restarts.md",
     "watch-slow-ranks": "slow-ranks.md",
     "worker-store": "decisions/0004-worker-store.md",

@@ -104,7 +104,7 @@ def _view() -> ModuleType:
             raise
         raise UsageError(
             "the live view of relight top needs the package textual",
-            hint="pip install 'relight[top]', in the environment of relight; or relight top --once",
+            hint="pip install 'textual>=8', in the environment of relight; or relight top --once",
         ) from None
     return top_view
 
