@@ -128,6 +128,12 @@ def test_jobs_without_ranks_have_a_line_and_others_one_for_each_rank() -> None:
     assert top.totals(rows) == "2 jobs, 1 node, 1 rank: 1 RUNNING"
 
 
+def test_a_job_whose_id_does_not_say_its_name_has_both() -> None:
+    running = AppStatus(AppState.RUNNING, replicas=(replica(0),))
+    jobs = JobLook("slurm://relight/7", running, "train"), job(replica(0))._replace(name="train")
+    assert [row.cells()[0] for row in Looks().rows(jobs)] == ["7 train", "train-1"]
+
+
 def test_what_a_worker_prints_is_not_obeyed_and_its_failure_is_shown() -> None:
     looked = job(replica(0, line="\x1b[2J[red]x"), replica(1, exitcode=7, state=AppState.FAILED))
     cells = [row.cells()[-1] for row in Looks().rows([looked])]

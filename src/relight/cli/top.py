@@ -128,6 +128,7 @@ class Watched:
             raise UsageError(f"{job} is a part of a job", hint=f"relight top {self._only}")
         self._scheduler = scheduler
         self._seen: dict[str, JobLook] = {}
+        self._names: dict[str, str] = {}
 
     def look(self) -> list[JobLook]:
         """Return how the jobs are; those that have ended since the first look are shown on.
@@ -136,7 +137,10 @@ class Watched:
             RelightError: the job does not exist, or the scheduler does not answer.
         """
         found = self._all() if self._only is None else self._one(self._only)
-        before, self._seen = self._seen, {each: JobLook(each, found[each]) for each in found}
+        before, self._seen = (
+            self._seen,
+            {each: JobLook(each, found[each], self._names.get(each, "")) for each in found},
+        )
         ended = [top.gone(before[each]) for each in before if each not in found]
         self._seen |= {each.handle: each for each in ended[-_MOST_ENDED:]}
         return list(self._seen.values())
@@ -150,9 +154,11 @@ class Watched:
             return {}
 
     def _all(self) -> dict[str, AppStatus]:
-        listed = [job.handle for job in self._runner.list(self._scheduler) if not job.state.is_over]
+        listed = self._runner.list(self._scheduler)
+        self._names = {job.handle: job.name for job in listed}
         seen = [each.handle for each in self._seen.values() if not each.status.state.is_over]
-        every = dict.fromkeys([*listed, *seen])
+        running = [job.handle for job in listed if not job.state.is_over]
+        every = dict.fromkeys([*running, *seen])
         return self._statuses([handles.parse(handle) for handle in every])
 
     def _statuses(self, wanted: Sequence[handles.Handle]) -> dict[str, AppStatus]:

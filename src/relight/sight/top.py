@@ -23,10 +23,13 @@ _STATES = ("FAILED", "UNKNOWN", "CANCELLED", "UNSUBMITTED", "SUBMITTED", "PENDIN
 
 
 class JobLook(NamedTuple):
-    """A job at the time of a look; `handle` is its handle as text."""
+    """A job at the time of a look; `handle` is its handle as text, `name` what the user calls it,
+    if that is known.
+    """
 
     handle: str
     status: AppStatus
+    name: str = ""
 
 
 class Row(NamedTuple):
@@ -44,6 +47,7 @@ class Row(NamedTuple):
     cpu: float | None
     memory: int | None
     last_line: str
+    name: str = ""
 
     @property
     def key(self) -> str:
@@ -52,8 +56,9 @@ class Row(NamedTuple):
 
     def cells(self) -> tuple[str, ...]:
         """Return the texts of its columns (HEADS)."""
+        app_id = self.handle.rpartition("/")[2]
         return (
-            self.handle.rpartition("/")[2],
+            app_id if app_id.startswith(self.name) else f"{app_id} {self.name}",
             f"{self.role}/{self.rank}".lstrip("/") if self.rank >= 0 else "",
             self.host,
             self.state,
@@ -76,28 +81,29 @@ class Looks:
         rows, before, self._uses = [], self._uses, {}
         for job in jobs:
             for each in job.status.replicas:
-                row = _row(job.handle, each)
+                row = _row(job, each)
                 if each.use is not None:
                     uses = self._uses[row.key] = before.get(row.key, Uses())
                     cpu, rate = uses.take(each.use)
                     row = row._replace(cpu=cpu, rate=rate)
                 rows.append(row)
             if not job.status.replicas:
-                state, message = job.status.state.name, printable(job.status.message, lines=False)
+                line = printable(job.status.message, lines=False)[:_MOST_LINE]
+                state = job.status.state.name
                 rows.append(
-                    Row(job.handle, "", -1, "", state, None, None, None, None, message[:_MOST_LINE])
+                    Row(job.handle, "", -1, "", state, None, None, None, None, line, job.name)
                 )
         return rows
 
 
-def _row(handle: str, each: ReplicaStatus) -> Row:
+def _row(job: JobLook, each: ReplicaStatus) -> Row:
     line = printable(each.error or each.last_line, lines=False)[:_MOST_LINE]
     if each.exitcode:
         line = f"exit code {each.exitcode}: {line}" if line else f"exit code {each.exitcode}"
     step, memory = (each.use.step, each.use.memory) if each.use is not None else (None, None)
     return Row(
-        handle, each.role, each.replica, printable(each.host), each.state.name, step, None, None,
-        memory, line,
+        job.handle, each.role, each.replica, printable(each.host), each.state.name, step, None,
+        None, memory, line, job.name,
     )  # fmt: skip
 
 
