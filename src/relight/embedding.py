@@ -62,7 +62,7 @@ class RunSpec(NamedTuple):
     """What `relight.run` runs on this node, as users write it; `spec.RunSpec` has the checked
     values of all flags.
 
-    Args:
+    Attributes:
         script: the script; or a module, or a program.
         args: its arguments.
         module: whether `script` is a module, as in `python -m`.
