@@ -397,7 +397,8 @@ class Agent:
         env, path = self.job.command.env, self.job.command.spec.failure_report
         ready = self._state if isinstance(self._state, NodeReady) else None
         if end.verdict:
-            self.journal.record(NotRestarting(end.verdict))
+            host = end.root.host if end.root is not None else ""
+            self.journal.record(NotRestarting(end.verdict, host))
         if end.exit_code and path:
             from relight import failure_report
 
@@ -608,13 +609,15 @@ class Agent:
 
     def _report_generation(self, formed: GenerationFormed) -> None:
         """Print and record the new generation, and a restart that was not reported yet."""
-        (number, _), restart, address, port, cause = formed.generation
+        (number, _), restart, address, port, cause, failed_host = formed.generation
         here, nodes, world_size = (
             formed.place.group_rank, formed.place.group_world_size, formed.place.world_size
         )  # fmt: skip
         if number:
             self.journal.say_once(cause)  # a wait before it may have told the cause
-        self.journal.record(Formed(number, restart, here, nodes, world_size, address, port, cause))
+        self.journal.record(
+            Formed(number, restart, here, nodes, world_size, address, port, cause, failed_host)
+        )
         if restart > self._restart:
             self._restart = restart
             self.journal.write(Restarting(restart, self.job.settings.max_restarts, cause))

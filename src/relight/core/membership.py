@@ -197,6 +197,7 @@ class _Ending:
         self.agreement: Agreement | None = None  # while workers agree on when to save
         self.stopping: _Stopping | None = None  # set once the generation was told to stop
         self.failure_cause = ""  # why a worker failed; empty if none has
+        self.failed_host = ""  # of the failure, or of a node that was lost
         self.membership_changed = False  # a node was lost or let in during this stop
         self.has_lost_node = False
         self.hung = False
@@ -541,6 +542,8 @@ class Membership:
             self._recover_until = now + self.settings.rejoin_s
         else:
             self._ending.membership_changed = self._ending.has_lost_node = True
+            if not orderly:
+                self._ending.failed_host = member.join.host
             if self.state in (GroupState.RUNNING, GroupState.RECOVERING):
                 self._stop(f"{member.join.host} {what}", now)
             elif self.state is GroupState.STOPPING:
@@ -746,6 +749,7 @@ class Membership:
             self._finish(outcome)
         else:
             self.restart, self._cause = self.restart + 1, outcome.cause
+            ending.failed_host = outcome.host
             self._wait_before_next(outcome.delay_s, now)
 
     def _restarts(self, now: float) -> "RestartHistory":
@@ -818,14 +822,16 @@ class Membership:
             return
         first = members[0]
         assert first.ready is not None
-        self.generation = self._numbers.next()
+        self.generation, failed_host = self._numbers.next(), self._ending.failed_host
         self.state, self._ending = GroupState.RUNNING, _Ending(now)
         self.roster = Roster([member.node for member in members])
         self._success_reports.is_pending = False
         self._gathering.enough_since = None
         self._wait_reasons.is_pending = len(self.members) > len(self.roster)
         address, port = first.join.address, first.ready.port
-        generation = Generation(self.generation, self.restart, address, port, self._cause)
+        generation = Generation(
+            self.generation, self.restart, address, port, self._cause, failed_host
+        )
         nodes = [NodeSlots(m.join.slots, m.join.role) for m in members]
         for member, place in zip(members, ranks.places(nodes), strict=True):
             self.members.start(member)
