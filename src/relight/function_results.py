@@ -94,26 +94,26 @@ class Raised(NamedTuple):
     time: float
 
 
-def raised(directory: str, name: str) -> dict[int, Raised]:
-    """Return what the function raised on ranks of the last attempt, by rank.
-
-    Raises:
-        WorkersFailedError: no rank reached the function.
-    """
-    last = _last_attempt(directory, name)
+def raised(directory: str) -> dict[int, Raised]:
+    """Return what the function raised on ranks of the last attempt, by rank."""
+    last = _last_begun(directory)
     saved = _saved(directory, call.ERROR)
     return {
         rank: Raised(error, text, when)
         for rank, (attempt, when, error, text) in saved
-        if attempt == last.attempt
+        if last is not None and attempt == last.attempt
     }
 
 
 def _last_attempt(directory: str, name: str) -> call.Begun:
-    last = max((call.Begun(*each) for _, each in _saved(directory, call.BEGUN)), default=None)
+    last = _last_begun(directory)
     if last is None:
         raise WorkersFailedError(f"no worker reached {name}; see the workers' output")
     return last
+
+
+def _last_begun(directory: str) -> call.Begun | None:
+    return max((call.Begun(*each) for _, each in _saved(directory, call.BEGUN)), default=None)
 
 
 def _any_worker_began(directory: str) -> bool:

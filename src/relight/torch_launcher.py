@@ -269,7 +269,7 @@ def _call(config: Any, function: Callable[..., Any], args: list[Any]) -> dict[in
             spec = _spec(config, WORKER, [], *warm)
             env = {**spec.env, CALL_DIRECTORY: directory}  # arguments are equal on all nodes
             result = run(spec._replace(module=True, env=env))
-        raised = function_results.raised(directory, name) if result.exit_codes else {}
+        raised = function_results.raised(directory)
         if result.exit_code:
             raise _error(name, result, raised, {})
         results = function_results.returned(directory, name)

@@ -26,13 +26,14 @@ def told_by(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_results_and_errors_are_those_of_torch() -> None:
+def test_results_and_errors_are_those_of_torch(tmp_path: Path) -> None:
     """Functions and programs that succeed, fail, are killed, leave and restart, on one node and on
     two. Then the drop-in in a program that has imported torch, and in torchrun itself.
     """
     processes = [
         subprocess.Popen(
-            [sys.executable, "cases.py", which], cwd=HERE, env=clean_environment(), text=True,
+            [sys.executable, "cases.py", which], cwd=HERE, text=True,
+            env=clean_environment(TMPDIR=str(tmp_path)),  # torch leaves its directories of logs
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )
         for which in ("torch", "relight")
