@@ -33,6 +33,7 @@ def test_a_killed_host_does_not_count_until_it_is_started_again() -> None:
     job.frozen.add(2)
     job.killed(2)
     job.check()
+    assert job.running == {1} and not job.frozen
     job.ended(2, 137)
     assert job.exit_code(faults_left=False) is None
     job.ended(1, 0)

@@ -103,6 +103,7 @@ class Sandbox:
                 self._run()
                 self.loop.forget(self.lab.control)
         finally:
+            self.plan = Plan(())  # the last lines of output may be awaited, but the hosts are gone
             if self._keys is not None:
                 self._keys.close()
             for reader in self._readers:
@@ -166,7 +167,8 @@ class Sandbox:
         self.loop.forget(pidfd)
         os.close(pidfd)
         code = agent.wait()
-        self.job.ended(host, exit_code_of_signal(-code) if code < 0 else code)
+        if self._agents[host] is agent:  # else another was started meanwhile
+            self.job.ended(host, exit_code_of_signal(-code) if code < 0 else code)
 
     def _on_line(self, line: str) -> None:
         if self.plan.watches:
@@ -213,10 +215,10 @@ class Sandbox:
         lab, job = self.lab, self.job
         host, name = fault.number, name_of(fault.number)
         where = name if fault.kind == HOST else None
+        if fault.action in ("kill", "freeze", "continue") and host not in job.running:
+            return "no agent runs there"
         match fault.action:
             case "kill":
-                if host not in job.running:
-                    return "no agent runs there"
                 job.killed(host)
                 lab.crash(name)
             case "start":
@@ -252,17 +254,25 @@ class Sandbox:
             "continue": signal.SIGCONT,
         }[fault.action]
         for host in self.job.running:
-            agent, rank = self._agents[host].pid, fault.number
-            pid = workers.below(agent).get(rank)
+            find = partial(_pid_of, self._agents[host].pid, fault.number)
+            pid = find()
             if pid is None:
                 continue
             try:
-                system.signal_if(pid, number, lambda: workers.below(agent).get(rank) == pid)  # noqa: B023
+                system.signal_if(pid, number, partial(_returns, find, pid))
             except ProcessLookupError:
                 continue
             return ""
         running = many(len(self.job.running), "host")
         return f"no such rank runs on {running}"
+
+
+def _pid_of(agent: int, rank: int) -> int | None:
+    return workers.below(agent).get(rank)
+
+
+def _returns(find: Callable[[], int | None], pid: int) -> bool:
+    return find() == pid
 
 
 class _Output(ConsoleStream):
