@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from relight.core.goodput import Account, Phases
 from relight.core.rates import Rates
 from relight.core.snapshot import NodeSnapshot, RankSnapshot, RankUse, WholeJob
+from relight.core.timeline import history
 from relight.errors import UsageError
 from relight.sight.page import metrics
 from relight.sight.page.look import Reading
@@ -45,7 +46,7 @@ def reading(exit_code: int | None = None) -> Reading:
                                      "default", 100.0, 110.0, "running", 1, 1, 3, "x", 0, 1, 3,
                                      exit_code, "", "", ranks, ACCOUNT),), ("gpu-02",))  # fmt: skip
         rates.take(job.nodes)
-    return Reading(job, rates, {}, True, False)
+    return Reading(job, rates, history({}, 0.0), True, False)
 
 
 def samples(exit_code: int | None) -> dict[str, list[Any]]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 from relight.core import event_lines
 from relight.core.rates import Rates
 from relight.core.snapshot import NodeSnapshot, RankSnapshot, WholeJob
-from relight.core.timeline import Record
+from relight.core.timeline import Record, history
 from relight.events import Recorded, Restarting, line_of
 from relight.sight.page.changes import changes
 from relight.sight.page.look import Events, Reading, look, state_of
@@ -29,7 +29,7 @@ def node(*ranks: RankSnapshot, **fields: Any) -> NodeSnapshot:
 
 
 def shown(job: WholeJob, *, answers: bool = True, gone: bool = False) -> dict[str, Any]:
-    return look(Reading(job, Rates(), {}, answers, gone), ())
+    return look(Reading(job, Rates(), history({}, 0.0), answers, gone), ())
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_no_secret_reaches_the_page() -> None:
     line = event_lines.read(line_of(Recorded(1, 2.0, 2.0, Restarting(1, 3, text))))
     assert line is not None
     events.add("gpu-01", line)
-    reading = Reading(WholeJob((own,)), Rates(), records, True, False)
+    reading = Reading(WholeJob((own,)), Rates(), history(records, 1.0), True, False)
     everything = str(look(reading, ()) | {"events": events.shown()})
     assert SECRET not in everything
     assert everything.count("<hidden>") >= 6

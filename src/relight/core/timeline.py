@@ -4,7 +4,7 @@ A lane is what one agent has recorded, so a node whose first events are lost (a 
 latest) begins with the first generation that is known.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from relight.events import (
     CheckpointFound,
@@ -91,12 +91,32 @@ class Happened(NamedTuple):
     text: str
 
 
+class History(NamedTuple):
+    """What has happened in a job: the lane of each node by its name, generations, failures."""
+
+    lanes: dict[str, Lane]
+    generations: Sequence[GenerationRow]
+    failures: Sequence[Happened]
+
+
+def history(nodes: Mapping[str, Sequence[Record]], began: float) -> History:
+    """Return the history of a job.
+
+    Args:
+        nodes: the events of each node by its name; the generations are those of the first one.
+        began: when the job began, in seconds since 1970.
+    """
+    first: Sequence[Record] = next(iter(nodes.values()), ())
+    lanes = {name: lane(records, began) for name, records in nodes.items()}
+    return History(lanes, generations(first), failures(nodes.values()))
+
+
 def lane(records: Iterable[Record], began: float) -> Lane:
     """Return the lane of a node.
 
     Args:
         records: its events, in order.
-        began: when its agent began, in seconds since 1970.
+        began: when the job began, in seconds since 1970.
     """
     drawing = _Drawing(began)
     for at, event, t in records:

@@ -4,17 +4,16 @@ Texts of the job are hidden where they look like secrets (job/privacy). Pure.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from signal import SIGINT, SIGTERM
 from typing import Any, NamedTuple
 
-from relight.core import timeline
 from relight.core.event_lines import Line, shown
 from relight.core.goodput import Account
 from relight.core.rates import Rates
 from relight.core.snapshot import ENDED, NodeSnapshot, RankSnapshot, WholeJob, ranks_of
-from relight.core.timeline import Record
+from relight.core.timeline import History
 from relight.core.waiting import names
 from relight.errors import EXIT_OK, exit_code_of_signal, signal_name
 from relight.job import privacy
@@ -28,13 +27,11 @@ _MOST_TEXT = 2000
 
 
 class Reading(NamedTuple):
-    """All that was read of a job. `records` are the events of each node, by its name on the
-    timeline. `answers`: its agent does, or it has ended; `gone`: it was killed.
-    """
+    """What was read of a job. `answers`: its agent does, or it has ended; `gone`: it was killed."""
 
     job: WholeJob
     rates: Rates
-    records: Mapping[str, Sequence[Record]]
+    history: History
     answers: bool
     gone: bool
 
@@ -47,10 +44,7 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
         actions: what the page can do.
     """
     own = reading.job.nodes[0]
-    begun = {node.host: node.started for node in reading.job.nodes}
-    lanes = {name: timeline.lane(records, begun.get(name, own.started))
-             for name, records in reading.records.items()}  # fmt: skip
-    first: Sequence[Record] = next(iter(reading.records.values()), ())
+    lanes, generations, failures = reading.history
     return {
         "job": _job(reading),
         "lanes": [
@@ -65,11 +59,11 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
         ],
         "generations": [
             {**row._asdict(), "cause": hidden(row.cause)}
-            for row in timeline.generations(first)[-_MOST_GENERATIONS:]
+            for row in generations[-_MOST_GENERATIONS:]
         ],
         "failures": [
             {"at": each.at, "text": hidden(each.text)}
-            for each in timeline.failures(reading.records.values())[-_MOST_FAILURES:]
+            for each in failures[-_MOST_FAILURES:]
         ],
         "ranks": [_row(node, rank, reading.rates) for node, rank in ranks_of(reading.job)],
         "goodput": _goodput(own.account),

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from relight.core import timeline
 from relight.core.snapshot import ENDED
 from relight.core.timeline import Bar, GenerationRow
 from relight.sight.page import metrics
@@ -121,12 +120,10 @@ class _Trace:
             labels = {"relight.job": own.id, "relight.name": own.name, "relight.run_id": own.run_id,
                       "relight.command": " ".join(own.command)}  # fmt: skip
             self._job = self._begin(f"job {own.name}", None, own.started, labels)
-        first = next(iter(reading.records.values()), ())
-        rows = timeline.generations(first)
+        rows = reading.history.generations
         for row, after in zip(rows, [*rows[1:], None], strict=True):
             self._take_generation(row, after)
-        for node, records in reading.records.items():
-            bars = timeline.lane(records, own.started).bars
+        for node, (bars, _) in reading.history.lanes.items():
             is_over = own.state == ENDED or reading.gone
             # What workers did in a generation is known when it has ended.
             latest = max(bar.generation for bar in bars) + is_over

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from relight.core import event_lines, fields
+from relight.core import event_lines, fields, timeline
 from relight.core.rates import Rates
 from relight.core.snapshot import ENDED, EventsAfter, Output, WholeJob
 from relight.core.timeline import Record
@@ -20,7 +20,7 @@ from relight.sight.page.look import Events, Reading, look
 _EVERY_S = 0.9
 _SHARE = 4.0
 """Of the time, one part in so many at most is spent on looks: one at 1,000 ranks takes 0.3 s."""
-_MOST_RECORDS = 20_000
+_MOST_RECORDS = 2000
 """Events of a node that its lane is made of: a generation of eight workers has twenty."""
 
 
@@ -47,7 +47,9 @@ class WatchedJob:
         self._events = Events()
         self._nodes: dict[str, _Node] = {}
         self._rates = Rates()
-        self._reading = Reading(WholeJob((first,)), self._rates, {}, answers=True, gone=False)
+        self._reading = Reading(
+            WholeJob((first,)), self._rates, timeline.history({}, 0.0), answers=True, gone=False
+        )
         self._look: dict[str, Any] = {}
 
     def look(self) -> dict[str, Any]:
@@ -86,25 +88,32 @@ class WatchedJob:
         own = before.job.nodes[0]
         if self._look and (own.state == ENDED or before.gone):
             return
-        self._ask_events()  # first: the last snapshot is there when no agent answers any more
+        is_new = self._ask_events()  # first: when no agent answers, the last snapshot is there
         found = self._jobs.find_whole(self.job)
         gone = found is None and not agents.lives(own.pid)
         job = found or before.job
         self._rates.take(job.nodes)
-        records = {name: node.records for name, node in self._nodes.items()}
-        self._reading = Reading(job, self._rates, records, found is not None, gone)
+        history = before.history
+        if is_new:
+            records = {name: node.records for name, node in self._nodes.items()}
+            history = timeline.history(records, own.started)
+        self._reading = Reading(job, self._rates, history, found is not None, gone)
 
-    def _ask_events(self) -> None:
+    def _ask_events(self) -> bool:
+        """Read the events that are new; return whether there are some."""
         own = self._reading.job.nodes[0]
         number = min((node.number for node in self._nodes.values()), default=0)
         if own.nodes > 1:
             found = self._jobs.events_everywhere(self.job, number)
         else:
             found = [(own.host, list(self._jobs.events(self.job, EventsAfter(number, False))))]
+        is_new = False
         for name, lines in _named(found):
             node = self._nodes.setdefault(name, _Node())
             for line in node.take(lines):
                 self._events.add(name, line)
+                is_new = True
+        return is_new
 
 
 class _Node:
