@@ -13,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test check lint types unit portable bench simulate mutants chaos long packages clean
+.PHONY: help setup demo test check lint types unit portable bench simulate mutants chaos long dist docs pages packages clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -34,7 +34,7 @@ $(EXAMPLES_READY): pyproject.toml
 
 $(READY): $(EXAMPLES_READY)
 	@echo "the tools of tests and benchmarks, beside what is there"
-	$(INSTALL) --progress-bar on -e '.[dev,dev-ray,bench,programs]'
+	$(INSTALL) --progress-bar on -e '.[dev,dev-ray,bench,programs,docs]'
 	@echo "compiling all modules"
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # of some that nobody imports it can't
 	@touch $@
@@ -86,6 +86,18 @@ chaos: setup  ## N jobs on this machine whose parts are killed and stopped at ra
 long: setup  ## Tests of minutes to hours
 	$(BIN)/python -m pytest -m long
 
+dist: setup  ## Build the wheel, the sdist and the launcher in one file, and try them on each Python there is
+	$(BIN)/python -m tests.release
+
+docs: setup  ## Build the documentation site in .build/site
+	$(BIN)/python -m documentation.site
+
+pages: setup  ## Write what is generated: the page of flags, the failure guide, the figures and the picture of the README
+	$(BIN)/python -m documentation.from_torchrun
+	$(BIN)/python -m documentation.failures
+	$(BIN)/python -m benchmarks.readme
+	$(BIN)/python -m documentation.picture
+
 PACKAGES := .venv-packages
 
 $(PACKAGES)/.ready: tests/packages/requirements.txt
@@ -99,4 +111,4 @@ packages: $(PACKAGES)/.ready  ## Try 40 packages with --preload and write docs/p
 	$(PACKAGES)/bin/python -m tests.packages.survey
 
 clean:  ## Remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) .build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*

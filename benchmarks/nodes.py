@@ -3,7 +3,7 @@
 All nodes are agents on this machine with one worker each, which prints a line and sleeps. The
 launchers take turns. Where torchrun spends most of the time in waits of 30 s or so, there are 3
 samples of it, which begin a few seconds after each other and wait together. The median counts. What
-needs a network that can be cut uses the hosts of `tests/netlab`, and root. Writes `nodes.json`,
+needs a network that can be cut uses the hosts of `relight sandbox`, and root. Writes `nodes.json`,
 `nodes.md` and `nodes.png` into `benchmarks/results/` (`--out` for another directory).
 
 torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: without it torch 2.13 ends the job when a
@@ -11,7 +11,6 @@ node arrives.
 """
 
 import contextlib
-import importlib
 import os
 import random
 import re
@@ -21,7 +20,6 @@ import signal
 import socket
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,11 +27,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks import results
 from benchmarks.jobs import LAUNCHERS
 from benchmarks.results import COLOURS
+from relight.sandbox.lab import Lab
 
 WORKER = 'echo "worker $RANK $WORLD_SIZE $$"; exec sleep 600'
 PATIENCE_S = 100.0
@@ -96,7 +95,7 @@ class Job:
     """
 
     def __init__(
-        self, launcher: str, nodes: str, conf: str = "", lab: Any = None, endpoint: str = ""
+        self, launcher: str, nodes: str, conf: str = "", lab: Lab | None = None, endpoint: str = ""
     ) -> None:
         self.launcher, self.lab = launcher, lab
         self.nodes: list[Node] = []
@@ -289,7 +288,7 @@ def detections_s() -> list[float]:
     return [value for result in results for value in result]
 
 
-def _detect(lab: Any, pair: int) -> list[float]:
+def _detect(lab: Lab, pair: int) -> list[float]:
     dice, values = random.Random(pair), []
     with Job("relight", "1:2", "", lab, f"host{pair}") as job:
         since = time.monotonic()
@@ -318,14 +317,9 @@ def _said(node: Node, text: bytes, since: float) -> list[float]:
 
 
 @contextlib.contextmanager
-def hosts(names: list[str]) -> Iterator[Any]:
-    """Make hosts in network namespaces (`tests/netlab`), which needs root."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    try:
-        lab = importlib.import_module("netlab").Lab(hosts=names)
-    finally:
-        del sys.path[0]
-    with lab:
+def hosts(names: list[str]) -> Iterator[Lab]:
+    """Make hosts in network namespaces, which needs root."""
+    with Lab(hosts=names) as lab:
         yield lab
 
 

@@ -281,7 +281,7 @@ def test_an_nvidia_smi_that_fails_is_a_reason(tmp_path: Path) -> None:
         ("gpu=1G", "gpu without a size"),
         ("disk,,gpu", "'' is not one of"),
         ("nvidia-smi", "a command has a slash or a space"),
-        ("disk,network", "relight doctor checks the network"),
+        ("disk,network=1G", "network without a size"),
     ],
 )
 def test_a_bad_value_is_refused(text: str, expected: str) -> None:

@@ -20,23 +20,27 @@ LAYERS = (
     ("job",),
     ("schedulers",),
     ("runner",),
+    ("tracker",),
     ("postmortem",),
     ("doctor", "function", "function_hosts", "function_results"),
+    ("sandbox",),
     ("pytest_plugin",),
     ("group",),
     ("coordinator",),
     ("link",),
     ("failure_report", "missing", "node_job", "script"),
-    ("health_check", "worker_watches"),
+    ("health_check", "network_check", "worker_watches"),
     ("prepare", "worker_group"),
     ("sight",),
     ("agent",),
     ("cli", "__main__"),
+    ("embedding",),
+    ("torch_launcher",),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 TOP = "relight"
 """Names what stands above it, for users, and loads it when it is asked for."""
-FACES = (TOP, "relight.job", "relight.runner")
+FACES = (TOP, "relight.job", "relight.runner", "relight.tracker")
 """What users import from."""
 RANK_OF_A_TEST = ROOT / "pytest_plugin" / "rank.py"
 DRIVER_ON_RAY = ROOT / "schedulers" / "ray" / "driver.py"

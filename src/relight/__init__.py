@@ -8,18 +8,29 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from relight.embedding import RunResult as RunResult
+    from relight.embedding import RunSpec as RunSpec
+    from relight.embedding import run as run
     from relight.function import launch as launch
 
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> "Any":
-    if name == "launch":
-        from relight.function import launch
+_FROM_MODULE = {
+    "launch": "function",
+    "run": "embedding",
+    "RunResult": "embedding",
+    "RunSpec": "embedding",
+}
 
-        return launch
+
+def __getattr__(name: str) -> "Any":
+    if name in _FROM_MODULE:
+        from importlib import import_module
+
+        return getattr(import_module(f"relight.{_FROM_MODULE[name]}"), name)
     raise AttributeError(f"module 'relight' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return [*globals(), "launch"]
+    return [*globals(), *_FROM_MODULE]

@@ -38,6 +38,7 @@ import socket
 import time
 from collections.abc import Sequence
 
+from relight.core.exits import Failure
 from relight.core.messages import (
     Announce,
     CheckpointCalls,
@@ -55,6 +56,7 @@ from relight.core.messages import (
     Note,
     Question,
     SlowRanks,
+    StartProbes,
     StopWorkers,
     WaitReason,
     WorkersSucceeded,
@@ -89,6 +91,7 @@ if TYPE_CHECKING:
     from relight.health_check import Unfit
     from relight.host.preloading import Preload
     from relight.link import RemoteLink
+    from relight.network_check import NetworkCheck
     from relight.sight.sight import Sight
 
 _IDLE_S = 1.0
@@ -97,6 +100,8 @@ _SHOWN_AFTER_S = 1.0
 """When `relight status` and other commands can see the job: not while its workers start."""
 _TELL_S = 3.0
 """How long a node that leaves tries to tell the group why."""
+_LOOK_S = 12.0
+"""How long workers that hang are looked at before they are stopped (`WorkerGroup._look_closer`)."""
 _READY_S = 30.0
 """How long it may take from SIGKILL until this node has reported that its workers have exited:
 large processes exit slowly.
@@ -120,8 +125,9 @@ class Agent:
         consoles = Consoles.open(self.loop)
         on_console = spec.event_log_handler == "console"
         self.journal = Journal(
-            consoles, job.run_directory, verbose=spec.verbose, on_console=on_console
-        )
+            consoles, job.run_directory, job.command.env,
+            verbose=spec.verbose, on_console=on_console,
+        )  # fmt: skip
         self.signals: list[int] = []
         """The stop signals that this agent has received: after the first one it leaves the job."""
         self._preempted = ""
@@ -140,11 +146,13 @@ class Agent:
             raise_limit()
         listen(self.loop, spec, self._on_signal, self._pass_on, self._on_resize)
         self._services = AgentServices(
+            socket.gethostname(),
             self.loop,
             consoles,
             self.journal,
             Scratch(self.loop, job.scratch),
             _preload(job, self.loop, self.journal),
+            _network_check(job, self.loop),
         )
         self.link = self._make_link()
         if spec.on_preempt is not None and spec.on_preempt.file:
@@ -152,8 +160,28 @@ class Agent:
 
             NoticeFile(self.loop, spec.on_preempt.file, self._on_preempted)
 
-    def run(self) -> int:
+    @property
+    def end(self) -> JobEnded | None:
+        """How the job has ended, as the group says; None if this agent left before."""
+        return self._end
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The failures of this node's workers in the generation before, while it runs none."""
+        return self._state.failures if isinstance(self._state, NodeReady) else ()
+
+    def stop(self) -> None:
+        """Stop the job, as SIGTERM does."""
+        if self._can_save():
+            self._on_preempted("was asked to stop")
+        else:
+            self._stop_by(signal.SIGTERM)
+
+    def run(self, *, goes_on: bool = False) -> int:
         """Run the job; return its exit code.
+
+        Args:
+            goes_on: whether this process goes on then, so that nothing may be left open.
 
         Raises:
             RelightError: the job can't be started here.
@@ -161,7 +189,9 @@ class Agent:
         broken, preload = True, self._services.preload
         try:
             if preload is not None:
+                self.journal.waits_for(lambda: "waiting for the imports of --preload")
                 preload.wait(lambda: bool(self.signals))
+                self.journal.goes_on()
             self.link.open(self)
             self.loop.call_after(_SHOWN_AFTER_S, self._show_job)
             exit_code, reason = self._run()
@@ -170,15 +200,26 @@ class Agent:
             broken = False
             return exit_code
         finally:
+            self.journal.goes_on()
             self._state = None  # so that `announce` returns None
             self.link.close(lambda: broken or bool(self.signals or self._preempted))
             if preload is not None:
                 preload.close()
+            if self._services.network is not None:
+                self._services.network.close()
             if self._workers is not None:
                 self._workers.logs.release()  # nothing is lost, whatever has happened
             self._unshown.show()
             self._services.scratch.remove()
+            if goes_on:
+                self._release()
             self.loop.close()  # last: from here on, signals have their default effect
+
+    def _release(self) -> None:
+        """Close what otherwise ends with this process."""
+        if self._workers is not None and self._workers.supervisor is not None:
+            self._workers.supervisor.workers.finish()
+        self._services.consoles.close()
 
     def _run(self) -> tuple[int, str]:
         outcome = Outcome()
@@ -248,7 +289,9 @@ class Agent:
         self.loop.run_once(0)  # a signal that has already arrived must prevent the start of workers
         preload = self._services.preload
         idle = None if preload is None else self.loop.call_after(_IDLE_S, preload.while_idle)
+        self.journal.waits_for(self._explain_wait)
         self.loop.run_until(lambda: may_begin() or self._is_over())
+        self.journal.goes_on()
         if idle is not None:
             idle.cancel()
         formed = self._state
@@ -263,9 +306,9 @@ class Agent:
         self._show_tracebacks()
         self._report_generation(formed)
         workers = self._state = self._workers = WorkerGroup(
-            self._services, self.job, formed, self._store, self.link.join.host, self.link.send
+            self._services, self.job, formed, self.link.send
         )
-        workers.run(self.signals, lambda: self._lease_until)
+        workers.run(self.signals, lambda: self._lease_until, self._store)
         self._unshown.add(workers.logs, formed.generation.number)
         if formed.place.group_rank == 0 and self._store is not None:
             self._store.close()
@@ -276,7 +319,9 @@ class Agent:
         """Wait for the workers of other nodes, after all workers here succeeded."""
         workers.done = True
         self.link.send(WorkersSucceeded(workers.formed.generation.id))
+        self.journal.waits_for(lambda: "waiting for the workers of the other nodes to succeed")
         self.loop.run_until(lambda: self._is_over() or workers.stopped_by is not None)
+        self.journal.goes_on()
 
     def _is_over(self) -> bool:
         return self._end is not None or bool(self.signals)
@@ -287,7 +332,18 @@ class Agent:
         self._show_tracebacks()
         reason = f"agent got {signal_name(number)}"
         self.link.send(NodeLeaving(f"its {reason}"))
+        if number == signal.SIGTERM and self._has_saved():
+            self.journal.say(f"the workers had saved and left before; exit code {EXIT_PREEMPTED}")
+            return EXIT_PREEMPTED, f"the {reason}"
         return exit_code_of_signal(number), f"the {reason}"
+
+    def _has_saved(self) -> bool:
+        """Return whether the last workers have left as they were asked to, as another node was
+        preempted: often the nodes of a job are told of the same end one after the other.
+        """
+        workers = self._workers
+        stop = None if workers is None else workers.stopped_by
+        return stop is not None and stop.gently and workers is not None and workers.ended_well
 
     def _leave_unfit(self, unfit: "Unfit", outcome: Outcome) -> tuple[int, str]:
         from relight import health_check
@@ -329,7 +385,8 @@ class Agent:
         self._state = self._node_ready(0, outcome)
         ends = [failure._replace(at=failure.at + now) for failure in outcome.failures]
         ended = verdict.GenerationEnd(ends, outcome.succeeded_ranks, "", workers.began)
-        return self._finish(verdict.end(ended, f"no restart: {verdict_reason}", now))
+        self._end = verdict.end(ended, f"no restart: {verdict_reason}", now)
+        return self._finish(self._end)
 
     def _show_tracebacks(self, report: str = "") -> None:
         """Show how workers of the latest generation have ended, unless `report` will do that."""
@@ -340,7 +397,8 @@ class Agent:
         env, path = self.job.command.env, self.job.command.spec.failure_report
         ready = self._state if isinstance(self._state, NodeReady) else None
         if end.verdict:
-            self.journal.record(NotRestarting(end.verdict))
+            host = end.root.host if end.root is not None else ""
+            self.journal.record(NotRestarting(end.verdict, host))
         if end.exit_code and path:
             from relight import failure_report
 
@@ -389,7 +447,7 @@ class Agent:
         job, meeting = self.job, self.job.meeting
         join = Join(
             node=os.urandom(8).hex(),
-            host=socket.gethostname(),
+            host=self._services.host,
             address=meeting.local_addr if meeting else job.store_host,
             slots=job.nproc,
             role=job.command.spec.role,
@@ -451,6 +509,10 @@ class Agent:
                 self._state = message
             case StopWorkers():
                 self._on_stop(message)
+            case StartProbes() if self._services.network is not None:
+                self._services.network.start(message, self.link.send)
+                if isinstance(self._state, NodeReady):  # a new coordinator gets it again
+                    self._state = self._state._replace(prober=self._services.network.prober)
             case JobEnded(reason=reason):
                 self._end = message
                 if isinstance(self._state, WorkerGroup):
@@ -460,7 +522,7 @@ class Agent:
                 if isinstance(ready, NodeReady) and generation.number >= ready.latest.number:
                     # A new coordinator may not know it.
                     self._state = ready._replace(latest=generation)
-                self.journal.say(text)
+                self._say_wait(text)
             case Note(text):
                 self.journal.say(text)
             case Confirm(generation, succeeded):
@@ -474,7 +536,7 @@ class Agent:
             case Question() | NodeAnswered():
                 if self._sight is not None:
                     self._sight.received(message)
-            case GenerationFormed() | CheckpointLimit() | SlowRanks():
+            case StartProbes() | GenerationFormed() | CheckpointLimit() | SlowRanks():
                 pass  # outdated: this node will send NodeReady again
 
     def lease(self, until: float) -> None:
@@ -504,8 +566,29 @@ class Agent:
 
     # Messages to the user and the coordinator.
 
+    def _explain_wait(self) -> str:
+        """Return why there is no generation yet, before the group has said more."""
+        meeting = self.job.meeting
+        where = f" ({meeting.who} at {meeting.where})" if meeting is not None else ""
+        what = "the group to form" if self.link.has_joined else "the coordinator to answer"
+        return f"waiting for {what}{where}"
+
+    def _say_wait(self, text: str) -> None:
+        """Tell why there is no generation yet: on a terminal in the status line."""
+        began = self.loop.now()
+
+        def what() -> str:
+            from relight.core.status_line import counted_down
+
+            return counted_down(text, self.loop.now() - began)
+
+        is_waiting = isinstance(self._state, NodeReady)
+        if self.journal.verbose or not (is_waiting and self.journal.waits_for(what)):
+            self.journal.say(text)
+
     def _node_ready(self, port: int, outcome: Outcome) -> NodeReady:
         """Return the report on the generation that this node is in, or was in until now."""
+        network = self._services.network
         return NodeReady(
             generation=self._generation,
             port=port,
@@ -513,6 +596,7 @@ class Agent:
             succeeded_ranks=outcome.succeeded_ranks,
             restart=self._restart,
             progressed=self._progressed(outcome),
+            prober=None if network is None else network.prober,
         )
 
     def _progressed(self, outcome: Outcome) -> bool | None:
@@ -525,13 +609,15 @@ class Agent:
 
     def _report_generation(self, formed: GenerationFormed) -> None:
         """Print and record the new generation, and a restart that was not reported yet."""
-        (number, _), restart, address, port, cause = formed.generation
+        (number, _), restart, address, port, cause, failed_host = formed.generation
         here, nodes, world_size = (
             formed.place.group_rank, formed.place.group_world_size, formed.place.world_size
         )  # fmt: skip
         if number:
             self.journal.say_once(cause)  # a wait before it may have told the cause
-        self.journal.record(Formed(number, restart, here, nodes, world_size, address, port, cause))
+        self.journal.record(
+            Formed(number, restart, here, nodes, world_size, address, port, cause, failed_host)
+        )
         if restart > self._restart:
             self._restart = restart
             self.journal.write(Restarting(restart, self.job.settings.max_restarts, cause))
@@ -616,7 +702,8 @@ def _stop_s(job: NodeJob) -> float | None:
     checkpoint_s = job.meeting.checkpoint_s if job.settings.gently else 0.0
     spec = job.command.spec
     health_s = spec.health_check_timeout if spec.health_check is not None else 0.0
-    return job.grace_s + checkpoint_s + health_s + _READY_S
+    look_s = _LOOK_S if spec.hang_timeout is not None else 0.0
+    return job.grace_s + checkpoint_s + health_s + look_s + _READY_S
 
 
 def _preload(job: NodeJob, loop: Loop, journal: Journal) -> "Preload | None":
@@ -625,3 +712,12 @@ def _preload(job: NodeJob, loop: Loop, journal: Journal) -> "Preload | None":
     from relight.host.preloading import Preload
 
     return Preload(loop, job.worker_program, job.command.spec.preload, journal.record, journal.say)
+
+
+def _network_check(job: NodeJob, loop: Loop) -> "NetworkCheck | None":
+    check = job.command.spec.health_check
+    if job.meeting is None or check is None or not check.of_network:
+        return None
+    from relight.network_check import NetworkCheck
+
+    return NetworkCheck(loop)

@@ -24,6 +24,7 @@ from relight.core.messages import (
     Join,
     Note,
     Redirect,
+    StartProbes,
 )
 from relight.errors import EXIT_USAGE
 from relight.group import Group, Recipient
@@ -223,13 +224,20 @@ class Coordinator:
 
         A node that has reached this process over loopback is on this host.
         """
+        if isinstance(message, StartProbes):
+            nodes = tuple(n._replace(address=self._reached_at(n.address)) for n in message.nodes)
+            return message._replace(nodes=nodes)
         if not isinstance(message, GenerationFormed):
             return message
         generation = message.generation
-        if generation.master_addr and not is_loopback(generation.master_addr):
-            return message
-        address = self.seen_address or generation.master_addr or "127.0.0.1"
+        address = self._reached_at(generation.master_addr)
         return message._replace(generation=generation._replace(master_addr=address))
+
+    def _reached_at(self, address: str) -> str:
+        """Return where other nodes reach the node that has said this address of itself."""
+        if address and not is_loopback(address):
+            return address
+        return self.seen_address or address or "127.0.0.1"
 
     def _turn_away(self, connection: Connection, reason: str) -> None:
         end = JobEnded(EXIT_USAGE, f"the coordinator refuses this node: {reason}", (), None)

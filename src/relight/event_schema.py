@@ -19,6 +19,7 @@ FIELDS = {
     "error": "the exception, and its place in relight's code",
     "exit_code": "exit code of the agent, from 0 to 255",
     "exitcode": "exit code of the process; below 0, the number of the signal that ended it",
+    "failed_host": "name of the node; empty if there was no failure, or its node is not known",
     "first": "when a worker has called progress() first, on the clock of `t`",
     "frozen": "whether they are frozen, or run again",
     "generation": "number of the generation, from 0",

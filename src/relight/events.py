@@ -15,7 +15,9 @@ something else; new ones may come without that.
 
 
 class Formed(NamedTuple):
-    """A generation was formed with this many nodes and workers. `group_rank` is this node's."""
+    """A generation was formed with this many nodes and workers. `group_rank` is this node's.
+    `failed_host`: on which the one before it failed, or which was lost.
+    """
 
     generation: int
     restart: int
@@ -25,6 +27,7 @@ class Formed(NamedTuple):
     master_addr: str
     master_port: int
     cause: str
+    failed_host: str = ""
 
 
 class WorkerStarted(NamedTuple):
@@ -176,9 +179,10 @@ class RanksSlow(NamedTuple):
 
 
 class NotRestarting(NamedTuple):
-    """The workers failed and will not be started again."""
+    """The workers failed and will not be started again. `failed_host` is that of the root cause."""
 
     reason: str
+    failed_host: str = ""
 
 
 class StoreReached(NamedTuple):

@@ -11,6 +11,7 @@ import time
 
 from relight.core.exits import ErrorReport, Failure
 from relight.core.failures import classify, what_happened
+from relight.core.fields import plain
 from relight.core.messages import JobEnded, NodeReady
 from relight.errors import UsageError, signal_name
 from relight.host import files
@@ -103,6 +104,7 @@ def _failure(failure: Failure) -> dict[str, Any]:
             "stack": failure.doing.stack,
             "expects_peers": failure.doing.expects_peers,
         },
+        "collectives": plain(failure.collectives),
         "log": failure.log,
         "time": failure.when,
     }

@@ -31,6 +31,8 @@ from relight.values import parse_nproc
 from relight.worker import call, main_module
 
 R = TypeVar("R")
+WORKER = "relight.worker.call"
+"""The module that calls the function in a worker."""
 _SIMILAR = 0.85
 """Similarity from which a keyword counts as a misspelt one of ours, if the function takes any."""
 
@@ -88,30 +90,19 @@ def launch(
         parse_nproc(str(nproc_per_node))
     except ValueError as error:
         raise UsageError(f"nproc_per_node={nproc_per_node!r}: {error}") from None
-    _check_texts(flags, hosts, env or {})
+    check_texts(flags, env or {})
+    if isinstance(hosts, str):
+        raise UsageError(f"hosts={hosts!r}: expected a list", hint=f"hosts={hosts.split(',')!r}")
     if hosts and nodes not in (1, len(hosts)):
         raise UsageError(f"nnodes={nodes}, and there are {len(hosts)} hosts: one node each")
     if ssh and not hosts:
         raise UsageError("ssh has no effect without hosts")
-    variables = {**environment.read().variables, **(env or {})}
-    for name in [name for name in variables if name.startswith(("PET_", "TORCHELASTIC_"))]:
-        del variables[name]  # set by an outer job, if this process is its worker
+    variables = {**variables_of_job(), **(env or {})}
     if nodes > 1:  # keeps other users of this machine out of the job
         variables.setdefault(TOKEN, secrets.token_hex(16))
-    try:
-        payload = call.dumps((function, args, kwargs))
-        check = main_module.Unpickler(payload)
-        check.load()
-    except Exception as error:
-        raise UsageError(
-            f"{_name(function)} and its arguments can't be sent to workers: {error}",
-            hint="pip install cloudpickle for functions that no module has; open files, locks and "
-            "sockets can't be sent",
-        ) from None
-    script = _script(check.of_main, hosts) if check.of_main else None
+    packed = pack(function, args, kwargs, hosts)
     with job_directory() as directory:
-        with open(os.path.join(directory, "call.pickle"), "wb") as file:
-            pickle.dump((bool(hosts), sys.path, script, payload), file)
+        put(packed, directory)
         asked = [f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
         refusal = LaunchRefusal(directory)
         if hosts:
@@ -121,11 +112,51 @@ def launch(
             exit_codes = function_hosts.run(directory, words, hosts, env or {}, ssh or {})
         else:
             program = [sys.executable, "-m", "relight", "run"]
-            worker = ["-m", "relight.worker.call", directory]
-            warm = _warm_flags(flags, variables)
+            worker = ["-m", WORKER, directory]
+            warm = warm_flags(flags, variables)
             command = [*program, *asked, *_meeting(nodes), *warm, *flags, *worker]
             exit_codes = _run([command] * nodes, variables, refusal)
-        return collect(directory, _name(function), exit_codes, refusal)
+        return collect(directory, name_of(function), exit_codes, refusal)
+
+
+def pack(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    hosts: Sequence[str] = (),
+) -> bytes:
+    """Return a call as workers take it.
+
+    Raises:
+        UsageError: it can't be sent to them.
+    """
+    try:
+        payload = call.dumps((function, args, kwargs))
+        check = main_module.Unpickler(payload)
+        check.load()
+    except Exception as error:
+        raise UsageError(
+            f"{name_of(function)} and its arguments can't be sent to workers: {error}",
+            hint="pip install cloudpickle for functions that no module has; open files, locks and "
+            "sockets can't be sent",
+        ) from None
+    script = _script(check.of_main, hosts) if check.of_main else None
+    return pickle.dumps((bool(hosts), sys.path, script, payload))
+
+
+def put(packed: bytes, directory: str) -> None:
+    """Put a call where the workers of a job find it."""
+    with open(os.path.join(directory, "call.pickle"), "wb") as file:
+        file.write(packed)
+
+
+def variables_of_job() -> dict[str, str]:
+    """Return the variables of this process for a job that it starts, without those that an outer
+    job has set, if this process is its worker.
+    """
+    variables = environment.read().variables
+    outer = ("PET_", "TORCHELASTIC_")
+    return {name: text for name, text in variables.items() if not name.startswith(outer)}
 
 
 @contextlib.contextmanager
@@ -172,7 +203,7 @@ def check_call(
             f"{function!r} can't be called: relight.launch takes a function",
             hint="a script is started by `relight run`",
         )
-    name = _name(function)
+    name = name_of(function)
     try:
         # A function wrapped by a decorator may take other arguments than the decorator does.
         signature = inspect.signature(function, follow_wrapped=False)
@@ -207,7 +238,8 @@ def _keyword_hint(word: str) -> str:
     )
 
 
-def _name(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function, for people."""
     return str(getattr(function, "__qualname__", function)).rpartition("<locals>.")[2]
 
 
@@ -225,11 +257,14 @@ def _number(name: str, value: int | str, *, least: int) -> int:
     return int(text)
 
 
-def _check_texts(flags: Sequence[str], hosts: Sequence[str], env: Mapping[str, str]) -> None:
+def check_texts(flags: Sequence[str], env: Mapping[str, str]) -> None:
+    """Check that flags are a list, and variables texts.
+
+    Raises:
+        UsageError: they are not.
+    """
     if isinstance(flags, str):
         raise UsageError(f"flags={flags!r}: expected a list", hint=f"flags={flags.split()!r}")
-    if isinstance(hosts, str):
-        raise UsageError(f"hosts={hosts!r}: expected a list", hint=f"hosts={hosts.split(',')!r}")
     for name, value in env.items():
         if not isinstance(value, str):
             raise UsageError(f"env: {name}={value!r}: expected a text", hint=f"'{value}'")
@@ -241,7 +276,7 @@ _LAUNCH_PARAMETERS = tuple(p.name for p in inspect.signature(launch).parameters.
 """Keyword parameters of `launch`, which are not passed to the function."""
 
 
-def _warm_flags(flags: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+def warm_flags(flags: Sequence[str], variables: Mapping[str, str]) -> list[str]:
     """Return the flags that keep, for the next call, what workers import, as long as this process
     runs; none if the caller says something about it, or where there are no warm processes.
     """
@@ -275,7 +310,7 @@ def _run(
             agents.append(start_agent(command, variables))
             for source, name in ((agents[-1].stdout, "stdout"), (agents[-1].stderr, "stderr")):
                 readers.append(
-                    threading.Thread(target=_copy_output, args=(source, name, refusal), daemon=True)
+                    threading.Thread(target=copy_output, args=(source, name, refusal), daemon=True)
                 )
                 readers[-1].start()
         return [agent.wait() for agent in agents]
@@ -290,7 +325,11 @@ def _run(
 
 
 def start_agent(
-    command: Sequence[str], variables: Mapping[str, str], output: Any = subprocess.PIPE
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    output: Any = subprocess.PIPE,
+    *,
+    tell: int | None = None,
 ) -> "subprocess.Popen[bytes]":
     """Start `python -m relight run …` so that it ends with this process.
 
@@ -298,14 +337,17 @@ def start_agent(
         command: that command line.
         variables: its environment.
         output: where its stdout and stderr go, as in subprocess; None: to those of this process.
+        tell: a descriptor to which it writes what happens (`relight.embedding`); None: not at all.
     """
-    guard = ("-c", _GUARD.format(parent=os.getpid()))
+    entry = "entry()" if tell is None else f"from relight import embedding; embedding.entry({tell})"
+    guard = ("-c", _GUARD.format(parent=os.getpid(), entry=entry))
     return subprocess.Popen(
         [command[0], *guard, *command[1:]],
         env=dict(variables),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
+        pass_fds=() if tell is None else (tell,),
         start_new_session=True,  # this process forwards Ctrl-C, once
     )
 
@@ -317,16 +359,16 @@ if not system.end_with_parent({parent}, signal.SIGTERM):
     sys.exit(143)
 sys.argv[:] = ["relight", *sys.argv[3:]]
 from relight.__main__ import entry
-entry()
+{entry}
 """
 """Ends an agent with this process. It is not done after the fork: threads may have held locks."""
 
 
-def _copy_output(source: Any, name: str, refusal: LaunchRefusal) -> None:
+def copy_output(source: Any, name: str, refusal: LaunchRefusal | None = None) -> None:
     """Copy output to the current `sys` stream: in a notebook, that of the running cell."""
     with source:
         for line in source:
-            if name == "stderr" and refusal.takes(line.decode(errors="replace")):
+            if name == "stderr" and refusal and refusal.takes(line.decode(errors="replace")):
                 continue
             stream = getattr(sys, name)
             stream.write(line.decode(errors="replace"))

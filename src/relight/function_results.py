@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from relight.errors import RelightError, UsageError, WorkersFailedError
 from relight.worker import call
@@ -58,10 +58,8 @@ def collect(
     """
     if any(exit_codes):
         raise _failure(directory, exit_codes, refusal)
-    last = max((call.Begun(*each) for _, each in _saved(directory, call.BEGUN)), default=None)
-    if last is None:
-        raise WorkersFailedError(f"no worker reached {name}; see the workers' output")
-    found = {rank: kept for rank, kept in _saved(directory, call.RESULT) if kept[0] == last.attempt}
+    last = _last_attempt(directory, name)
+    found = returned(directory, name)
     missing = [rank for rank in range(last.world_size) if rank not in found]
     if missing:
         *some, one = map(str, missing)
@@ -70,9 +68,52 @@ def collect(
             f"{ranks} ended with 0 before {name} returned",
             hint="look for exit(0) in it: each rank has to return, or to raise",
         )
-        raised = [text for (rank, (*_, text)) in _saved(directory, call.ERROR) if rank in missing]
-        raise error from RemoteTraceback(raised[0]) if raised else None
-    return [found[rank][1] for rank in range(last.world_size)]
+        texts = [text for (rank, (*_, text)) in _saved(directory, call.ERROR) if rank in missing]
+        raise error from RemoteTraceback(texts[0]) if texts else None
+    return [found[rank] for rank in range(last.world_size)]
+
+
+def returned(directory: str, name: str) -> dict[int, Any]:
+    """Return what ranks of the last attempt have returned, by rank; without those that have not.
+
+    Raises:
+        WorkersFailedError: no rank reached the function.
+    """
+    last = _last_attempt(directory, name)
+    saved = _saved(directory, call.RESULT)
+    return {rank: value for rank, (attempt, value) in saved if attempt == last.attempt}
+
+
+class Raised(NamedTuple):
+    """What the function raised on a rank: the exception, None if it can't be pickled, its full
+    traceback, and when, in seconds since 1970.
+    """
+
+    error: BaseException | None
+    text: str
+    time: float
+
+
+def raised(directory: str) -> dict[int, Raised]:
+    """Return what the function raised on ranks of the last attempt, by rank."""
+    last = _last_begun(directory)
+    saved = _saved(directory, call.ERROR)
+    return {
+        rank: Raised(error, text, when)
+        for rank, (attempt, when, error, text) in saved
+        if last is not None and attempt == last.attempt
+    }
+
+
+def _last_attempt(directory: str, name: str) -> call.Begun:
+    last = _last_begun(directory)
+    if last is None:
+        raise WorkersFailedError(f"no worker reached {name}; see the workers' output")
+    return last
+
+
+def _last_begun(directory: str) -> call.Begun | None:
+    return max((call.Begun(*each) for _, each in _saved(directory, call.BEGUN)), default=None)
 
 
 def _any_worker_began(directory: str) -> bool:
@@ -82,8 +123,8 @@ def _any_worker_began(directory: str) -> bool:
 def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) -> BaseException:
     """Return what to raise for a job that has failed."""
     errors = [(-kept[0][0], rank, *kept[1:]) for rank, kept in _saved(directory, call.ERROR)]
-    raised = [each for each in errors if not _is_exit_with_0(each[3])]
-    if not raised:
+    failed = [each for each in errors if not is_exit_with_0(each[3])]
+    if not failed:
         code = next(code for code in exit_codes if code)
         if code == UsageError.exit_code and refusal.message and not _any_worker_began(directory):
             return UsageError(refusal.message, hint=refusal.hint)
@@ -91,7 +132,7 @@ def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) 
         return WorkersFailedError(
             f"relight run ended with exit code {code}; {why}", hint=refusal.hint
         )
-    _, rank, _, kept, text = min(raised, key=lambda each: (each[0], each[2]))
+    _, rank, _, kept, text = min(failed, key=lambda each: (each[0], each[2]))
     if isinstance(kept, Exception):
         error = kept
     else:  # it can't be pickled, or would end the caller: SystemExit, KeyboardInterrupt
@@ -101,7 +142,8 @@ def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) 
     return error
 
 
-def _is_exit_with_0(error: BaseException | None) -> bool:
+def is_exit_with_0(error: BaseException | None) -> bool:
+    """Return whether an exception ends a process with 0."""
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 

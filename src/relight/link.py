@@ -190,8 +190,8 @@ class RemoteLink(finders.Seeker):
             self._disconnect()
             if not stop_waiting():
                 self.say(
-                    "the workers on this node have succeeded; this host keeps voting in "
-                    "coordinator elections until the other nodes finish"
+                    "no workers run on this node any more; this host keeps voting in coordinator "
+                    "elections until the other nodes finish"
                 )
             self._loop.run_until(lambda: not is_needed() or stop_waiting())
 

@@ -206,7 +206,7 @@ FLAGS: tuple[Flag, ...] = (
          from_env=False, variable="RELIGHT_WATCH_SLOW_RANKS", implied="on"),
     Flag("health-check", parse_health_check, None, "COMMAND|NAMES",
          "what this node must pass before each start of its workers, or it leaves the job: a "
-         "command such as ./check.sh, or some of disk[=1G],memory[=1G],shm[=32M],gpu",
+         "command such as ./check.sh, or some of disk[=1G],memory[=1G],shm[=32M],gpu,network",
          from_env=False, variable="RELIGHT_HEALTH_CHECK"),
     Flag("health-check-timeout", parse_interval, 60.0, "S", "how long that may take",
          from_env=False),

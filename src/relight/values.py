@@ -80,6 +80,11 @@ class HealthCheck(NamedTuple):
     command: str
     names: tuple[CheckByName, ...] = ()
 
+    @property
+    def of_network(self) -> bool:
+        """Whether the nodes try to reach each other."""
+        return any(each.name == NETWORK for each in self.names)
+
 
 class Notice(NamedTuple):
     """Where the notice of a preemption comes from: signals besides SIGTERM, or a file."""
@@ -338,8 +343,9 @@ def parse_slow_ranks(text: str) -> float | None:
     return seconds
 
 
-CHECKS = {"disk": 1 << 30, "memory": 1 << 30, "shm": 32 << 20, "gpu": 0}
-"""The checks by name, with the least bytes that are free; for a GPU this has no meaning."""
+NETWORK = "network"
+CHECKS = {"disk": 1 << 30, "memory": 1 << 30, "shm": 32 << 20, "gpu": 0, NETWORK: 0}
+"""The checks by name, with the least bytes that are free, where that has a meaning."""
 _UNITS_OF_SIZE = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -373,8 +379,6 @@ def parse_health_check(text: str) -> HealthCheck | None:
 
 def _check_by_name(text: str) -> CheckByName:
     name, equals, size = text.partition("=")
-    if name == "network":
-        raise ValueError("relight doctor checks the network; a node without it can't join")
     if name not in CHECKS:
         raise ValueError(
             f"{_not_one_of(name or repr(''), tuple(CHECKS))} (a command has a slash or a space "

@@ -15,6 +15,7 @@ core/membership.
 
 import errno
 import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from relight.core import commands, ranks
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from relight.host.preloading import Preload
     from relight.host.store_port import StorePort
     from relight.host.worker_memory import WorkerMemory
+    from relight.network_check import NetworkCheck
     from relight.worker_watches import WorkerWatches
 
 _AFTER_ERROR = (1, -signal.SIGABRT)
@@ -68,14 +70,18 @@ _HELD_S = 5.0
 class AgentServices(NamedTuple):
     """What an agent provides to the workers of all generations.
 
-    `preload` forks them from a process that has imported modules; None without --preload.
+    `host` is the name of this node. `preload` forks workers from a process that has imported
+    modules; None without --preload. `network` tries to reach other nodes before they start; None
+    without --health-check=network.
     """
 
+    host: str
     loop: Loop
     consoles: Consoles
     journal: Journal
     scratch: Scratch
     preload: "Preload | None"
+    network: "NetworkCheck | None"
 
 
 class Outcome(NamedTuple):
@@ -98,8 +104,6 @@ class WorkerGroup:
         services: what the agent provides.
         job: what to run.
         formed: the generation, and this node's place in it.
-        store: the store of this node; that of rank 0 is the generation's.
-        host: the name of this node.
         send: sends a message to the coordinator.
 
     Raises:
@@ -111,8 +115,6 @@ class WorkerGroup:
         services: AgentServices,
         job: NodeJob,
         formed: GenerationFormed,
-        store: "StorePort | None",
-        host: str,
         send: Callable[[FromAgent], None],
     ) -> None:
         self.formed = formed
@@ -131,12 +133,9 @@ class WorkerGroup:
         """Set when the workers have started."""
         self._services = services
         self._job = job
-        self._store = store
-        self._host = host
         self._send = send
         self._memory: WorkerMemory | None = None
-        self._step: int | None = None
-        self._saved: bool | None = None
+        self._progress = Outcome()
         directory = job.run_directory or services.scratch.make()
         generation = formed.generation
         self._plans: list[WorkerPlan] = []
@@ -152,12 +151,18 @@ class WorkerGroup:
         except OSError as error:
             raise _unwritable(error, len(self._plans)) from None
 
-    def run(self, signals: Sequence[int], lease_until: Callable[[], float]) -> None:
+    def run(
+        self,
+        signals: Sequence[int],
+        lease_until: Callable[[], float],
+        store: "StorePort | None",
+    ) -> None:
         """Start the workers; return when they and all processes that they started have exited.
 
         Args:
             signals: the signals that the agent received; may grow.
             lease_until: returns until when the workers may run, on the loop's clock.
+            store: the store of this node; that of rank 0 is the generation's.
 
         Raises:
             MachineError: the machine can't run them.
@@ -168,21 +173,24 @@ class WorkerGroup:
             from relight.host import checkpoints
 
             newest = checkpoints.newest(pattern)
-        self._watch_store()
+        self._watch_store(store)
         supervisor = self.supervisor = self._start()
         self.logs.passed_on()
         supervisor.lease(lease_until())
         if self.stopped_by is not None:  # StopWorkers came while the workers were forked
             self.stop(self.stopped_by)
         watches = self.watches = WorkerWatches(
-            loop, self._services.journal, job, self.formed, self._store, supervisor,
+            loop, self._services.journal, job, self.formed, store, supervisor,
             self._report_first_failure,
         )  # fmt: skip
         watches.watch_quiet(self._signs, self._on_quiet)
         watches.watch_pace(self._steps, self._on_pace)
         if signals:  # a signal that came before the workers started
             supervisor.step(SignalReceived(signals[0]))
+        loop.run_until(lambda: not supervisor.is_running)
+        self._services.journal.waits_for(supervisor.explain)
         loop.run_until(lambda: supervisor.has_ended)
+        self._services.journal.goes_on()
         if supervisor.alive:
             self._services.journal.say(supervisor.explain())
         supervisor.workers.close()
@@ -190,8 +198,9 @@ class WorkerGroup:
         self._record_steps()
         if pattern:
             last = checkpoints.newest(pattern)
-            self._saved = last > newest
-            if self._saved:
+            saved = last > newest
+            self._progress = self._progress._replace(saved=saved)
+            if saved:
                 number = self.formed.generation.number
                 self._services.journal.record(CheckpointFound(number, last / 1e9))
         if self._memory is not None or job.run_directory:
@@ -204,7 +213,7 @@ class WorkerGroup:
             return
         step, span = self.memory.step(), self.memory.span()
         if not self.ended_well:
-            self._step = step
+            self._progress = Outcome(step=step)
         if step is not None and span is not None:
             journal.record(StepsReported(generation.number, step, *span))
 
@@ -231,16 +240,23 @@ class WorkerGroup:
         """Return how the workers ended."""
         supervisor = self.supervisor
         if supervisor is None:
-            return Outcome((), (), self._step, self._saved)
+            return self._progress
         if not any(end.exitcode for end in supervisor.ends):
             all_ranks = supervisor.workers.ranks
             succeeded = [all_ranks[end.local_rank] for end in supervisor.ends if not end.asked]
-            return Outcome((), tuple(succeeded), self._step, self._saved)
+            return self._progress._replace(succeeded_ranks=tuple(succeeded))
+        from relight.core.failures import waited_for_others
         from relight.postmortem import gather
 
-        now, command = self._services.loop.now(), self._job.command
-        failures = gather(supervisor.ends, self.logs, supervisor.workers, command, self._host, now)
-        return Outcome(*failures, self._step, self._saved)
+        now, command, host = self._services.loop.now(), self._job.command, self._services.host
+        failures, succeeded_ranks = gather(
+            supervisor.ends, self.logs, supervisor.workers, command, host, now
+        )
+        if any(waited_for_others(failure) for failure in failures):
+            from relight.host.flight_recorder import with_collectives
+
+            failures = with_collectives(failures, command.env, time.time() - (now - self.began))
+        return self._progress._replace(failures=failures, succeeded_ranks=succeeded_ranks)
 
     def is_of(self, failure: Failure) -> bool:
         """Return whether the failed worker belongs to this group."""
@@ -280,10 +296,35 @@ class WorkerGroup:
         if supervisor is None or not supervisor.is_running:
             return
         self._take_stacks(supervisor)
-        if stop.limit_s:
-            self._services.loop.call_after(stop.limit_s, lambda: self._stop_now(stop.cause))
+        if self.watches is None or self.watches.quiet is None:
+            self._stop_in(stop.limit_s, stop.cause)
         else:
-            self._stop_now(stop.cause)
+            self._look_closer(supervisor, stop)
+
+    def _look_closer(self, supervisor: Supervisor, stop: StopWorkers) -> None:
+        """Find out more of workers that hang, which have time: in which native functions they are,
+        and what torch's flight recorder knows; then stop them.
+        """
+        from relight.host import flight_recorder
+        from relight.host.stacks import native
+
+        workers = supervisor.workers
+        alive = {rank: workers.pids[rank] for rank in supervisor.alive if rank in workers.pids}
+        ranks_alive = [workers.ranks[local_rank] for local_rank in alive]
+        asked = flight_recorder.ask(self._job.command.env, ranks_alive)
+        limit_s = max(stop.limit_s, flight_recorder.DUMPS_S if asked else 0.0)
+
+        def stop_soon() -> None:
+            self._stop_in(limit_s, stop.cause)
+
+        if not native.add(self._services.loop, alive, workers.doing, stop_soon):
+            stop_soon()
+
+    def _stop_in(self, seconds: float, cause: str) -> None:
+        if seconds:
+            self._services.loop.call_after(seconds, lambda: self._stop_now(cause))
+        else:
+            self._stop_now(cause)
 
     def _stop_now(self, cause: str) -> None:
         supervisor = self.supervisor
@@ -435,13 +476,13 @@ class WorkerGroup:
 
         return is_ending(supervisor.workers.pids[local_rank])
 
-    def _watch_store(self) -> None:
+    def _watch_store(self, store: "StorePort | None") -> None:
         """Note when the first worker connects to the store, and when all have, if it is here."""
         place, number = self.formed.place, self.formed.generation.number
-        if self._store is None or place.group_rank:
+        if store is None or place.group_rank:
             return
         journal, world_size = self._services.journal, place.world_size
-        self._store.tell_arrivals(
+        store.tell_arrivals(
             world_size, lambda clients: journal.record(StoreReached(number, clients, world_size))
         )
 
@@ -451,7 +492,7 @@ class WorkerGroup:
             return
         if supervisor.ended_unasked(event.local_rank):
             self._note_failure(event.local_rank, supervisor.exited_at(event.local_rank))
-            reason = f"a worker failed on {self._host}"
+            reason = f"a worker failed on {self._services.host}"
             blames_peer = bool(supervisor.workers.doing)
             self.failure = WorkerFailed(self.formed.generation.id, reason, blames_peer)
             self._send(self.failure)

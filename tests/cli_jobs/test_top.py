@@ -19,6 +19,7 @@ from relight.cli import top_view
 from relight.cli.top_view import ConfirmScreen, OutputScreen, TopView
 from relight.core.snapshot import RankUse
 from relight.errors import MachineError, UsageError
+from relight.host import gpus
 from relight.job.app import AppState
 from relight.job.status import AppStatus, ReplicaStatus
 from relight.sight import top
@@ -127,6 +128,12 @@ def test_jobs_without_ranks_have_a_line_and_others_one_for_each_rank() -> None:
     assert top.totals(rows) == "2 jobs, 1 node, 1 rank: 1 RUNNING"
 
 
+def test_a_job_whose_id_does_not_say_its_name_has_both() -> None:
+    running = AppStatus(AppState.RUNNING, replicas=(replica(0),))
+    jobs = JobLook("slurm://relight/7", running, "train"), job(replica(0))._replace(name="train")
+    assert [row.cells()[0] for row in Looks().rows(jobs)] == ["7 train", "train-1"]
+
+
 def test_what_a_worker_prints_is_not_obeyed_and_its_failure_is_shown() -> None:
     looked = job(replica(0, line="\x1b[2J[red]x"), replica(1, exitcode=7, state=AppState.FAILED))
     cells = [row.cells()[-1] for row in Looks().rows([looked])]
@@ -138,6 +145,41 @@ def test_words_that_a_row_must_have_are_found_in_any_cell() -> None:
     assert [row.rank for row in top.matching(rows, "GPU-0 loss")] == [0]
     assert len(top.matching(rows, "")) == 2
     assert not top.matching(rows, "gpu-03")
+
+
+@pytest.mark.parametrize(
+    ("printed", "shown"),
+    [
+        ("0, 97, 62641, 81559\n1, 0, 4, 81559\n", "GPUs here: 0: 97% 61/80 GiB, 1: 0% 0/80 GiB"),
+        ("0, [N/A], 512, 81559\n", "GPUs here: 0: 0/80 GiB"),
+        ("0, 3, [N/A], [N/A]\n", "GPUs here: 0: 3%"),
+        ("No devices were found\n", ""),
+        ("0, 97\n\n", ""),
+    ],
+)
+def test_gpus_of_this_machine_are_shown_as_nvidia_smi_prints_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, printed: str, shown: str
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\nprintf '{printed}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert top.gpus_line(gpus.Gpus().look()) == shown
+
+
+@pytest.mark.parametrize("text", ["exit 9", "exec sleep 60", None])
+def test_nvidia_smi_that_fails_hangs_or_is_missing_is_asked_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
+) -> None:
+    program, calls = tmp_path / "nvidia-smi", tmp_path / "calls"
+    if text is not None:
+        program.write_text(f"#!/bin/sh\necho call >> {calls}\n{text}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(gpus, "_LIMIT_S", 0.5)
+    here = gpus.Gpus()
+    assert [here.look() for _ in range(3)] == [[], [], []]
+    assert text is None or calls.read_text() == "call\n"
 
 
 # The jobs that are looked at.
@@ -297,7 +339,7 @@ class Played:
         self.jobs, self.error = list(jobs), ""
         self.commands = list[tuple[str, ...]]()
         monkeypatch.setattr(top_view, "_output_of", self.run)
-        self.view = TopView(self.look, "rank", "", 0.2)
+        self.view = TopView(self.look, "rank", "", LIMIT_S)
 
     def look(self) -> list[JobLook]:
         if self.error:
@@ -414,6 +456,7 @@ def test_a_thousand_ranks_are_shown_and_the_cursor_stays_on_its_rank(
         assert played.view._key().endswith("/999")
         await pilot.resize_terminal(60, 10)
         played.jobs = [looked(5000)]
+        played.view._again.set()
         await played.until(pilot, lambda: "5999" in played.shown()[-1])
         await pilot.pause()
         assert played.view._key().endswith("/999")
@@ -430,9 +473,11 @@ def test_a_look_that_fails_is_told_and_the_last_one_stays(monkeypatch: pytest.Mo
 
     async def keys(pilot: Pilot[None]) -> None:
         played.error = "the [red] cluster does not answer"
+        played.view._again.set()
         await played.until(pilot, lambda: played.error in played.summary)
         assert len(played.shown()) == 3
         played.error, played.jobs = "", []
+        played.view._again.set()
         await played.until(pilot, lambda: "there are no jobs" in played.summary)
 
     played.play(keys)

@@ -9,8 +9,11 @@ times, lists take label selectors and do not repeat the kind, patches are JSON p
 a dry run makes nothing, an owner's deletion deletes what it owns, a failed pod is judged by
 podFailurePolicy, backoffLimit and backoffLimitPerIndex, and the kubelet's `$(NAME)` is expanded.
 JobSets, TrainJobs and Jobs of Volcano make Jobs and pods as their controllers do, but know only
-what relight says in them. It checks neither schemas nor quotas, and all pods share this host:
-they run on loopback, and the host names of pods are replaced by it.
+what relight says in them. A namespace must exist (404), as must the service account and the
+priority class of a pod: the server refuses the pod, not the Job, and an event says so. Kueue, where
+there is one, suspends what names a queue until the queue exists. It checks neither schemas nor
+quotas of resources, and all pods share this host: they run on loopback, and the host names of pods
+are replaced by it.
 """
 
 import base64
@@ -39,17 +42,22 @@ from netlab import Lab
 Object = dict[str, Any]
 INDEX = "batch.kubernetes.io/job-completion-index"
 FAILURES = "batch.kubernetes.io/job-index-failure-count"
+IGNORED = "batch.kubernetes.io/job-index-ignored-failure-count"
 KINDS = {
     "services": ("v1", "Service"),
     "configmaps": ("v1", "ConfigMap"),
     "secrets": ("v1", "Secret"),
     "pods": ("v1", "Pod"),
+    "events": ("v1", "Event"),
+    "workloads": ("kueue.x-k8s.io/v1beta1", "Workload"),
     "jobs": ("batch/v1", "Job"),
     "jobsets": ("jobset.x-k8s.io/v1alpha2", "JobSet"),
     "jobs.volcano": ("batch.volcano.sh/v1alpha1", "Job"),
     "trainjobs": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
 }
+QUEUE = "kueue.x-k8s.io/queue-name"
 VOLCANO_INDEX = "volcano.sh/task-index"
+VOLCANO_RETRIES = "volcano.sh/job-retry-count"
 _PATH = re.compile(
     r"/(api/v1|apis/[^/]+/\w+)/namespaces/([^/]+)/(\w+)(?:/([^/]+))?(?:/(log|status))?"
 )
@@ -67,6 +75,11 @@ class ApiServer:
         objects: by namespace, plural and name.
         refuse: called with method, plural and body; returns a status and a message to refuse it.
         unschedulable: indexes of pods that find no node.
+        namespaces, accounts, classes: the namespaces that exist, and the service accounts and
+            priority classes.
+        restricted: the namespaces that enforce the Pod Security Standard of this name.
+        quotas: how many pods a namespace may have.
+        queues: those of Kueue; None: it is not installed.
     """
 
     def __init__(self, directory: Path, certificates: Certificates | None = None) -> None:
@@ -74,11 +87,17 @@ class ApiServer:
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.refuse: Callable[[str, str, Object], tuple[int, str] | None] = lambda *_: None
         self.unschedulable: set[int] = set()
+        self.namespaces = {"ns", "team-a", "other"}
+        self.accounts = {"default"}
+        self.classes: set[str] = set()
+        self.restricted: set[str] = set()
+        self.quotas: dict[str, int] = {}
+        self.queues: set[str] | None = None
         self.lab: Lab | None = None
         """Hosts with the names of the pods in which they run, as a cluster's nodes; None: all pods
         run on this host.
         """
-        self.installed = set(KINDS)
+        self.installed = set(KINDS) - {"workloads"}
         """The kinds that this cluster knows; of the others it answers 404."""
         self.dry_runs: list[str] = []
         """The plurals of objects that were only checked."""
@@ -170,7 +189,7 @@ class ApiServer:
         group, namespace, plural, name, part = match.groups()
         plural = "jobs.volcano" if "volcano" in group else plural
         method = handler.command
-        if plural not in self.installed:
+        if plural not in self.installed or group.partition("/")[2] != KINDS[plural][0]:
             self._send(handler, 404, {"message": "the server could not find the resource"})
         elif self.token and handler.headers.get("Authorization") != f"bearer {self.token}":
             self._send(handler, 401, {"kind": "Status", "message": "Unauthorized"})
@@ -195,8 +214,10 @@ class ApiServer:
     ) -> tuple[int, Object]:
         with self._lock:
             if method == "GET" and name is None:
-                return 200, self._list(namespace, plural, query.get("labelSelector", ""))
+                return 200, self._list(namespace, plural, query)
             if method == "POST":
+                if namespace not in self.namespaces:
+                    return 404, {"message": f'namespaces "{namespace}" not found', "code": 404}
                 return self._make(namespace, plural, body, query)
             key = (namespace, plural, name or "")
             if key not in self.objects:
@@ -211,14 +232,19 @@ class ApiServer:
                 return 200, {"kind": "Status", "status": "Success"}
             return 200, self.objects[key]
 
-    def _list(self, namespace: str, plural: str, selector: str) -> Object:
+    def _list(self, namespace: str, plural: str, query: Object) -> Object:
+        selector = query.get("labelSelector", "")
         self.selectors.append(selector)
+        fields = dict(
+            pair.split("=", 1) for pair in query.get("fieldSelector", "").split(",") if pair
+        )
         wanted = dict(pair.split("=", 1) for pair in selector.split(",") if pair)
         items = [
             each
             for (its, kind, _), each in self.objects.items()
             if (its, kind) == (namespace, plural)
             and wanted.items() <= (each["metadata"].get("labels") or {}).items()
+            and all(each.get(name) == value for name, value in fields.items())
         ]
         version, kind = KINDS[plural]
         meta = {"resourceVersion": str(self._version)}
@@ -238,8 +264,56 @@ class ApiServer:
         self._touch(body)
         if plural in ("jobs", "jobsets", "jobs.volcano", "trainjobs"):
             body["status"] = {}
+        if self.queues is not None and QUEUE in (body["metadata"].get("labels") or {}):
+            self._enqueue(body)
         self._controller(plural)(body)
         return 201, body
+
+    def _enqueue(self, each: Object) -> None:
+        """Do as Kueue: suspend an object until its queue takes it, and say why it does not."""
+        meta = each["metadata"]
+        if (queue := meta["labels"][QUEUE]) in (self.queues or ()):
+            return
+        each["spec"]["suspend"] = True
+        reserved = {
+            "type": "QuotaReserved", "status": "False", "reason": "Inadmissible",
+            "message": f"LocalQueue {queue} doesn't exist",
+        }  # fmt: skip
+        metadata = {
+            "name": f"{each['kind'].lower()}-{meta['name']}-abcde", "namespace": meta["namespace"],
+            "uid": str(uuid.uuid4()), "labels": {"kueue.x-k8s.io/job-uid": meta["uid"]},
+            "ownerReferences": [{"kind": each["kind"], "name": meta["name"], "uid": meta["uid"]}],
+        }  # fmt: skip
+        self.objects[(meta["namespace"], "workloads", metadata["name"])] = {
+            "metadata": metadata, "status": {"conditions": [reserved]}
+        }  # fmt: skip
+
+    def add_queue(self, name: str) -> None:
+        """Make a queue of Kueue, which takes what waits for it."""
+        with self._lock:
+            assert self.queues is not None
+            self.queues.add(name)
+            for (_, plural, _), each in list(self.objects.items()):
+                if (each["metadata"].get("labels") or {}).get(QUEUE) == name and "spec" in each:
+                    each["spec"]["suspend"] = False
+                    self._controller(plural)(each)
+
+    def warn(self, about: Object, reason: str, message: str) -> None:
+        """Make an event."""
+        meta = about["metadata"]
+        involved = {"kind": about["kind"], "name": meta["name"], "uid": meta["uid"]}
+        name = f"{meta['name']}.{uuid.uuid4().hex[:16]}"
+        self.objects[(meta["namespace"], "events", name)] = {
+            "metadata": {"name": name, "uid": str(uuid.uuid4()), "creationTimestamp": now()},
+            "involvedObject": involved, "type": "Warning", "reason": reason, "message": message,
+            "lastTimestamp": now(),
+        }  # fmt: skip
+
+    def admit(self) -> None:
+        """Let the controllers try again what was refused."""
+        with self._lock:
+            for (_, plural, _), each in list(self.objects.items()):
+                self._controller(plural)(each)
 
     def _controller(self, plural: str) -> Callable[[Object], None]:
         controllers = {
@@ -321,8 +395,10 @@ class ApiServer:
         if spec.get("suspend"):
             for pod in mine:
                 self._delete((meta["namespace"], "pods", pod["metadata"]["name"]))
-            self._condition(job, "Suspended", "")
+            if not any(x["type"] == "Suspended" for x in status.get("conditions", ())):
+                self._condition(job, "Suspended", "")
             return
+        status["conditions"] = [x for x in status.get("conditions", ()) if x["type"] != "Suspended"]
         if why := self._failure(spec, mine):
             self._condition(job, "Failed", why)
             return
@@ -340,6 +416,9 @@ class ApiServer:
             number = {INDEX: str(index)}
             if "backoffLimitPerIndex" in spec:
                 number[FAILURES] = str(counted.get(index, 0))
+                failed = [x for x in mine if _index(x) == index and self._is_over(x)]
+                if ignored := len(failed) - counted.get(index, 0):
+                    number[IGNORED] = str(ignored)
             self._make_pod(job, spec["template"], name, number)
 
     def _failure(self, spec: Object, mine: list[Object]) -> str:
@@ -471,12 +550,14 @@ class ApiServer:
                     self._stop(pod["metadata"]["uid"])
             return
         names = {pod["metadata"]["name"] for pod in mine}
+        retried = job["status"].get("retryCount", 0)
         for task in spec["tasks"]:
             for number in range(task["replicas"]):
                 name = f"{meta['name']}-{task['name']}-{number}"
                 if name not in names:
                     state["phase"] = "Running"
-                    self._make_pod(job, task["template"], name, {VOLCANO_INDEX: str(number)})
+                    marks = {VOLCANO_INDEX: str(number), VOLCANO_RETRIES: str(retried)}
+                    self._make_pod(job, task["template"], name, marks)
 
     @staticmethod
     def _size(spec: Object) -> int:
@@ -501,6 +582,10 @@ class ApiServer:
             "spec": json.loads(json.dumps(template["spec"])),
             "status": {"phase": "Pending"},
         }
+        if why := self._refusal(pod):
+            said = f'Error creating: pods "{name}" is forbidden: {why}'
+            self.warn(job, "FailedCreate", said)
+            return
         self.objects[(meta["namespace"], "pods", name)] = pod
         if index in self.unschedulable:
             said = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
@@ -511,6 +596,26 @@ class ApiServer:
             pod["status"] |= {"containerStatuses": [state]}
         else:
             self._run(pod, index)
+
+    def _refusal(self, pod: Object) -> str:
+        """Return why the server refuses a pod: what the admission of Kubernetes says."""
+        namespace = pod["metadata"]["namespace"]
+        account = pod["spec"].get("serviceAccountName", "default")
+        if account not in self.accounts:
+            where = f"{namespace}/{account}"
+            said = f'serviceaccount "{account}" not found'
+            return f"error looking up service account {where}: {said}"
+        name = pod["spec"].get("priorityClassName")
+        if name is not None and name not in self.classes:
+            return f"no PriorityClass with name {name} was found"
+        said = pod["spec"].get("securityContext") or {}
+        if namespace in self.restricted and not said.get("runAsNonRoot"):
+            return 'violates PodSecurity "restricted:latest": runAsNonRoot != true'
+        used = sum(not self._is_over(each) for each in self.of("pods"))
+        if used >= self.quotas.get(namespace, used + 1):
+            limit = self.quotas[namespace]
+            return f"exceeded quota: q, requested: pods=1, used: pods={used}, limited: pods={limit}"
+        return ""
 
     # The kubelet.
 
@@ -529,6 +634,9 @@ class ApiServer:
         for volume in pod["spec"].get("volumes", ()):
             if "configMap" in volume:
                 words = [w.replace("/opt/relight", str(self._files(pod, volume))) for w in words]
+            if "downwardAPI" in volume:
+                (self.directory / "pod").touch()
+                words = [w.replace("/etc/relight", str(self.directory)) for w in words]
         pod["spec"]["nodeName"] = f"node{index}"
         if self.lab is not None:
             words = [*self.lab[self._host(pod, index)].entrance, *words]
@@ -553,10 +661,11 @@ class ApiServer:
         found: dict[str, str] = {}
         for each in container.get("env", ()):
             source = each.get("valueFrom") or {}
-            if FAILURES in source.get("fieldRef", {}).get("fieldPath", ""):
-                found[each["name"]] = pod["metadata"]["annotations"].get(FAILURES, "")
-            elif "fieldRef" in source:
-                found[each["name"]] = str(index)
+            if "fieldRef" in source:
+                part, key = re.fullmatch(
+                    r"metadata\.(labels|annotations)\['(.*)'\]", source["fieldRef"]["fieldPath"]
+                ).groups()  # type: ignore[union-attr]
+                found[each["name"]] = pod["metadata"][part].get(key, "")
             elif "secretKeyRef" in source:
                 key = (pod["metadata"]["namespace"], "secrets", source["secretKeyRef"]["name"])
                 found[each["name"]] = self.objects[key]["stringData"][source["secretKeyRef"]["key"]]
@@ -615,6 +724,15 @@ class ApiServer:
                 if _index(pod) == index and pod["status"]["phase"] == "Running":
                     lost = {"type": "DisruptionTarget", "status": "True"}
                     pod["status"]["conditions"] = [lost]
+                    self._stop(pod["metadata"]["uid"])
+
+    def time_out(self, index: int) -> None:
+        """End the pod of a replica as if its activeDeadlineSeconds were over."""
+        with self._lock:
+            for pod in self.of("pods"):
+                if _index(pod) == index and pod["status"]["phase"] == "Running":
+                    said = "Pod was active on the node longer than the specified deadline"
+                    pod["status"] |= {"reason": "DeadlineExceeded", "message": said}
                     self._stop(pod["metadata"]["uid"])
 
     def lose(self, index: int) -> None:

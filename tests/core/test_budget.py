@@ -59,7 +59,7 @@ def test_restarts_are_allowed_until_the_budget_is_used_up(
     outcome = Job(settings(budget), used).fails()
     if isinstance(outcome, Restart):
         assert used < budget
-        assert outcome == Restart(f"rank 0 exited with code 1 (pid 1 on vm); {decision}", 0.0)
+        assert outcome == Restart(f"rank 0 exited with code 1 (pid 1 on vm); {decision}", 0.0, "vm")
     else:
         assert used == budget
         assert outcome.report[-1] == f"exit code 1; {decision}"
@@ -148,7 +148,7 @@ def test_without_smart_nobody_waits() -> None:
     job = Job(settings(20, 3600.0))
     assert [job.fails(KILLED) for _ in range(3)][-1] == Restart(
         "rank 0 was killed by SIGKILL: relight did not send it (pid 1 on vm); "
-        "restart 3, 3 of 20 within 1 h", 0.0,
+        "restart 3, 3 of 20 within 1 h", 0.0, "vm",
     )  # fmt: skip
     assert job.history.after_lost_node(GenerationRun(1.0, None)) == 0.0
 

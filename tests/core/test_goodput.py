@@ -5,15 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight import events
-from relight.core.goodput import Account, Ledger, Phases, in_words
+from relight.core.goodput import Account, Ledger, NodeFailures, Phases, in_words
 
 Told = tuple[float, events.Event]
 SINCE_1970 = 1024.0
 """The time since 1970 of 0 on the monotonic clock."""
 
 
-def formed(number: int, restart: int = 0, nodes: int = 1) -> events.Formed:
-    return events.Formed(number, restart, 0, nodes, 2 * nodes, "10.0.0.1", 1234, "why")
+def formed(number: int, restart: int = 0, nodes: int = 1, failed: str = "") -> events.Formed:
+    return events.Formed(number, restart, 0, nodes, 2 * nodes, "10.0.0.1", 1234, "why", failed)
 
 
 def generation(begin: float, number: int, restart: int = 0, *, first: bool = True) -> list[Told]:
@@ -21,7 +21,7 @@ def generation(begin: float, number: int, restart: int = 0, *, first: bool = Tru
     first step is done after 8.
     """
     told: list[Told] = [
-        (begin + 1, formed(number, restart)),
+        (begin + 1, formed(number, restart, failed="a" * restart)),
         (begin + 1.5, events.WorkerStarted(0, 0, 70)),
         (begin + 2, events.WorkerStarted(1, 1, 71)),
         (begin + 5, events.StoreReached(number, 1, 2)),
@@ -74,9 +74,10 @@ def test_the_wall_time_is_split_into_all_phases() -> None:
     )  # fmt: skip
     assert account.wall_s == 41
     assert account.goodput == pytest.approx(19 / 41)
-    assert (account.failures, account.node_failures, account.generations) == (1, 1, 2)
+    assert (account.failures, account.generations) == (1, 2)
     assert (account.mttr_s, account.repaired_by) == (10.5, "first_step")
-    assert account.mtbf_s == account.node_mtbf_s == 34
+    assert account.mtbf_s == 34
+    assert account.nodes == (NodeFailures("a", 1, 34.0),)
 
 
 def test_while_a_generation_runs_its_time_counts_until_now() -> None:
@@ -121,40 +122,49 @@ def test_without_a_checkpoint_all_steps_of_the_generation_are_lost() -> None:
         assert ledger(told).account(30.0).latest[0].phases.lost == 12
 
 
-def interrupted(*, nodes: int, then: int, restart: int = 0) -> Account:
-    """Another node ended a generation: this one was told to stop."""
+def interrupted(failed: str, restart: int = 0) -> Account:
+    """This node was told to stop, and is in the next generation."""
     told: list[Told] = [
-        (1.0, formed(0, 0, nodes)), (2.0, events.WorkerStarted(0, 0, 70)),
+        (1.0, formed(0, 0, 3)), (2.0, events.WorkerStarted(0, 0, 70)),
         (12.0, events.GroupStopped(0, "why")), (13.0, events.WorkerExited(0, -15)),
-        (14.0, formed(1, restart, then)), (15.0, events.WorkerStarted(0, 0, 80)),
+        (14.0, formed(1, restart, 3, failed)), (15.0, events.WorkerStarted(0, 0, 80)),
     ]  # fmt: skip
     return ledger(told).account(20.0)
 
 
 @pytest.mark.parametrize(
-    ("account", "failures"),
+    ("account", "failures", "hosts"),
     [
-        (interrupted(nodes=3, then=2), 1),
-        (interrupted(nodes=3, then=3), 1),
-        (interrupted(nodes=3, then=3, restart=1), 1),
-        (interrupted(nodes=2, then=3), 0),
+        (interrupted("b"), 1, ["b"]),
+        (interrupted("b", restart=1), 1, ["b"]),
+        (interrupted("", restart=1), 1, []),
+        (interrupted(""), 0, []),
         (ledger([*generation(0, 0), (9.0, events.SignalReceived(15)),
                  (10.0, events.WorkerExited(0, -15)), (10.0, events.WorkerExited(1, -15)),
-                 (10.0, events.Ended(143, "signal"))]).account(10.0), 0),
-        (ledger([*generation(0, 0), *failure(20, 0, 8, 17),
-                 (23.0, events.Ended(1, "failed"))]).account(23.0), 1),
+                 (10.0, events.Ended(143, "signal"))]).account(10.0), 0, []),
+        (ledger([*generation(0, 0), *failure(20, 0, 8, 17), (23.0, events.NotRestarting("x", "a")),
+                 (23.0, events.Ended(1, "failed"))]).account(23.0), 1, ["a"]),
     ],
-    ids=["node lost", "node replaced", "worker failed", "node joined", "ctrl-C", "the end"],
+    ids=["node lost", "worker failed", "nowhere", "node joined", "ctrl-C", "the end"],
 )  # fmt: skip
-def test_failures_are_counted(account: Account, failures: int) -> None:
-    """Of other nodes too; a node that joins and the user's signal are none."""
+def test_failures_are_counted_for_the_job_and_each_node(
+    account: Account, failures: int, hosts: list[str]
+) -> None:
+    """A node that joins and the user's signal are none."""
     assert account.failures == failures
+    assert [(node.host, node.failures) for node in account.nodes] == [(h, 1) for h in hosts]
 
 
-def test_a_failure_of_another_node_is_not_of_this_one() -> None:
-    account = interrupted(nodes=3, then=2)
-    assert (account.node_failures, account.node_mtbf_s) == (0, None)
+def test_a_failure_of_another_node_is_repaired_as_one_of_this_node() -> None:
+    account = interrupted("b")
     assert (account.mttr_s, account.repaired_by, account.mtbf_s) == (3.0, "spawn", 15.0)
+
+
+def test_nodes_with_the_most_failures_come_first() -> None:
+    told = [(float(n), formed(n, n, failed=f"h{n % 30}" if n % 2 else "b")) for n in range(100)]
+    nodes = ledger(told).account(100.0).nodes
+    assert nodes[0].host == "b"
+    assert (len(nodes), nodes[0].failures) == (16, 49)
 
 
 def test_the_cost_of_a_restart_is_known_when_all_workers_have_met() -> None:
@@ -169,7 +179,7 @@ def test_an_account_is_told_in_three_lines() -> None:
         "goodput 46% of 41.0 s",
         "time: productive 19.0 s, imports 6.0 s, first step 4.0 s, lost since the last checkpoint "
         "3.0 s, teardown 2.5 s, rendezvous 2.0 s, spawn 2.0 s, init 2.0 s, detect 0.5 s",
-        "1 failure, MTTR 10.5 s (until first step), MTBF 34.0 s; of this node 1, MTBF 34.0 s",
+        "1 failure, MTTR 10.5 s (until first step), MTBF 34.0 s",
     ]
     assert in_words(ledger(generation(0, 0)).account(20.0))[0] == (
         "goodput of 20.0 s is not known: nothing tells when the first step was "

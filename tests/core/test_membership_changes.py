@@ -409,3 +409,27 @@ def test_a_node_that_comes_again_during_the_stop_changes_nothing() -> None:
         1.3 b ends
         -> form 1 restart 1: a b
     """)
+
+
+def test_a_generation_names_the_host_on_which_the_one_before_it_failed() -> None:
+    """A worker's, or that of a node that was lost; none if a node has joined."""
+    played = table(1, 3)
+    played.play(
+        """
+        0 a b joins
+        5 -
+        -> form 0: a b
+        6 b failed
+        -> stop 0: a b
+        7 b ends
+        7 a ready
+        -> form 1 restart 1: a b
+        """
+    )
+    assert played.last["a"].generation.failed_host == "b"
+    played.play("8 b lost\n-> stop 1: a")
+    played.play("10 a ready\n-> form 2 restart 1: a")
+    assert played.last["a"].generation.failed_host == "b"
+    played.play("12 c joins\n17 -\n-> stop 2: a")
+    played.play("18 a ready\n-> form 3 restart 1: a c")
+    assert played.last["a"].generation.failed_host == ""

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from relight.doctor.messages import Probe, ProbeResult, Target
+from relight.core.messages import Target
+from relight.doctor.messages import Probe, ProbeResult
 from relight.doctor.probes import LARGE, Prober, _datagram, _hello, mtu_to, new_cookie
 from relight.host.loop import Loop
 

@@ -112,7 +112,7 @@ CASES = (
          "queue              str            queue of Kueue"),
     Case("no-hydra", ("run", "--dryrun", "-s", "local_cwd", "utils.hydra", "--help"),
          "config_name", "rc 2: relight: error: there is no component utils.hydra"),
-    Case("no-trackers-of-its-own", ("tracker", "list", "jobs"), "rc 1: ",
+    Case("no-tracker-configured", ("tracker", "list", "jobs"), "rc 1: ",
          "rc 2: relight: error: "),
     Case("configure-keeps", ("configure", "-s", "local_cwd"), "file: [local_cwd]",
          "file: [mine]", files=((SETTINGS, "[mine]\n"),)),

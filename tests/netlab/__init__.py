@@ -1,5 +1,5 @@
-"""Hosts and a network for tests, on one machine: see hosts.py."""
+"""Hosts and a network for tests, on one machine: those of `relight sandbox`."""
 
-from netlab.hosts import Host, Lab, LabError, lab_unavailable
+from relight.sandbox.lab import Host, Lab, LabError, lab_unavailable
 
 __all__ = ["Host", "Lab", "LabError", "lab_unavailable"]

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
+import relight
 from netlab import Host, Lab, LabError, lab_unavailable
 
 pytestmark = pytest.mark.skipif(lab_unavailable() != "", reason=lab_unavailable() or "it works")
 
 TESTS = Path(__file__).parents[1]
+SOURCE = Path(relight.__file__).parents[1]
 DEADLINE = 60
 
 SERVER = """
@@ -416,7 +418,7 @@ def test_a_switch_that_ended_is_reported(lab: Lab) -> None:
 
 WHY = f"""
 import sys
-sys.path.insert(0, {str(TESTS)!r})
+sys.path[:0] = [{str(TESTS)!r}, {str(SOURCE)!r}]
 import netlab
 print(netlab.lab_unavailable())
 """

@@ -15,6 +15,7 @@ LAUNCH_PATH = "the launch path there has the portable layer instead"
 PRELOAD = "there is no --preload"
 DAEMON = "who is in a session of its own is not found once its parent has ended"
 STUCK = "to look for workers in an uninterruptible call would take a process each time"
+IN_PROCESS = "an agent is always a process of its own"
 NO_NEED = "a job there does without /proc"
 BOOT_ID = "without the machine's boot id, nobody sweeps what two killed processes have left"
 
@@ -36,6 +37,15 @@ REASONS = {
     "test_restarts.py::test_a_gloo_job_survives_every_kill[warm]": PRELOAD,
     "test_secrets.py::test_workers_do_not_have_the_token[warm]": PRELOAD,
     "test_function.py::test_torch_workers_of_two_agents_are_one_group": SEVERAL_NODES,
+    "test_embedding.py::test_a_result_tells_exit_codes_restarts_and_the_cause[in process]": (
+        IN_PROCESS
+    ),
+    "test_embedding.py::test_nothing_of_a_job_is_left_in_the_program": PROC,
+    "test_embedding.py::test_a_signal_that_stops_the_job_reaches_the_program_afterwards": (
+        IN_PROCESS
+    ),
+    "test_embedding.py::test_in_process_is_refused_where_it_would_do_harm": IN_PROCESS,
+    "test_embedding.py::test_two_threads_of_a_program_run_two_nodes_of_a_job": SEVERAL_NODES,
     f"{SAME}[one node, nproc-per-node=cpu]": AFFINITY,
     f"{SAME}[master-addr alone, nproc-per-node=auto]": AFFINITY,
     "differential/test_differences.py::test_a_c10d_store_in_a_file_is_a_directory": SEVERAL_NODES,
@@ -49,8 +59,19 @@ REASONS = {
     "cli_jobs/test_stacks_command.py": PROC,
     "host/test_arrivals.py": PROC,
     "test_hangs.py": PROC,
+    "test_sandbox.py": SEVERAL_NODES,
+    "test_waiting_terminal.py::test_while_a_node_waits_a_line_is_rewritten_until_work_goes_on": (
+        SEVERAL_NODES
+    ),
+    "test_waiting_terminal.py::test_elsewhere_the_reason_is_a_line_as_ever[a pipe]": SEVERAL_NODES,
+    "test_waiting_terminal.py::test_elsewhere_the_reason_is_a_line_as_ever[a dumb terminal]": (
+        SEVERAL_NODES
+    ),
     "test_tracebacks_once.py": PROC,
     "test_debug.py": PROC,
+    "test_debug_without_a_breakpoint.py": PROC,
+    "test_flight_recorder_in_reports.py": PROC,
+    "host/test_native_frames.py": PROC,
     "test_watch_slow_ranks.py": PROC,
     "host/test_connection.py": SEVERAL_NODES,
     "host/test_connection_hostile.py": SEVERAL_NODES,

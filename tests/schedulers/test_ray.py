@@ -359,3 +359,22 @@ def test_a_name_that_exists_is_refused(jobs: Jobs, cluster: RayCluster) -> None:
         jobs.scheduler.submit(request)
     jobs.wait(app_id)
     jobs.scheduler.delete(app_id)
+
+
+def test_a_replica_whose_time_is_over_may_ask_to_start_again(jobs: Jobs) -> None:
+    """And knows its end."""
+    text = (
+        "trap 'exit 75' TERM; echo $(($RELIGHT_END_TIME - $(date +%s))) $RELIGHT_REQUEUES\n"
+        'while [ "$RELIGHT_REQUEUES" = 0 ]; do sleep 0.1; done'
+    )
+    cfg = {"dashboard_address": jobs.cluster.dashboard, "timeout": 1}
+    request = jobs.scheduler.render(sh(text), cfg, "limited")
+    request.body["order"]["timeout_s"] = 3  # not a minute
+    app_id = jobs.scheduler.submit(request)
+    status = jobs.wait(app_id)
+    lines = [line.split() for line in jobs.lines(app_id, "main")]
+    first, second = (line for line in lines if line != ["Terminated"])  # the shell's
+    jobs.scheduler.delete(app_id)
+    assert (status.state, status.restarts) == (SUCCEEDED, 1)
+    assert (first[1], second[1]) == ("0", "1")
+    assert {int(first[0]), int(second[0])} <= {1, 2, 3}

@@ -45,6 +45,7 @@ def test_a_job_of_agents_is_one_order() -> None:
         "app_id": "train-x7",
         "strategy": "PACK",
         "grace_s": 40,
+        "timeout_s": 0,
         "coordinator": 29500,
         "token": "secret",
         "roles": [
@@ -189,6 +190,7 @@ def test_what_has_no_effect_is_noted() -> None:
         ({"dashboard_address": "host:port"}, "is no address of a dashboard", "HOST:8265"),
         ({"resources": {"spot": "many"}}, "expected a number above 0", "NAME:1"),
         ({"requirements": "/no/such"}, "No such file", ""),
+        ({"timeout": 0}, "-cfg timeout=0: at least one minute", ""),
     ],
 )
 def test_a_bad_option_is_refused(cfg: dict[str, Any], said: str, hint: str) -> None:
@@ -221,7 +223,7 @@ def test_the_id_of_a_job_leads_back_to_its_dashboard(
 
 
 def test_variables_of_ray_name_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")  # a cluster for ray.init, no dashboard
+    monkeypatch.setenv("RAY_ADDRESS", "auto")  # a cluster here
     assert dashboard.url_of(None) == "http://127.0.0.1:8265"
     assert ray.make().affinity() == 0
     monkeypatch.setenv("RAY_ADDRESS", "http://10.0.0.1:8265")
@@ -229,6 +231,31 @@ def test_variables_of_ray_name_the_dashboard(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "https://other")
     assert dashboard.url_of(None) == "https://other:443"
     assert ray.make().affinity() > 0
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        ("ray://head:10001", "http://head:8265"),
+        ("ray://head:10001/space", "http://head:8265"),
+        ("ray://[::1]:10001", "http://[::1]:8265"),
+        ("head:6379", "http://head:8265"),
+    ],
+)
+def test_the_dashboard_of_ray_client_and_of_the_gcs_is_on_their_host(
+    monkeypatch: pytest.MonkeyPatch, address: str, url: str
+) -> None:
+    """`ray job submit` takes these addresses as well."""
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    assert dashboard.url_of(None) == url
+    assert ray.make().affinity() > 0
+
+
+def test_an_address_of_ray_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for address in ("ray://", "ray://[::1", "ftp://x"):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(UsageError, match=r"RAY_ADDRESS=.* is no address of a dashboard"):
+            dashboard.url_of(None)
 
 
 @pytest.mark.parametrize("app_id", ["job", "host:job", "host:x:job"])
@@ -339,6 +366,25 @@ def test_why_ray_refuses_a_job_is_one_line(
     }
     with pytest.raises(error, match=expected):
         scheduler.submit(rendered)
+
+
+def test_a_cluster_that_has_just_started_is_asked_again(server: Server) -> None:
+    starts = [(500, "No available agent to submit job, please try again later.")]
+
+    class Answers(dict[str, tuple[int, str]]):
+        def get(self, path: str, default: Any = None) -> Any:
+            return starts.pop() if path == "/api/jobs/" and starts else super().get(path, default)
+
+    scheduler = ray.make()
+    rendered = scheduler.render(ddp(), {"dashboard_address": server.address}, "train-x7")
+    name, _ = request.package(rendered.body["order"], None)
+    server.answers = Answers({
+        "/api/version": (200, '{"ray_version": "2.60.0"}'),
+        f"/api/packages/gcs/{name}": (200, ""),
+        "/api/jobs/": (200, "{}"),
+    })  # fmt: skip
+    assert scheduler.submit(rendered) == f"{server.address}:train-x7"
+    assert not starts
 
 
 @pytest.mark.parametrize("interrupt", [False, True])
@@ -489,6 +535,21 @@ def test_a_preempted_agent_comes_again_however_often() -> None:
         made.ended(made.slots[0], driver.PREEMPTED)
         assert made.slots[0] in made.wanted()
     assert driver.PREEMPTED == EXIT_PREEMPTED
+
+
+def test_a_replica_whose_time_is_over_ends_the_job_unless_it_asks_for_more() -> None:
+    made = job(1, 1, retries=5)
+    (slot,) = made.slots
+    start(made, 0)
+    slot.timed_out = True
+    made.ended(slot, 75)
+    assert names(made) == ["main/0"]
+    start(made, 0)
+    assert not slot.timed_out
+    slot.timed_out = True
+    made.ended(slot, 143)
+    assert made.message == "main/0: its time limit was over: exit code 143"
+    assert made.exitcode == 143
 
 
 def test_a_lost_replica_comes_again_however_often() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from relight.schedulers.unbroken import finished
+from relight.schedulers.unbroken import UnansweredError, finished
 
 
 class Interrupt(Exception):
@@ -45,7 +45,7 @@ def test_a_signal_is_raised_when_the_request_is_over() -> None:
     assert ended
 
 
-def test_a_second_signal_is_raised_at_once() -> None:
+def test_after_a_second_signal_nobody_waits_for_the_answer() -> None:
     main, may_end, begun = threading.main_thread().ident, threading.Event(), threading.Event()
     assert main is not None
 
@@ -55,7 +55,8 @@ def test_a_second_signal_is_raised_at_once() -> None:
             begun.wait(0.2)
         may_end.wait(30)
 
-    with pytest.raises(Interrupt):
+    with pytest.raises(UnansweredError, match="it may still make what it was asked for") as caught:
         finished(request)
+    assert isinstance(caught.value.__cause__, Interrupt)
     assert not may_end.is_set()
     may_end.set()

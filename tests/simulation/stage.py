@@ -131,6 +131,7 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
         "blames_peer": lambda *_: False,
     },
     "relight.host.stacks.doing": {"doing": lambda *_, **__: {}},
+    "relight.host.stacks.native": {"add": lambda *_: False},
 }  # fmt: skip
 
 

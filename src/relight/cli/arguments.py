@@ -34,7 +34,7 @@ def parse(argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS) -> P
         UsageError: a flag is unknown or ambiguous, or a value is invalid.
     """
     table = {flag.name: flag for flag in flags}
-    texts, command = _split(argv, table)
+    texts, command = split(argv, table)
     values: dict[str, Any] = {}
     given = set(texts)
     for flag in table.values():
@@ -68,7 +68,7 @@ def to_spec(parsed: ParsedFlags) -> RunSpec:
     return RunSpec(**fields, script=script, script_args=tuple(script_args))
 
 
-def _split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], list[str]]:
+def split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], list[str]]:
     """Return the text of each flag given (the last one counts) and the rest, from the script on.
 
     As in argparse of Python 3.10 to 3.14: the first `--` ends the flags, before the script or

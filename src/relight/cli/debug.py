@@ -99,8 +99,19 @@ def _choose(
     where = f"no rank of {target} is" if rank is None else f"rank {rank} of {target} is not"
     raise MachineError(
         f"{where} at a breakpoint on this machine",
-        hint=f"call breakpoint() in the script; relight stacks {target} shows where each rank is",
+        hint=f"{_attaching()}; relight stacks {target} shows where each rank is",
     )
+
+
+def _attaching() -> str:
+    """Return how to get a prompt in a rank that has not called `breakpoint()`: pdb of Python 3.14
+    and later can attach to a process that runs (PEP 768).
+    """
+    how = "put breakpoint() in the script"
+    if sys.version_info < (3, 14):
+        version = ".".join(map(str, sys.version_info[:2]))
+        return f"{how}: to attach to a rank that runs needs Python 3.14, and this is {version}"
+    return f"{how}, or attach with python -m pdb -p PID"
 
 
 def _several(free: Sequence[tuple[int, int]], target: str) -> UsageError:

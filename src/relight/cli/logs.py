@@ -6,9 +6,10 @@ import sys
 from datetime import datetime, timedelta
 from typing import Any
 
-from relight.cli.jobs import HANDLE, HELP, JSON, Follower, Page, read_arguments
-from relight.errors import EXIT_OK, UsageError
+from relight.cli.jobs import HANDLE, HELP, JSON, Follower, Page, read_arguments, say
+from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, RelightError, UsageError
 from relight.job import handles
+from relight.job.app import AppState
 from relight.runner.runner import Runner, compiled
 from relight.spec import Flag
 from relight.values import one_of, parse_count
@@ -96,12 +97,16 @@ def main(argv: list[str]) -> int:
     with Runner() as runner:
         _check_times(runner, handle, query)
         replicas = runner.replicas(handle) if query["rank"] is None else [(handle.role, 0)]
+        silent = set(replicas)
+        if values["follow"] or values["tail"]:
+            _say_why(runner, handle, silent, (AppState.SUBMITTED, AppState.PENDING))
         if (values["follow"] or values["tail"]) and len(replicas) > 1 and not values["json"]:
             Follower(runner, handle, sys.stdout, **query).join(None)
             return EXIT_OK
         query["follow"] = values["follow"] or values["tail"]
         for role, replica in replicas:
             for line in runner.log_lines(handle, role, replica, **query):
+                silent.discard((role, replica))
                 if values["json"]:
                     who = {"role": role, "replica": replica}
                     who = who if query["rank"] is None else {"rank": query["rank"]}
@@ -109,7 +114,37 @@ def main(argv: list[str]) -> int:
                 else:
                     shown = line if len(replicas) == 1 else f"{role}/{replica} {line}"
                 print(shown, flush=query["follow"])
+        _say_why(runner, handle, silent, tuple(AppState))
     return EXIT_OK
+
+
+def _say_why(
+    runner: Runner,
+    handle: handles.Handle,
+    silent: set[tuple[str, int]],
+    states: tuple[AppState, ...],
+) -> None:
+    """Say what replicas wait for, or have ended from, where their output can't say it: they have
+    written nothing, or something outside has ended them (out of memory, a lost node).
+
+    Args:
+        runner: the job's.
+        handle: of the job, or of a part of it.
+        silent: replicas without output.
+        states: those of replicas that matter.
+    """
+    try:
+        known = {(each.role, each.replica): each for each in runner.status(handle).replicas}
+        replicas = runner.replicas(handle)
+    except RelightError:
+        return  # the lines are what was asked for
+    for place in replicas:
+        each = known.get(place)
+        if each is None or not each.error or each.state not in states:
+            continue
+        killed = each.exitcode is None or each.exitcode > EXIT_SIGNAL_BASE
+        if place in silent or (each.state is AppState.FAILED and killed):
+            say(f"note: {each.role}/{each.replica} {each.state.name}: {each.error}")
 
 
 def _with_lines(argv: list[str]) -> list[str]:

@@ -26,6 +26,7 @@ COMMANDS = {
     "launch": "like run, compatible with torch.distributed.launch",
     "coordinator": "coordinate jobs of several nodes, for example on a login node",
     "doctor": "check this machine and the network between the nodes",
+    "sandbox": "run a job on hosts made on this machine, and break them",
     "submit": "submit a job to this machine, Docker, Slurm … (torchx run)",
     "status": "show the state of a job, or the agents on this machine",
     "top": "watch jobs live: ranks, steps, CPU, memory, last lines",
@@ -38,6 +39,7 @@ COMMANDS = {
     "delete": "stop a job and remove its logs and record",
     "list": "list jobs, also those that have ended",
     "describe": "show what was submitted, when and from where",
+    "tracker": "show what jobs have recorded: metadata, artifacts, lineage (torchx tracker)",
     "components": "list the components that can be submitted, and their flags",
     "schedulers": "list the schedulers and their options",
     "configure": "write a settings file to fill in",
@@ -46,9 +48,9 @@ COMMANDS = {
     "version": "print the version",
 }
 
-JOB_COMMANDS = ("submit", "status", "top", "stacks", "debug", "logs", "events", "wait", "cancel",
-            "delete", "list", "describe", "components", "schedulers", "configure", "warm",
-            "completion")  # fmt: skip
+JOB_COMMANDS = ("sandbox", "submit", "status", "top", "stacks", "debug", "logs", "events", "wait",
+            "cancel", "delete", "list", "describe", "tracker", "components", "schedulers",
+            "configure", "warm", "completion")  # fmt: skip
 """Commands that are modules of this package with a function `main`."""
 _LAUNCHERS = ("run", "launch")
 _ON_NODES = ("run", "launch", "coordinator", "doctor")
@@ -168,7 +170,7 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
                 raise
             raise UsageError(  # job/launcher_file.py
                 f"relight {name} is not part of the launcher that travels with a job",
-                hint="pip install relight",
+                hint="it needs all of relight, installed from a clone (pip install .) or a wheel",
             ) from None
         main_of: Callable[[list[str]], int] = module.main
         return main_of

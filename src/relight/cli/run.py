@@ -30,7 +30,18 @@ def main(argv: list[str]) -> int:
 def launch(
     spec: RunSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> int:
-    """Run the agent, and return the job's exit code.
+    """Run the agent, and return the job's exit code; takes what `make_agent` takes.
+
+    Raises:
+        RelightError: nothing was started.
+    """
+    return make_agent(spec, given, env, local_rank_argument=local_rank_argument).run()
+
+
+def make_agent(
+    spec: RunSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
+) -> Agent:
+    """Check the request, print notes on it, and return the agent that runs it.
 
     Args:
         spec: the launch's options.
@@ -46,4 +57,4 @@ def launch(
         print(f"relight: note: {note}", file=sys.stderr)
     sys.stderr.flush()
     signals.restore_defaults(set(signals.NUMBERS) - set(job.command.spec.signals_to_handle))
-    return Agent(job).run()
+    return Agent(job)

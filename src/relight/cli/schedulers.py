@@ -82,9 +82,14 @@ def _object(name: str, scheduler: Scheduler) -> dict[str, Any]:
 
 def option_lines(scheduler: Scheduler) -> list[str]:
     """Return a table of a scheduler's options: names, types, defaults, descriptions."""
-    rows = [(option.name, option.kind.__name__, _default(option), option.help)
+    rows = [(option.name, option.kind.__name__, _default(option), _meaning(option))
             for option in scheduler.options]  # fmt: skip
     return table(rows, ("OPTION", "TYPE", "DEFAULT", "MEANING"))
+
+
+def _meaning(option: Option) -> str:
+    values = f" ({', '.join(option.choices)})" if option.choices else ""
+    return f"{option.help}{values}"
 
 
 def _default(option: Option) -> str:

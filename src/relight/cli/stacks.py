@@ -1,6 +1,8 @@
 """`relight stacks`: shows where the ranks of a job are, from outside."""
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from relight.cli import ranks
@@ -9,7 +11,7 @@ from relight.core import stacks
 from relight.core.fields import printable
 from relight.core.stacks import Group, ProcessStack, ThreadStack
 from relight.errors import EXIT_MACHINE, EXIT_OK
-from relight.host.stacks import workers
+from relight.host.stacks import spy, workers
 from relight.host.stacks.take import take, take_all
 from relight.spec import Flag
 
@@ -20,10 +22,13 @@ PAGE = Page(
         "first, then the Python stack of each group. The processes may be stopped, deadlocked or",
         "blocked: their memory is read, they need not do anything, and they are not stopped.",
         "PID is an agent (relight run), or any Python process. JOB is the handle or id of a job",
-        "with processes on this machine.",
+        "with processes on this machine. --native shows functions of C and C++ as well, by py-spy,",
+        "which stops each process for a moment.",
     ),
     (
         Flag("all", None, False, "", "the stacks of all ranks and all their threads",
+             from_env=False),
+        Flag("native", None, False, "", "the functions of C and C++ too (needs py-spy)",
              from_env=False),
         JSON,
         HELP,
@@ -36,6 +41,7 @@ PAGE = Page(
     "exit code: 0 a stack was taken; 2 no such job or process; 4 this machine allows it of none",
 )  # fmt: skip
 
+_AT_ONCE = 8
 _ALONE = -1
 """Stands for the rank of a process that is none."""
 Taken = Mapping[int, ProcessStack | str]
@@ -52,6 +58,11 @@ def main(argv: list[str]) -> int:
     if not pids:
         pids = {_ALONE: workers.python_of(int(parsed.command[0]))}
     found: Taken = {_ALONE: take(pids[_ALONE])} if _ALONE in pids else take_all(pids)
+    if parsed.values["native"]:
+        if not spy.is_installed():
+            print("relight: py-spy is not on PATH; without it only Python code is shown",
+                  file=sys.stderr)  # fmt: skip
+        found = _with_native(found)
     if parsed.values["json"]:
         print_json(_as_object(found, pids))
     else:
@@ -72,6 +83,20 @@ def of_job(job: str) -> str:
 def _text(found: Taken, pids: Mapping[int, int], every: bool) -> str:
     lines = _report(found, pids, every)
     return "\n".join(printable(line, lines=False) for line in lines)
+
+
+def _with_native(found: Taken) -> Taken:
+    """Return stacks with what their threads do in C and C++; at once, as each takes seconds."""
+    stacks_of = {rank: stack for rank, stack in found.items() if isinstance(stack, ProcessStack)}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        native = pool.map(spy.native, [stack.pid for stack in stacks_of.values()])
+        for (rank, stack), functions in zip(list(stacks_of.items()), native, strict=True):
+            threads = (
+                thread._replace(native=functions.get(thread.native_id, ()))
+                for thread in stack.threads
+            )
+            stacks_of[rank] = stack._replace(threads=tuple(threads))
+    return {**found, **stacks_of}
 
 
 def _report(found: Taken, pids: Mapping[int, int], every: bool) -> Iterator[str]:
@@ -122,6 +147,7 @@ def _of_rank(name: str, stack: ProcessStack | str) -> Iterator[str]:
 
 def _frames(thread: ThreadStack) -> list[str]:
     lines = [f"  {line}" for line in stacks.traceback_lines(thread.frames)]
+    lines += [f"  {line}" for line in stacks.native_lines(thread.native)]
     return lines or ["  no Python code"]
 
 

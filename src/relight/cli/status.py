@@ -105,13 +105,14 @@ def main(argv: list[str]) -> int:
                     )
             replicas = tuple(each for each in found.replicas if each.role in wanted)
             found = found._replace(replicas=replicas)
+    slow_ranks = [] if found.state.is_over else _slow_ranks(handle)
     if parsed.values["json"]:
-        print_json(status_object(handle, found))
+        print_json({**status_object(handle, found), "slow_ranks": slow_ranks})
         return EXIT_OK
     print(f"{handle} {found.state.name}")
     if found.message:
         print(f"  {found.message}")
-    for text in () if found.state.is_over else _slow_ranks(handle):
+    for text in slow_ranks:
         print(f"  {text}")
     if found.restarts:
         print(f"  restarted {many(found.restarts, 'time')}")

@@ -9,6 +9,7 @@ from relight import env
 from relight.cli import jobs
 from relight.cli.jobs import HELP, Page, read_arguments
 from relight.errors import EXIT_OK, RelightError, UsageError
+from relight.host.gpus import Gpus
 from relight.job import handles
 from relight.job.app import AppState
 from relight.job.status import AppStatus
@@ -86,6 +87,8 @@ def _print_once(look: Callable[[], list[JobLook]], order: str, words: str) -> in
         return EXIT_OK
     rows = top.ordered(top.matching(rows, words), order)
     print("\n".join(line for job in found for line in top.headline(job)))
+    if gpus := top.gpus_line(Gpus().look()):
+        print(gpus)
     heads, lines = top.table(rows)
     if lines:
         print()
@@ -101,7 +104,7 @@ def _view() -> ModuleType:
             raise
         raise UsageError(
             "the live view of relight top needs the package textual",
-            hint="pip install 'relight[top]', in the environment of relight; or relight top --once",
+            hint="pip install 'textual>=8', in the environment of relight; or relight top --once",
         ) from None
     return top_view
 
@@ -125,6 +128,7 @@ class Watched:
             raise UsageError(f"{job} is a part of a job", hint=f"relight top {self._only}")
         self._scheduler = scheduler
         self._seen: dict[str, JobLook] = {}
+        self._names: dict[str, str] = {}
 
     def look(self) -> list[JobLook]:
         """Return how the jobs are; those that have ended since the first look are shown on.
@@ -133,7 +137,10 @@ class Watched:
             RelightError: the job does not exist, or the scheduler does not answer.
         """
         found = self._all() if self._only is None else self._one(self._only)
-        before, self._seen = self._seen, {each: JobLook(each, found[each]) for each in found}
+        before, self._seen = (
+            self._seen,
+            {each: JobLook(each, found[each], self._names.get(each, "")) for each in found},
+        )
         ended = [top.gone(before[each]) for each in before if each not in found]
         self._seen |= {each.handle: each for each in ended[-_MOST_ENDED:]}
         return list(self._seen.values())
@@ -147,9 +154,11 @@ class Watched:
             return {}
 
     def _all(self) -> dict[str, AppStatus]:
-        listed = [job.handle for job in self._runner.list(self._scheduler) if not job.state.is_over]
+        listed = self._runner.list(self._scheduler)
+        self._names = {job.handle: job.name for job in listed}
         seen = [each.handle for each in self._seen.values() if not each.status.state.is_over]
-        every = dict.fromkeys([*listed, *seen])
+        running = [job.handle for job in listed if not job.state.is_over]
+        every = dict.fromkeys([*running, *seen])
         return self._statuses([handles.parse(handle) for handle in every])
 
     def _statuses(self, wanted: Sequence[handles.Handle]) -> dict[str, AppStatus]:

@@ -21,6 +21,7 @@ from textual.widgets import DataTable, Footer, Input, RichLog, Static
 
 from relight.core.fields import printable
 from relight.errors import EXIT_SIGNAL_BASE, RelightError
+from relight.host.gpus import Gpus
 from relight.job import handles
 from relight.sight import top
 from relight.sight.top import JobLook, Looks, Row
@@ -56,7 +57,7 @@ class TopView(App[None]):
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #summary { height: auto; max-height: 6; }
+    #summary { height: auto; max-height: 8; }
     #filter { display: none; height: 1; border: none; }
     DataTable { height: 1fr; }
     .box { width: 90%; height: 90%; border: round $primary; }
@@ -83,7 +84,7 @@ class TopView(App[None]):
         self._jobs: dict[str, JobLook] = {}
         self._rows: list[Row] = []
         self._shown: list[Row] = []
-        self._error = ""
+        self._gpus = self._error = ""
         self._again = threading.Event()
         """Set to look again at once."""
 
@@ -101,12 +102,12 @@ class TopView(App[None]):
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        looks = Looks()
+        looks, gpus = Looks(), Gpus()
         while True:
             began = time.monotonic()
             try:
                 jobs = self._look()
-                show = partial(self._take, jobs, looks.rows(jobs))
+                show = partial(self._take, jobs, looks.rows(jobs), top.gpus_line(gpus.look()))
             except RelightError as error:
                 show = partial(self._fail, error.message)
             if not self._pass_on(show):
@@ -128,7 +129,8 @@ class TopView(App[None]):
             message.show()
         message.is_shown.set()
 
-    def _take(self, jobs: list[JobLook], rows: list[Row]) -> None:
+    def _take(self, jobs: list[JobLook], rows: list[Row], gpus: str) -> None:
+        self._gpus = gpus
         self._jobs, self._rows, self._error = {job.handle: job for job in jobs}, rows, ""
         self._show()
 
@@ -161,6 +163,8 @@ class TopView(App[None]):
         found = f", {len(self._shown)} with “{self._words}”" if self._words else ""
         lines = [f"{top.totals(self._rows)}; {sort}{found}"]
         row = self._row()
+        if self._gpus:
+            lines.append(self._gpus)
         if self._error:
             lines.append(f"the last look failed: {self._error}")
         elif not self._jobs:

@@ -50,6 +50,16 @@ class Doing(NamedTuple):
     expects_peers: bool
 
 
+class Collective(NamedTuple):
+    """The last collective that a worker has entered in a process group, the `number`-th of it."""
+
+    group: str
+    number: int
+    name: str
+    sizes: str
+    is_done: bool
+
+
 class Failure(NamedTuple):
     """How one worker ended, and all that is known about it.
 
@@ -57,7 +67,7 @@ class Failure(NamedTuple):
     of sending, which needs no common clock. `asked` is the signal that the agent had sent before,
     or 0. `evidence` are findings of the machine, such as an out-of-memory kill. `last_lines` is the
     end of stderr. `when` is the time of day on that host, as text. `doing` is known if the agent
-    looked before it stopped the worker.
+    looked before it stopped the worker, `collectives` if torch's flight recorder has left a dump.
     """
 
     rank: int
@@ -73,6 +83,7 @@ class Failure(NamedTuple):
     log: str
     when: str = ""
     doing: Doing | None = None
+    collectives: tuple[Collective, ...] | None = None
 
     @property
     def is_explained(self) -> bool:

@@ -32,6 +32,8 @@ _WHAT = 2 * WIDTH - 40
 _LEAST_EVIDENCE = 4
 """If the traceback and its blank lines have fewer rows, the consequences are shortened."""
 _MAX_CONSEQUENCES = 4
+_MAX_RECORDED = 7
+"""Most rows for what torch's flight recorder says."""
 _MAX_PLACES = 3
 _IN = (" in ", " is ")
 """How the place of a worker begins if it is known."""
@@ -110,9 +112,22 @@ class Diagnosis(NamedTuple):
         # The agent's prefix takes a little of the first row.
         room = _ROWS - rows_of([f"relight: {lines[0]}", *lines[1:], *end])
         followed = _consequences(self.consequences, root.at, 2)
-        if room - rows_of(followed) < _LEAST_EVIDENCE:
+        recorded = self._recorded(_MAX_RECORDED)
+        if room - rows_of([*followed, *recorded]) < _LEAST_EVIDENCE:
             followed = _consequences(self.consequences, root.at, 1)
-        return [*lines, *_evidence(root, room - rows_of(followed)), *followed, *end]
+        evidence = _evidence(root, room - rows_of([*followed, *recorded]))
+        left = room - rows_of([*evidence, *followed])
+        recorded = self._recorded(min(left, _MAX_RECORDED))
+        return [*lines, *evidence, *followed, *recorded, *end]
+
+    def _recorded(self, most: int) -> list[str]:
+        """Return what torch's flight recorder says of ranks that waited for each other."""
+        every = [self.root, *self.same, *self.consequences]
+        if classify(self.root) is not Class.VICTIM or all(f.collectives is None for f in every):
+            return []
+        from relight.core import flight_recorder
+
+        return flight_recorder.lines(every, most)
 
     def _what(self) -> str:
         ranks = [self.root.rank, *(failure.rank for failure in self.same)]
@@ -224,6 +239,13 @@ def blames_peer(report: ErrorReport | None, last_lines: Sequence[str]) -> bool:
         last_lines: the end of its stderr.
     """
     return _VICTIM.search(_printed(report, last_lines)) is not None
+
+
+def waited_for_others(failure: Failure) -> bool:
+    """Return whether a worker may have waited for others: somebody has looked where it was, or it
+    blames a peer.
+    """
+    return failure.doing is not None or blames_peer(failure.report, failure.last_lines)
 
 
 def _text_of(failure: Failure) -> str:

@@ -27,6 +27,7 @@ from relight.events import (
     FailureNoticed,
     Formed,
     GroupStopped,
+    NotRestarting,
     SignalReceived,
     SpawnerLost,
     StepsReported,
@@ -36,7 +37,9 @@ from relight.events import (
 )
 from relight.typed import Any, NamedTuple
 
-_MOST_GENERATIONS = 20
+_MOST_SHOWN = 20
+"""Generations and nodes in an account."""
+_MOST_HOSTS = 1000
 _WORDS = {
     "productive": "productive", "lost": "lost since the last checkpoint", "detect": "detect",
     "teardown": "teardown", "rendezvous": "rendezvous", "spawn": "spawn", "imports": "imports",
@@ -68,14 +71,22 @@ class GenerationPhases(NamedTuple):
     phases: Phases
 
 
+class NodeFailures(NamedTuple):
+    """How often the job failed because of a node, and the time that workers ran for each time."""
+
+    host: str
+    failures: int
+    mtbf_s: float
+
+
 class Account(NamedTuple):
     """Where the time has gone so far, as one agent knows it.
 
     Times are in seconds. `goodput` is the productive share of the wall time, None if no worker has
     called progress(); `is_most`: it is that at most, as what was lost with failures is not known.
     `mttr_s` is the mean time from a failure until `repaired_by` of the next generation: first_step,
-    init or spawn, what the events tell. `mtbf_s` is the time that workers ran, for each failure;
-    `node_failures` are those that began on this node. `latest` are the last 20 generations.
+    init or spawn, what the events tell. `mtbf_s` is the time that workers ran, for each failure.
+    `nodes` are those with the most failures, 20 at most; `latest` are the last 20 generations.
     """
 
     wall_s: float
@@ -87,8 +98,7 @@ class Account(NamedTuple):
     mttr_s: float | None
     repaired_by: str
     mtbf_s: float | None
-    node_failures: int
-    node_mtbf_s: float | None
+    nodes: tuple[NodeFailures, ...]
     latest: tuple[GenerationPhases, ...]
 
 
@@ -114,8 +124,6 @@ class _Generation:
         self.checkpoint: float | None = None
         self.failed: float | None = None
         self.noticed: float | None = None
-        self.is_of_node = False
-        """Whether its failure began on this node."""
         self.is_of_user = False
         """Whether a signal to the agent has ended it."""
         self.running = 0
@@ -140,12 +148,12 @@ class _Generation:
                 self.checkpoint = t - (time - saved)
             case FailureNoticed(after_s=after_s):
                 self._notice(t)
-                if self.failed is None and not self.is_of_user:
-                    self.failed, self.is_of_node = t - after_s, True
+                if self.failed is None and self.noticed is not None and not self.is_of_user:
+                    self.failed = min(t - after_s, self.noticed)
             case WorkerExited(exitcode=exitcode):
-                self.running, self.exited = self.running - 1, t
                 if exitcode:
                     self._notice(t)
+                self.running, self.exited = self.running - 1, t
             case SignalReceived():
                 self.is_of_user = self.noticed is None
                 self._notice(t)
@@ -153,7 +161,9 @@ class _Generation:
                 self._notice(t)
 
     def _notice(self, t: float) -> None:
-        self.noticed = t if self.noticed is None else self.noticed
+        """Note a failure or an order to stop; workers that have ended are not concerned."""
+        if self.noticed is None and self.ended is None:
+            self.noticed = t
 
     def worked_until(self, now: float) -> float:
         """Return when its workers failed, were stopped, or ended; `now` while they run."""
@@ -226,7 +236,8 @@ class Ledger:
         self._latest: list[GenerationPhases] = []
         self._generations = 0
         self._ran_s = 0.0
-        self._failures = self._node_failures = 0
+        self._failures = 0
+        self._by_host: dict[str, int] = {}
         self._repairs = 0
         self._repairs_s = 0.0
         self._repaired_by = ""
@@ -243,10 +254,10 @@ class Ledger:
         match event:
             case Formed():
                 self._begin(event, t)
-            case Ended(exit_code=exit_code):
+            case NotRestarting(failed_host=host):
+                self._count_failure(host)
+            case Ended():
                 self._ended_at = t
-                if now is not None and exit_code and now.noticed is not None:
-                    self._count_failure(now)
             case _ if now is not None:
                 now.take(event, t, time)
 
@@ -293,9 +304,8 @@ class Ledger:
             mttr_s=repairs_s / repairs if repairs else None,
             repaired_by=by,
             mtbf_s=ran_s / self._failures if self._failures else None,
-            node_failures=self._node_failures,
-            node_mtbf_s=ran_s / self._node_failures if self._node_failures else None,
-            latest=tuple(latest[-_MOST_GENERATIONS:]),
+            nodes=self._nodes(ran_s),
+            latest=tuple(latest[-_MOST_SHOWN:]),
         )
 
     def _begin(self, formed: Formed, t: float) -> None:
@@ -306,21 +316,25 @@ class Ledger:
             phases = last.phases(since, knows_checkpoints=self._knows_checkpoints)
             self._total = _sum(self._total, phases)
             self._latest.append(GenerationPhases(last.formed.generation, phases))
-            del self._latest[:-_MOST_GENERATIONS]
+            del self._latest[:-_MOST_SHOWN]
             self._ran_s += last.ran_s(since)
             if (repair := last.repair()) is not None:
                 self._repairs_s += repair[0]
                 self._repairs, self._repaired_by = self._repairs + 1, repair[1]
-            if formed.restart > last.formed.restart or formed.nodes <= last.formed.nodes:
-                self._count_failure(last)
+            if formed.restart > last.formed.restart or formed.failed_host:
+                self._count_failure(formed.failed_host)
                 failed_before = last.worked_until(since)
         self._generation = _Generation(formed, t, since, failed_before)
         self._generations += 1
 
-    def _count_failure(self, last: _Generation) -> None:
-        if not last.is_of_user:
-            self._failures += 1
-            self._node_failures += last.is_of_node
+    def _count_failure(self, host: str) -> None:
+        self._failures += 1
+        if host and (host in self._by_host or len(self._by_host) < _MOST_HOSTS):
+            self._by_host[host] = self._by_host.get(host, 0) + 1
+
+    def _nodes(self, ran_s: float) -> tuple[NodeFailures, ...]:
+        found = sorted(self._by_host.items(), key=lambda each: (-each[1], each[0]))
+        return tuple(NodeFailures(host, n, ran_s / n) for host, n in found[:_MOST_SHOWN])
 
 
 def _sum(one: Phases, other: Phases) -> Phases:
@@ -352,9 +366,9 @@ def in_words(account: Account) -> list[str]:
             text += f", MTTR {duration(account.mttr_s, digits=1)} (until {by})"
         if account.mtbf_s is not None:
             text += f", MTBF {duration(account.mtbf_s, digits=1)}"
-        if account.node_mtbf_s is not None:
-            mtbf = duration(account.node_mtbf_s, digits=1)
-            text += f"; of this node {account.node_failures}, MTBF {mtbf}"
+        nodes = [f"{n.host} {n.failures}" for n in account.nodes[:5]]
+        if account.failures > 1 and nodes:
+            text += f"; by node: {', '.join(nodes)}{', …' if len(account.nodes) > 5 else ''}"
         lines.append(text)
     return lines
 

@@ -50,6 +50,8 @@ class Hang(NamedTuple):
             ended: the time of day, as text.
             verdict: what follows, such as why the job does not restart.
         """
+        from relight.core import flight_recorder
+
         root, lines = self.root, [self._what()]
         where = (
             f"  {f'first rank {root.rank} ' if self.same else ''}on {root.host}: "
@@ -58,7 +60,8 @@ class Hang(NamedTuple):
         )
         lines += [cut(where, 2 * WIDTH), f"  {self.cause}"]
         end = [f"exit code {self.exit_code}; {verdict}"]
-        elsewhere = self._elsewhere()
+        ranks = [root, *self.same, *(each for group in self.others for each in group)]
+        elsewhere = [*self._elsewhere(), *flight_recorder.lines(ranks)]
         room = _ROWS - rows_of([f"relight: {lines[0]}", *lines[1:], *elsewhere, *end]) - 3
         stack = root.doing.stack if root.doing else ()
         if stack and room > 0:

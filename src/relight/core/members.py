@@ -14,6 +14,7 @@ from relight.core.ranks import GenerationId
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.flapping import Flapping
+    from relight.core.reachability import Reachability
 
 
 class Member:
@@ -38,6 +39,8 @@ class Members:
     """The nodes that are connected, in the order of their arrival."""
 
     def __init__(self, settings: GroupSettings) -> None:
+        self.reachability: Reachability | None = None
+        """Which of them reach each other; None if no node asks for that."""
         self._settings = settings
         self._by_node: dict[str, Member] = {}
         self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their NodeReady
@@ -98,6 +101,8 @@ class Members:
         del self._by_node[member.node]
         self._by_node_rank.pop(member.join.node_rank, None)
         self._ready.pop(member.node, None)
+        if self.reachability is not None:
+            self.reachability.remove(member.node)
 
     def lose(self, member: Member, now: float) -> None:
         """Remove a node that is gone before its job has ended."""
@@ -118,6 +123,8 @@ class Members:
         """Note that a node has no workers and waits for a generation."""
         member.ready = ready
         self._ready[member.node] = None
+        if self.reachability is not None:
+            self.reachability.set_ready(member.node, ready.prober)
 
     def start(self, member: Member) -> None:
         """Note that a node was told to start workers."""

@@ -43,6 +43,8 @@ Rules:
   told which nodes it waits for.
 - Nodes may report how much of the time their workers wait for others. All nodes are told which
   ranks are slow (core/slow_ranks); nothing else follows.
+- Where nodes ask for it, those of the next generation first try to reach each other, and some are
+  left out (core/reachability). Nodes that run workers are not; newcomers try before those stop.
 - The last call ends even if nodes keep joining. A host whose nodes come and go (core/flapping)
   makes no other node wait or restart.
 
@@ -79,6 +81,7 @@ from relight.core.messages import (
     NodePreempted,
     NodeQuiet,
     NodeReady,
+    NodesProbed,
     Note,
     SlowRanks,
     StopWorkers,
@@ -88,11 +91,12 @@ from relight.core.messages import (
 )
 from relight.core.ranks import NO_GENERATION, Generation, GenerationId, NodeSlots
 from relight.core.roster import Roster
-from relight.errors import EXIT_GROUP, EXIT_OK, EXIT_USAGE, many
+from relight.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_OK, EXIT_USAGE, many
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.agreement import Agreement
+    from relight.core.reachability import Reachability
     from relight.core.restarts import RestartHistory
 
 _WAIT_EVERY_S = 1.0
@@ -184,11 +188,16 @@ class _Gathering:
 
 
 class _Ending:
-    """What is known so far of the end of a generation: its reason, and the reports of nodes."""
+    """How a generation ends, as far as that is known: the agreement on when workers save, the stop
+    of the workers, the reasons, and the reports of nodes.
+    """
 
     def __init__(self, formed_at: float) -> None:
         self.formed_at = formed_at
+        self.agreement: Agreement | None = None  # while workers agree on when to save
+        self.stopping: _Stopping | None = None  # set once the generation was told to stop
         self.failure_cause = ""  # why a worker failed; empty if none has
+        self.failed_host = ""  # of the failure, or of a node that was lost
         self.membership_changed = False  # a node was lost or let in during this stop
         self.has_lost_node = False
         self.hung = False
@@ -230,8 +239,6 @@ class Membership:
         """The nodes of the live or last generation."""
         self._gathering = _Gathering()
         self._numbers = _Numbers(origin)
-        self._agreement: Agreement | None = None  # while workers agree on when to save
-        self._stopping: _Stopping | None = None  # set once the generation was told to stop
         self._cause = "start"
         self._ending = _Ending(0.0)
         self._recover_until: float | None = None  # lost nodes may still return with workers
@@ -255,17 +262,21 @@ class Membership:
     def deadline(self) -> float | None:
         """Return when the next Tick is due, or None."""
         settings, times = self.settings, []
-        if self.state is GroupState.GATHERING and self.members:
+        reachability = self.members.reachability
+        tries_until = None if reachability is None else reachability.until
+        if tries_until is not None:
+            times.append(tries_until)
+        if self.state is GroupState.GATHERING and self.members and tries_until is None:
             times.append(self._gathering.since + settings.join_timeout_s)
             if self._has_enough():
                 until = 0.0 if self._is_full() else self._last_call_until()
                 first_at = max(until, self._others_run_until())
                 again_at = self._gathering.not_before
                 times.append(first_at if self.generation == NO_GENERATION else again_at)
-        elif self._agreement is not None:
-            times.append(self._agreement.until)
+        elif self._ending.agreement is not None:
+            times.append(self._ending.agreement.until)
         elif self.state is GroupState.RUNNING:
-            if self._has_room():
+            if self._has_room() and tries_until is None:
                 times.append(self._let_in_at())
             if (hang := self.roster.hang()) is not None:
                 times.append(hang[1])
@@ -274,9 +285,11 @@ class Membership:
             if self.roster.done:
                 times.append(next(iter(self.roster.done.values())) + settings.exit_barrier_s)
         elif (
-            self.state is GroupState.STOPPING and self.roster.active and self._stopping is not None
+            self.state is GroupState.STOPPING
+            and self.roster.active
+            and self._ending.stopping is not None
         ):
-            times += self._stopping.deadlines()
+            times += self._ending.stopping.deadlines()
         if self._recover_until is not None:
             times.append(self._recover_until)
         if self._wait_reasons.is_pending and self.state in (
@@ -303,6 +316,9 @@ class Membership:
                 hosts = [member.join.host for member in self.members]
                 if now < self._gathering.not_before:
                     return self._cause
+                reachability = self.members.reachability
+                if reachability is not None and reachability.until is not None:
+                    return "the nodes try to reach each other (--health-check=network)"
                 if here < settings.needed:
                     cause = self._gathering.departure
                     if not cause and self.generation != NO_GENERATION:
@@ -330,12 +346,14 @@ class Membership:
         live = roster.places.keys()
         assert all(node in self.members for node in live)
         assert not any(self.members.is_ready(node) for node in roster.active)
-        assert self._stopping is None or not self._stopping.dropped & live
+        stopping = self._ending.stopping
+        assert stopping is None or not stopping.dropped & live
         assert len(roster) <= self.settings.most
         assert self.restart <= self._most_restarts()
         assert self.generation.number <= self._numbers.latest.number
         assert (self.end is not None) == (self.state is GroupState.ENDED)
-        assert self._agreement is None or self.state is GroupState.RUNNING
+        assert self.end is None or self.members.reachability is None
+        assert self._ending.agreement is None or self.state is GroupState.RUNNING
         if self.state is GroupState.RUNNING:
             assert len(roster) >= self.settings.least
             assert not roster.lost
@@ -381,12 +399,13 @@ class Membership:
                 self._supersede(self.members[older], now)
             self.state, self.generation = GroupState.RECOVERING, generation
             self.restart = min(max(self.restart, announce.restart), self._most_restarts())
-            self.roster, self._ending, self._stopping = Roster([None] * size), _Ending(now), None
+            self.roster, self._ending = Roster([None] * size), _Ending(now)
             self.roster.lapsed = announce.lapsed
             self._recover_until = now + self.settings.rejoin_s
         live = self.state in (GroupState.RUNNING, GroupState.RECOVERING, GroupState.STOPPING)
         known = possible and live and (generation, size) == (self.generation, len(self.roster))
-        known = known and not (self._stopping is not None and node in self._stopping.dropped)
+        stopping = self._ending.stopping
+        known = known and not (stopping is not None and node in stopping.dropped)
         if not known or not self.roster.take(node, place):
             self._supersede(member, now)
             return
@@ -399,8 +418,8 @@ class Membership:
             return
         if self.state is GroupState.RUNNING:
             self._confirm([node])
-            if self._agreement is not None:
-                self._send(node, CheckpointLimit(self.generation, self._agreement.limit))
+            if self._ending.agreement is not None:
+                self._send(node, CheckpointLimit(self.generation, self._ending.agreement.limit))
         if announce.done:
             self._succeed(node, now)
 
@@ -414,8 +433,8 @@ class Membership:
     def _succeed(self, node: str, now: float) -> None:
         self.roster.finish(node, now)
         self._success_reports.is_pending = True
-        if self._agreement is not None:
-            self._agreement.remove(node)
+        if self._ending.agreement is not None:
+            self._ending.agreement.remove(node)
 
     def _supersede(self, member: Member, now: float) -> None:
         announce = member.join.announce
@@ -438,6 +457,8 @@ class Membership:
                 if node in self.roster and not (current or member.idle):
                     return  # an outdated message
                 self._on_ready(member, message, current, now)
+            case NodesProbed() if self.members.reachability is not None:
+                self.members.reachability.answer(node, message)
             case WorkerFailed(_, reason, blames_peer) if current:
                 self._ending.failure_cause = self._ending.failure_cause or reason
                 if self.state is GroupState.RUNNING:
@@ -455,10 +476,10 @@ class Membership:
             ):
                 self._succeed(node, now)
             case NodePreempted(_, reason, limit_s) if current:
-                if self.state is GroupState.RUNNING and self._agreement is None:
+                if self.state is GroupState.RUNNING and self._ending.agreement is None:
                     self._agree(f"{member.join.host} is preempted: {reason}", limit_s, now)
-            case CheckpointCalls(_, limit, calls) if current and self._agreement is not None:
-                self._agreement.answer(node, limit, calls)
+            case CheckpointCalls(_, limit, calls) if current and self._ending.agreement is not None:
+                self._ending.agreement.answer(node, limit, calls)
             case NodeLeaving(reason):
                 self._lose(member, f"left: {reason}", now, orderly=True)
 
@@ -495,6 +516,11 @@ class Membership:
             self.restart = max(self.restart, min(ready.restart, self._most_restarts()))
             if self._numbers.latest.number >= 0 and not self._gathering.unknown_may_run_until:
                 self._gathering.unknown_may_run_until = now + self.settings.rejoin_s
+        asks = ready.prober is not None and self.end is None
+        if asks and self.members.reachability is None:
+            from relight.core.reachability import Reachability
+
+            self.members.reachability = Reachability(self._numbers.origin)
         self.members.set_ready(member, ready)
         self._wait_reasons.is_pending = True
 
@@ -516,6 +542,8 @@ class Membership:
             self._recover_until = now + self.settings.rejoin_s
         else:
             self._ending.membership_changed = self._ending.has_lost_node = True
+            if not orderly:
+                self._ending.failed_host = member.join.host
             if self.state in (GroupState.RUNNING, GroupState.RECOVERING):
                 self._stop(f"{member.join.host} {what}", now)
             elif self.state is GroupState.STOPPING:
@@ -527,12 +555,16 @@ class Membership:
 
     def _advance(self, now: float) -> None:
         """Go on as far as possible."""
+        reachability = self.members.reachability
+        if reachability is not None and reachability.is_over(now):
+            self._leave_out_unreachable(reachability, now)
         if self._recover_until is not None:
             self._wait_for_lost(self._recover_until, now)
         if self.state is GroupState.RUNNING:
             self._while_running(now)
-        if self.state is GroupState.STOPPING and self.roster.active and self._stopping is not None:
-            self._watch_stop(self._stopping, now)
+        stopping = self._ending.stopping
+        if self.state is GroupState.STOPPING and self.roster.active and stopping is not None:
+            self._watch_stop(stopping, now)
         if (
             self.state is GroupState.STOPPING
             and not self.roster.active
@@ -577,8 +609,8 @@ class Membership:
         if not self.roster.active:
             self._finish(JobEnded(EXIT_OK, "all workers succeeded", (), None))
             return
-        if self._agreement is not None:
-            self._go_on_agreeing(self._agreement, now)
+        if self._ending.agreement is not None:
+            self._go_on_agreeing(self._ending.agreement, now)
             return
         hang = self.roster.hang()
         if hang is not None and now >= hang[1]:
@@ -597,7 +629,8 @@ class Membership:
             self.members.remove(self.members[node])
             reason = "its workers succeeded; others still run"
             self._send(node, JobEnded(EXIT_OK, reason, (), None, others_run=True))
-        if newcomers := self._newcomers(now):
+        newcomers = self._newcomers(now)
+        if newcomers and not self._must_try(newcomers, now):
             cause = f"{waiting.names([member.join.host for member in newcomers])} joined"
             if self.settings.gently:
                 self._agree(cause, 0.0, now)
@@ -619,8 +652,8 @@ class Membership:
         """Begin to agree with the workers on when they save and leave."""
         from relight.core.agreement import Agreement
 
-        self._agreement = Agreement(self.roster.active, cause, limit_s, now)
-        self._send_limit(self._agreement)
+        agreement = self._ending.agreement = Agreement(self.roster.active, cause, limit_s, now)
+        self._send_limit(agreement)
 
     def _send_limit(self, agreement: "Agreement") -> None:
         for node in agreement.nodes:
@@ -643,19 +676,20 @@ class Membership:
         """Stop the workers of all nodes: at once, or as a message says."""
         stop = message or StopWorkers(self.generation, cause, gently=False)
         self.state, self._cause = GroupState.STOPPING, cause
-        self._recover_until = self._agreement = None
+        self._recover_until = self._ending.agreement = None
         self.roster.reactivate()
-        self._stopping = _Stopping(now)
+        stopping = self._ending.stopping = _Stopping(now)
         for node in self.roster.places:
             if node in self.roster.active:
                 stop_s = self.members[node].join.stop_s
-                self._stopping.wait_for(None if stop_s is None else stop_s + stop.limit_s, now)
+                stopping.wait_for(None if stop_s is None else stop_s + stop.limit_s, now)
                 self._send(node, stop)
 
     def _stop_joined(self, node: str, now: float) -> None:
         """Handle a node that joins during a stop."""
-        if self._stopping is not None and self._stopping.drop_at is None:
-            self._stopping.wait_for(self.members[node].join.stop_s, now)
+        stopping = self._ending.stopping
+        if stopping is not None and stopping.drop_at is None:
+            stopping.wait_for(self.members[node].join.stop_s, now)
         self._send(node, StopWorkers(self.generation, self._cause, gently=False))
 
     def _watch_stop(self, stopping: _Stopping, now: float) -> None:
@@ -715,6 +749,7 @@ class Membership:
             self._finish(outcome)
         else:
             self.restart, self._cause = self.restart + 1, outcome.cause
+            ending.failed_host = outcome.host
             self._wait_before_next(outcome.delay_s, now)
 
     def _restarts(self, now: float) -> "RestartHistory":
@@ -783,20 +818,58 @@ class Membership:
     def _form(self, now: float) -> None:
         """Form the next generation of the ready nodes, up to the maximum."""
         members = self._in_rank_order(now)
+        if self._must_try(members, now):
+            return
         first = members[0]
         assert first.ready is not None
-        self.generation = self._numbers.next()
-        self.state, self._ending, self._stopping = GroupState.RUNNING, _Ending(now), None
+        self.generation, failed_host = self._numbers.next(), self._ending.failed_host
+        self.state, self._ending = GroupState.RUNNING, _Ending(now)
         self.roster = Roster([member.node for member in members])
         self._success_reports.is_pending = False
         self._gathering.enough_since = None
         self._wait_reasons.is_pending = len(self.members) > len(self.roster)
         address, port = first.join.address, first.ready.port
-        generation = Generation(self.generation, self.restart, address, port, self._cause)
+        generation = Generation(
+            self.generation, self.restart, address, port, self._cause, failed_host
+        )
         nodes = [NodeSlots(m.join.slots, m.join.role) for m in members]
         for member, place in zip(members, ranks.places(nodes), strict=True):
             self.members.start(member)
             self._send(member.node, GenerationFormed(generation, place))
+
+    def _must_try(self, members: list[Member], now: float) -> bool:
+        """Return whether these nodes, those that run workers, and those that are ready too, first
+        try to reach each other.
+        """
+        reachability = self.members.reachability
+        if reachability is None:
+            return False
+        if self.state is GroupState.RUNNING:
+            here = (self.members[node] for node in self.roster.order if node is not None)
+            members = [*here, *members]
+        if reachability.until is None and reachability.must_try(m.node for m in members):
+            every = {m.node: m.join.address for m in (*members, *self.members.ready())}
+            for node, message in reachability.begin(every.items(), now):
+                self._send(node, message)
+        return reachability.until is not None
+
+    def _leave_out_unreachable(self, reachability: "Reachability", now: float) -> None:
+        """Leave out nodes that others could not reach, as is known now."""
+        from relight.core.reachability import REMEDY
+
+        hosts = {member.node: member.join.host for member in self.members}
+        staying = () if self.state is GroupState.GATHERING else self.roster.places
+        for node, why in reachability.conclude(hosts, staying):
+            member, host = self.members[node], hosts[node]
+            report = (
+                f"error: the health check of {host} failed ({why}): this node leaves the job",
+                f"  hint: {REMEDY}",
+            )
+            reason = f"its health check failed: {why}"
+            leaves = f"the node leaves: {reason}"
+            self._send(node, JobEnded(EXIT_MACHINE, leaves, report, None, others_run=True))
+            self._lose(member, f"left: {reason}", now, orderly=True)
+            self._tell_all(f"{host} left: {reason}")
 
     def _in_rank_order(self, now: float) -> list[Member]:
         ready, most = self.members.candidates(now), self.settings.most
@@ -810,7 +883,8 @@ class Membership:
         return [self.members[node] for node in ranks.as_numbered(order, numbers)]
 
     def _finish(self, end: JobEnded) -> None:
-        self.state, self.end, self._agreement = GroupState.ENDED, end, None
+        self.state, self.end, self._ending.agreement = GroupState.ENDED, end, None
+        self.members.reachability = None
         for member in self.members:
             self._send(member.node, end)
 

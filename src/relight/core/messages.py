@@ -2,11 +2,12 @@
 
 Each field of a message from the network is checked before the message is used (`core/fields`).
 
-    agent -> coordinator    Join NodeReady WorkerFailed WorkersSucceeded NodeQuiet NodePace
-                            NodePreempted CheckpointCalls NodeLeaving AskNodes Answer Heartbeat
-    coordinator -> agent    GenerationFormed CheckpointLimit StopWorkers Confirm SlowRanks
-                            WaitReason Note JobEnded Question NodeAnswered Redirect Heartbeat (the
-                            echo)
+    agent -> coordinator    Join NodeReady NodesProbed WorkerFailed WorkersSucceeded NodeQuiet
+                            NodePace NodePreempted CheckpointCalls NodeLeaving AskNodes Answer
+                            Heartbeat
+    coordinator -> agent    StartProbes GenerationFormed CheckpointLimit StopWorkers Confirm
+                            SlowRanks WaitReason Note JobEnded Question NodeAnswered Redirect
+                            Heartbeat (the echo)
 """
 
 from relight.core.exits import Failure
@@ -57,6 +58,14 @@ class Join(NamedTuple):
     answers: bool = False
 
 
+class Target(NamedTuple):
+    """Where to reach a node: a numeric address, and ports for connections and datagrams."""
+
+    address: str
+    tcp_port: int
+    udp_port: int
+
+
 class NodeReady(NamedTuple):
     """No workers run on this node; a store for the next generation listens at `port`.
 
@@ -65,7 +74,8 @@ class NodeReady(NamedTuple):
     that had succeeded before the first failure. `restart` is how many restarts the job has had, as
     far as this node knows. `latest` is the latest generation that it knows, even if it was not in
     it. `progressed`: whether its workers came further than any before them; None if that is not
-    known.
+    known. `prober`: where other nodes can try to reach this one, without an address; None if they
+    need not.
     """
 
     generation: GenerationId
@@ -75,6 +85,22 @@ class NodeReady(NamedTuple):
     restart: int = 0
     latest: GenerationId = NO_GENERATION
     progressed: bool | None = None
+    prober: Target | None = None
+
+
+class Unreached(NamedTuple):
+    """The node with the number `target` can't be reached."""
+
+    target: int
+    why: str
+
+
+class NodesProbed(NamedTuple):
+    """The answer to `StartProbes`: which nodes this one can't reach, and its next `prober`."""
+
+    cookie: str
+    unreached: tuple[Unreached, ...]
+    prober: Target
 
 
 class WorkerFailed(NamedTuple):
@@ -154,6 +180,16 @@ class Answer(NamedTuple):
 
     number: int
     answer: str
+
+
+class StartProbes(NamedTuple):
+    """Probe these nodes. `number` is that of the receiver; `cookie` is hexadecimal, a secret that
+    all of these nodes share.
+    """
+
+    cookie: str
+    number: int
+    nodes: tuple[Target, ...]
 
 
 class GenerationFormed(NamedTuple):
@@ -286,6 +322,7 @@ class Redirect(NamedTuple):
 FromAgent = (
     Join
     | NodeReady
+    | NodesProbed
     | WorkerFailed
     | WorkersSucceeded
     | NodeQuiet
@@ -297,7 +334,8 @@ FromAgent = (
     | Answer
 )
 FromCoordinator = (
-    GenerationFormed
+    StartProbes
+    | GenerationFormed
     | CheckpointLimit
     | StopWorkers
     | Confirm

@@ -33,13 +33,16 @@ NO_GENERATION = GenerationId(-1, "")
 
 
 class Generation(NamedTuple):
-    """What all members of a generation have in common. `restart` counts only failures."""
+    """What all members of a generation have in common. `restart` counts only failures.
+    `failed_host` is the host on which the one before it failed, or that was lost; empty for none.
+    """
 
     id: GenerationId
     restart: int
     master_addr: str
     master_port: int
     cause: str
+    failed_host: str = ""
 
     @property
     def number(self) -> int:

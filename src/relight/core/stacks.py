@@ -67,7 +67,8 @@ class ThreadStack(NamedTuple):
     """The stack of a thread, innermost frame first.
 
     `native_id` is that of the system, 0 if unknown; `waits_in` the system call, or the kernel's
-    function, that the thread waits in, empty if it runs or that can't be read.
+    function, that the thread waits in, empty if it runs or that can't be read. `native`: functions
+    of C and C++ below the innermost frame, the innermost first, if somebody has looked.
     """
 
     native_id: int
@@ -75,6 +76,7 @@ class ThreadStack(NamedTuple):
     waits_in: str
     is_main: bool
     frames: tuple[Frame, ...]
+    native: tuple[str, ...] = ()
 
 
 class ProcessStack(NamedTuple):
@@ -217,6 +219,11 @@ def traceback_lines(frames: Iterable[Frame]) -> list[str]:
         f'File "{frame.file}", line {frame.line or "?"}, in {frame.function}'
         for frame in reversed(list(frames))
     ]
+
+
+def native_lines(functions: Sequence[str]) -> list[str]:
+    """Return functions of C and C++ as lines below those of Python, the innermost last."""
+    return [f"  in {_cut(function)}" for function in reversed(functions)]
 
 
 def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]:

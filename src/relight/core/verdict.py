@@ -39,10 +39,13 @@ class GenerationEnd(NamedTuple):
 
 
 class Restart(NamedTuple):
-    """The workers are started again after `delay_s` seconds; `cause` is shown to users."""
+    """The workers are started again after `delay_s` seconds; `cause` is shown to users. `host` is
+    that of the root cause, empty if it is not known.
+    """
 
     cause: str
     delay_s: float
+    host: str
 
 
 def judge(
@@ -64,7 +67,8 @@ def judge(
     if not decision.restarts:
         return end(ended, decision.reason, now)
     cause = diagnosis.headline() if diagnosis else ended.stop_cause
-    return Restart(f"{cause}; {decision.reason}", decision.delay_s)
+    host = diagnosis.root.host if diagnosis else ""
+    return Restart(f"{cause}; {decision.reason}", decision.delay_s, host)
 
 
 def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from relight.core import fields
 from relight.core.fields import Malformed, Message
 from relight.core.group_types import GroupSettings, Hello
+from relight.core.messages import StartProbes
 from relight.doctor import endpoint
 from relight.doctor.endpoint import COORDINATOR, DOCTOR
 from relight.doctor.findings import ERROR, WARNING, Finding
@@ -28,7 +29,6 @@ from relight.doctor.messages import (
     NodesPresent,
     Probe,
     ProbeReport,
-    StartProbes,
     TargetProbe,
     Verdict,
 )

@@ -11,6 +11,7 @@ from typing import Any
 from relight.core import fields
 from relight.core.fields import Malformed, Message
 from relight.core.group_types import Hello
+from relight.core.messages import StartProbes, Target
 from relight.doctor import network
 from relight.doctor.findings import ERROR, WARNING, Finding
 from relight.doctor.messages import (
@@ -21,8 +22,6 @@ from relight.doctor.messages import (
     NodesPresent,
     Probe,
     ProbeReport,
-    StartProbes,
-    Target,
     Verdict,
 )
 from relight.doctor.probes import Prober, mtu_to, new_cookie

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from relight.core.fields import MAX_FINDINGS
+from relight.core.messages import StartProbes
 from relight.doctor.findings import Finding, in_order
 
 _MOST_TEXT = 800
@@ -69,14 +70,6 @@ class Probe(NamedTuple):
     mtu: int = 0
 
 
-class Target(NamedTuple):
-    """Where to reach a node: a numeric address, and ports for connections and datagrams."""
-
-    address: str
-    tcp_port: int
-    udp_port: int
-
-
 class TargetProbe(NamedTuple):
     """The probe of the node with the number `target`."""
 
@@ -94,16 +87,6 @@ class NodeRefused(NamedTuple):
     """The node is refused."""
 
     why: str
-
-
-class StartProbes(NamedTuple):
-    """Probe these nodes. `number` is that of the receiver; `cookie` is hexadecimal, a secret that
-    all of these nodes share.
-    """
-
-    cookie: str
-    number: int
-    nodes: tuple[Target, ...]
 
 
 class Clock(NamedTuple):

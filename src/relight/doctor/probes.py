@@ -20,7 +20,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from relight.core.fields import Malformed
-from relight.doctor.messages import Probe, ProbeResult, Target
+from relight.core.messages import Target
+from relight.doctor.messages import Probe, ProbeResult
 from relight.host.dns import sock_address
 from relight.host.loop import Loop, Timer
 from relight.host.ports import any_address, is_loopback, listen
@@ -244,7 +245,7 @@ class _Other:
         self.call = call
         self.where = where
         self.mtu = mtu
-        self.largest = min(mtu or 1500, _LARGEST)
+        self.largest = min(mtu or 1500, _LARGEST) if where is not None else 0
         self.answered = 0
         self.heard = 0
 

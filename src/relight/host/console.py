@@ -41,6 +41,8 @@ class Console:
         self.streams: set[ConsoleStream] = set()
         self.on_error: Callable[[str], None] = lambda _: None
         """Called once with the reason why nothing can be written, but not for EPIPE."""
+        self.before_output: Callable[[], None] = _nothing
+        """Called before anything is shown."""
         self.broken = False
         """Whether writing failed: the reader is gone (EPIPE), or the disk is full (ENOSPC)."""
         self.reader_is_gone = False
@@ -50,7 +52,8 @@ class Console:
         """Whether the owner's last byte was a carriage return: it may be broken at once."""
         self._waiting: dict[ConsoleStream, None] = {}
         self._waiting_since = 0.0
-        self._serving = self._again = False
+        self._again: bool | None = None
+        """Whether to serve the waiting streams once more; None while they are not served."""
         self._patience = Alarm(loop, self._on_patience)
         may_block = self.fd == fd and not stat.S_ISREG(os.fstat(fd).st_mode)
         self._poll = select.poll() if may_block else None
@@ -76,6 +79,17 @@ class Console:
             line = text.encode(errors="backslashreplace")
         self._put(line + b"\n")
         self._serve()
+
+    @property
+    def is_at_line_start(self) -> bool:
+        """Whether all is written, and no stream is in the middle of a line."""
+        return not self._queue and self._owner is None
+
+    def overwrite(self, data: bytes | bytearray) -> None:
+        """Write what is no output: to the line that output will begin."""
+        if not self.broken:
+            self._queue += data
+            self._drain()
 
     def flush(
         self, stop_waiting: Callable[[], bool] = lambda: False, limit_s: float | None = None
@@ -138,6 +152,12 @@ class Console:
             self._end_line()
             self._serve()
 
+    def close(self) -> None:
+        """Close its descriptor, unless it is stdout or stderr themselves."""
+        if self.fd > 2:
+            self.loop.forget(self.fd)
+            os.close(self.fd)
+
     def _end_line(self) -> None:
         if self._owner is not None:
             self._put(b"\n")
@@ -149,21 +169,19 @@ class Console:
 
         One of them may end the line that blocked those before it: then these are tried again.
         """
-        self._again = True
-        if self._serving:
+        is_served, self._again = self._again is not None, True
+        if is_served:
             return
-        self._serving = True
         while self._again and self._waiting:
             self._again = False
             waiting, self._waiting = self._waiting, {}
             for stream in waiting:
                 stream.flush()
-        self._serving = False
+        self._again = None
 
     def _put(self, data: bytes | bytearray) -> None:
-        if not self.broken:
-            self._queue += data
-            self._drain()
+        self.before_output()
+        self.overwrite(data)
 
     def _drain(self) -> None:
         try:
@@ -324,6 +342,11 @@ class Consoles(NamedTuple):
                 f"relight: can't write to stdout: {why}; further output is not shown"
             )
         return cls(stdout, stderr)
+
+    def close(self) -> None:
+        """Close the descriptors that `open` has opened."""
+        for console in set(self):
+            console.close()
 
 
 def _reopen(fd: int) -> int:

@@ -9,11 +9,51 @@ from relight.env import Environment
 from relight.errors import mistake
 from relight.events import Event, Mistake, Recorded, describe, is_news, line_of
 from relight.host.console import Consoles
+from relight.host.loop import Alarm
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.host.status_line import StatusLine
+
 
 _MOST_KEPT = 64 * 1024
 """Bytes of the events in memory, at most."""
 _SIZE = 400
 """Bytes of an event without its texts, about."""
+_SHOWN_AFTER_S = 1.0
+"""A shorter wait is not shown, and costs no import."""
+
+
+class Wait:
+    """A wait that a terminal shows.
+
+    Args:
+        consoles: of the agent.
+        env: says what terminal this is.
+    """
+
+    def __init__(self, consoles: Consoles, env: Environment) -> None:
+        self.what: Callable[[], str] = str
+        self._consoles = consoles
+        self._env = env
+        self._loop = consoles.stderr.loop
+        self._since = self._loop.now()
+        self._line: StatusLine | None = None
+        self._alarm = Alarm(self._loop, self._show)
+        self._alarm.set_after(_SHOWN_AFTER_S)
+
+    def end(self) -> None:
+        """Remove the line."""
+        self._alarm.set(None)
+        if self._line is not None:
+            self._line.hide()
+
+    def _show(self) -> None:
+        if self._line is None:
+            from relight.host.status_line import StatusLine
+
+            self._line = StatusLine(self._consoles, self._env)
+        self._alarm.set_after(self._line.show(self.what(), self._loop.now() - self._since))
 
 
 class Journal:
@@ -24,6 +64,7 @@ class Journal:
         directory: the directory of the event log, or empty for none.
         verbose: whether every event is shown to the user, and not only news.
         on_console: whether the events go to stderr as well (`--event-log-handler=console`).
+        env: says what terminal this is.
 
     Attributes:
         events: the event log.
@@ -31,13 +72,22 @@ class Journal:
     """
 
     def __init__(
-        self, consoles: Consoles, directory: str, *, verbose: bool, on_console: bool
+        self,
+        consoles: Consoles,
+        directory: str,
+        env: Environment,
+        *,
+        verbose: bool,
+        on_console: bool,
     ) -> None:
         self.verbose = verbose
+        self._consoles = consoles
         self._stderr = consoles.stderr
+        self._env = env
         self._said = ""
         self.listeners: list[Callable[[Recorded], None]] = []
         self.events = EventLog(directory, self._stderr.say if on_console else None)
+        self._wait: Wait | None = None
 
     def say(self, message: str) -> None:
         """Write a message to stderr."""
@@ -53,6 +103,23 @@ class Journal:
 
             message = colours.coloured(message) if colours.are_wanted(env.get) else message
         self.say(message)
+
+    def waits_for(self, what: Callable[[], str]) -> bool:
+        """Show on a terminal what the agent waits for, from a second on and until `goes_on`; return
+        whether that is done here, which it is only on a terminal.
+        """
+        if self._wait is None:
+            if not os.isatty(self._stderr.fd) or self._env.get("TERM", "dumb") == "dumb":
+                return False
+            self._wait = Wait(self._consoles, self._env)
+        self._wait.what = what
+        return True
+
+    def goes_on(self) -> None:
+        """Remove what `waits_for` shows."""
+        if self._wait is not None:
+            self._wait.end()
+            self._wait = None
 
     def say_once(self, message: str) -> None:
         """Write a message to stderr, unless it was the last one."""

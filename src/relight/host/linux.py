@@ -24,6 +24,7 @@ _PR_SET_NAME = 15
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
 _PR_SET_CHILD_SUBREAPER = 36
+_PR_GET_CHILD_SUBREAPER = 37
 IN_MODIFY = 0x2  # linux/inotify.h
 IN_MOVED_FROM = 0x40
 IN_MOVED_TO = 0x80
@@ -122,10 +123,15 @@ class Child:
         """Kill the orphans that it left when it was killed; this process is a subreaper."""
         end_children(limit_s)
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._fds
+
     def close(self) -> None:
         """Close the descriptors."""
-        for fd in self._fds:
-            os.close(fd)
+        while self._fds:
+            os.close(self._fds.pop())
 
 
 def stand_guard(agent: int, scratch: str) -> None:
@@ -275,6 +281,13 @@ def end_with_parent(pid: int, number: int) -> bool:
 def die_with_parent(number: int) -> None:
     """Have the kernel send this process a signal when its parent thread ends (prctl(2))."""
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def is_subreaper() -> bool:
+    """Return whether this process is the parent of descendants whose own parents die."""
+    found = ctypes.c_int()
+    _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
+    return bool(found.value)
 
 
 def become_subreaper(is_one: bool = True) -> None:

@@ -192,7 +192,7 @@ class Child:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._guard = _guards.pop(pid)
-        self._reaped = False
+        self._reaped = self._closed = False
 
     def fileno(self) -> int:
         """Return a descriptor that can be read once the process has ended."""
@@ -224,8 +224,14 @@ class Child:
         """Wait until the guardian has killed the orphans that it left when it was killed."""
         select.select([self._guard.swept], [], [], limit_s)
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
     def close(self) -> None:
         """Close the descriptors."""
+        self._closed = True
         for fd in self._guard:
             os.close(fd)
 

@@ -25,9 +25,7 @@ warm spawner imports with these.
 
 import os
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 
 from relight.core.waiting import duration
 from relight.errors import MachineError
@@ -40,6 +38,7 @@ from relight.events import (
     WorkersWarm,
 )
 from relight.host import linux, spawner, warm_spawner
+from relight.host.import_list import ImportList
 from relight.host.loop import Alarm, Loop
 from relight.host.script_variables import ScriptVariables
 from relight.host.spawner import WorkerPlan
@@ -47,7 +46,6 @@ from relight.host.warm_processes import WarmProcesses
 from relight.host.warm_spawner import ANSWER_S, Origin, WarmSpawner, WorkerProgram
 from relight.host.watched_worker import WatchedWorker
 from relight.typed import Any
-from relight.values import AUTO
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,6 +62,32 @@ _OTHER_S = 20.0
 and a cold start takes ten seconds.
 """
 _LONG_S = 2.0
+
+
+class _Leftovers:
+    """Processes that warm spawners leave to this agent: their guards, and what imports started."""
+
+    def __init__(self) -> None:
+        self._earlier = linux.children()  # of a shell that has become this agent
+        linux.become_subreaper()  # a process that an import has started must not outlive this one
+        self._guard = 0  # of a stopped warm spawner, which is to be waited for
+
+    def await_guard(self, guard: int) -> None:
+        """Note the guard of a warm spawner that was stopped."""
+        self._guard = guard
+
+    def reap(self) -> None:
+        """Reap the guard of a stopped warm spawner, unless a generation has done so."""
+        if self._guard:
+            try:
+                os.waitpid(self._guard, 0)
+            except ChildProcessError:
+                pass
+            self._guard = 0
+
+    def end(self, *others: int) -> None:
+        """End what imports have started, but not the process ids in `others`."""
+        linux.end_children(_END_LIMIT_S, [*others, *self._earlier])
 
 
 class Preload:
@@ -85,21 +109,17 @@ class Preload:
         record: Callable[[Event], None],
         say: Callable[[str], None],
     ) -> None:
-        self._earlier = linux.children()  # of a shell that has become this agent
-        linux.become_subreaper()  # a process that an import has started must not outlive this one
+        self._leftovers = _Leftovers()
         self._loop = loop
         self._worker_program = worker_program
-        self._is_auto = tuple(modules) == (AUTO,)
-        self._modules = [] if self._is_auto else list(modules)
+        self._modules = ImportList(worker_program, modules)
         self._record = record
         self._say = say
         self._spawner: WarmSpawner | None = None
-        self._guard = 0  # of a stopped warm spawner, which is to be waited for
         self._lent = False
         self._cold = 0
         self._processes = WarmProcesses(worker_program)
         self._why_not = ""
-        self._more: list[str] = []
         self._script = ScriptVariables()
         self._tries = _TRIES
         self._generations = 0
@@ -113,12 +133,13 @@ class Preload:
         self._is_taken = self._take()
         if self._is_taken:
             return
-        if self._learned is not None:
-            self._modules = self._learned.known.fit
-            for unfit in self._learned.known.unfit:
+        modules = self._modules
+        if modules.learned is not None:
+            modules.names = modules.learned.known.fit
+            for unfit in modules.learned.known.unfit:
                 self._record(PreloadWithout(*unfit, asked=False))
-        self._why_not = "" if self._modules else "it is not known yet what the script imports"
-        if not (self._modules and _waits(self._worker_program, self._learned)):
+        self._why_not = "" if modules.names else "it is not known yet what the script imports"
+        if not (modules.names and _waits(self._worker_program, modules.learned)):
             try:
                 self._watched = WatchedWorker(self._loop)
             except OSError as error:
@@ -132,22 +153,13 @@ class Preload:
 
     def _take(self) -> bool:
         """Take a process that an earlier job has left, if one fits."""
-        taken = self._processes.take(self._modules, self._record)
+        taken = self._processes.take(self._modules.names, self._record)
         if taken is None:
             return False
         origin, description = taken
-        self._modules = self._modules or list(description.asked)
+        self._modules.names = self._modules.names or list(description.asked)
         self._spawner = WarmSpawner(self._loop, origin, self)
         return True
-
-    @cached_property
-    def _learned(self) -> "LearnedFile | None":
-        """What is known about the script, with --preload=auto; read when it is needed first."""
-        if not self._is_auto:
-            return None
-        from relight.host.learned import LearnedFile
-
-        return LearnedFile(self._worker_program)
 
     def settled(self) -> bool:
         """Return whether the first generation can start without waiting."""
@@ -191,9 +203,10 @@ class Preload:
         """Start the warm spawner if its modules are known: this node waits for a generation. The
         first workers of a script that sets variables are watched instead.
         """
-        if not self._modules or self._spawner is not None or not self._tries:
+        modules = self._modules
+        if not modules.names or self._spawner is not None or not self._tries:
             return
-        if self._generations or not _sets_variables(self._worker_program, self._learned):
+        if self._generations or not _sets_variables(self._worker_program, modules.learned):
             self._take_leave()
             self._start(gently=True)  # a generation may begin before it is done
 
@@ -227,11 +240,11 @@ class Preload:
         held = spawner.fork(plans, scratch)
         self._cold = held[0]
         if self._watched is not None and self._generations == 1:
-            if not self._modules:
+            if not self._modules.names:
                 self._watched.when_quiet(lambda: self._generations == 1, self._learn)
             else:
-                self._watched.when_imports(_third_party(self._modules), self._learn)
-        elif self._modules:
+                self._watched.when_imports(self._modules.third_party(), self._learn)
+        elif self._modules.names:
             self._start_again()
         return held
 
@@ -243,23 +256,24 @@ class Preload:
             self._keep()
         self._stop()
         self._take_leave()
-        linux.end_children(_END_LIMIT_S, self._earlier)
+        self._leftovers.end()
         watched, self._watched = self._watched, None
         imports, writes = list[str](), self._script.names()
         if watched is not None:
             imports = watched.imports()
             writes |= watched.writes().keys()
             watched.close()
-        if (writes or not self._is_taken) and self._learned is not None:
-            self._learned.add(imports, sorted(writes))
+        learned = self._modules.learned
+        if (writes or not self._is_taken) and learned is not None:
+            learned.add(imports, sorted(writes))
 
     def _keep(self) -> None:
         """Start a process for the next job, if this one leaves none that has all modules."""
         self._record = lambda _: None  # this job is over
-        if self._more and self._spawner is not None:
+        if self._modules.has_more() and self._spawner is not None:
             self._stop()
             self._processes.discard()
-            self._modules = [*self._modules, *self._more]
+            self._modules.add_more()
         if self._spawner is None:
             self._learn(gently=False)
 
@@ -270,21 +284,17 @@ class Preload:
 
     def without(self, module: str, reason: str, seconds: float) -> None:
         """Report a module that the warm spawner does not keep."""
-        if self._learned is not None:
-            self._learned.note_unfit(module, reason, seconds)
-        self._record(PreloadWithout(module, reason, seconds, not self._is_auto))
+        if self._modules.learned is not None:
+            self._modules.learned.note_unfit(module, reason, seconds)
+        self._record(PreloadWithout(module, reason, seconds, not self._modules.is_auto))
 
     def learned(self, unfit: dict[str, str], directories: list[str]) -> None:
         """Store, for the next job with this script, what its workers import."""
-        if self._learned is not None:
-            self._learned.write(self._modules, unfit, directories)
-            self._modules = self._learned.known.fit
+        self._modules.write(unfit, directories)
 
     def others(self, names: list[str]) -> None:
         """Note modules that a worker has imported although they were not preloaded."""
-        if self._is_auto:
-            known = {*self._modules, *self._more}
-            self._more += [name for name in names if name not in known]
+        self._modules.note_more(names)
 
     def wrote(self, name: str, value: str | None) -> None:
         """Note a variable that a worker's script has set before an import."""
@@ -293,23 +303,22 @@ class Preload:
     def lost(self, reason: str, *, retry: bool) -> None:
         """End a warm spawner that is unusable; the next generation starts another if `retry`."""
         self._why_not = reason
-        self._record(PreloadUnfit(reason, not self._is_auto))
+        self._record(PreloadUnfit(reason, not self._modules.is_auto))
         self._stop()
         if not self._lent:
             self._take_leave()
-            # Processes that imports have started.
-            linux.end_children(_END_LIMIT_S, [self._cold, *self._earlier])
+            self._leftovers.end(self._cold)
         if not retry:
             self._tries = 0
 
     def _note_endless_import(self) -> None:
         """Note the module that has taken most of the time, if its import does not end."""
-        warm = self._spawner
-        if self._learned is not None and warm is not None and warm.importing:
+        warm, learned = self._spawner, self._modules.learned
+        if learned is not None and warm is not None and warm.importing:
             seconds = self._loop.now() - warm.importing_since
             if seconds > _PATIENCE_S / 2:
                 reason = f"its import did not end in {duration(seconds)}"
-                self._learned.note_endless(warm.importing, reason, seconds)
+                learned.note_endless(warm.importing, reason, seconds)
 
     def _tell_held_up(self) -> None:
         left = duration(_OTHER_S - _LONG_S)
@@ -347,9 +356,10 @@ class Preload:
 
     def _learn(self, *, gently: bool = True) -> None:
         """Start the warm spawner with what the watched worker has imported."""
-        if not self._modules and self._watched is not None:
-            self._modules = self._watched.imports()
-        if self._modules:
+        modules = self._modules
+        if not modules.names and self._watched is not None:
+            modules.names = self._watched.imports()
+        if modules.names:
             self._start_again(gently=gently)
         else:
             self._why_not = "no worker could be watched"
@@ -370,8 +380,8 @@ class Preload:
             self._script.add(self._watched.stop())
         self._tries -= 1
         self._why_not = ""
-        worker, learned = self._worker_program, self._learned
-        setup = instructions(worker, self._modules, learned, self._script.values, gently=gently)
+        worker, names, learned = self._worker_program, self._modules.names, self._modules.learned
+        setup = instructions(worker, names, learned, self._script.values, gently=gently)
         try:
             self._spawner = WarmSpawner(self._loop, self._begin(setup), self)
         except BlockingIOError:
@@ -379,10 +389,10 @@ class Preload:
             return
         except OSError as error:
             self._why_not = f"it can't be started: {error.strerror or error}"
-            self._record(PreloadUnfit(self._why_not, not self._is_auto))
+            self._record(PreloadUnfit(self._why_not, not self._modules.is_auto))
             return
-        names = ",".join(self._modules) if learned is None else f"{len(self._modules)} modules"
-        self._record(PreloadStarted(self._spawner.pid, names))
+        what = ",".join(names) if learned is None else f"{len(names)} modules"
+        self._record(PreloadStarted(self._spawner.pid, what))
 
     def _begin(self, setup: dict[str, Any]) -> Origin:
         """Start a process, one that outlives the job if that is wanted and possible."""
@@ -399,18 +409,12 @@ class Preload:
     def _stop(self) -> None:
         if self._spawner is not None:
             self._spawner.stop()
-            self._guard = self._spawner.guard
+            self._leftovers.await_guard(self._spawner.guard)
             self._spawner = None
 
     def _take_leave(self) -> None:
-        """Reap a stopped warm spawner, unless the generation that used it has done so."""
         self._lent = False
-        if self._guard:
-            try:
-                os.waitpid(self._guard, 0)
-            except ChildProcessError:
-                pass
-            self._guard = 0
+        self._leftovers.reap()
 
 
 def instructions(
@@ -460,11 +464,3 @@ def _sets_variables(worker: WorkerProgram, learned: "LearnedFile | None") -> boo
     from relight.host import source
 
     return bool(learned and learned.known.writes) or source.sets_variables(worker.argv)
-
-
-def _third_party(modules: Sequence[str]) -> Sequence[str]:
-    """Return the modules that do not belong to Python, or all if they do: a script sets variables
-    before it imports the former (torch), but often after the latter (os).
-    """
-    own = sys.stdlib_module_names
-    return [name for name in modules if name.partition(".")[0] not in own] or modules

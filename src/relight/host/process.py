@@ -144,6 +144,15 @@ class Workers:
             self._spawner.close()
         self._spawner_gone = True  # or stuck: a lease that comes now does not concern it
 
+    def finish(self) -> None:
+        """Return when these workers and their spawner are gone, also after an error in the middle;
+        for a program that goes on after the job.
+        """
+        if self._socket.fileno() >= 0:
+            self.close()
+        if self._spawner_exiting:
+            self._loop.run_until(lambda: self._spawner.closed, _CLOSE_LIMIT_S)
+
     def _reap(self) -> None:
         self._loop.forget(self._spawner)
         try:

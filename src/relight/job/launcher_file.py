@@ -29,7 +29,7 @@ NAME = "relight"
 VARIABLE = "RELIGHT_LAUNCHER"
 """The variable of a role that holds the value of `--launcher`, if one was given."""
 INSTALLED, TRAVELS = "installed", "travels"
-ELSEWHERE = frozenset({"job", "pytest_plugin", "runner", "schedulers"})
+ELSEWHERE = frozenset({"job", "pytest_plugin", "runner", "sandbox", "schedulers", "tracker"})
 """Packages that `relight run` does not need."""
 FOR_SSH = frozenset({
     "job/__init__.py", "job/app.py", "job/handles.py", "job/macros.py", "job/privacy.py",
@@ -48,7 +48,9 @@ _FOR_COMMANDS = frozenset({
     "core/rates.py", "core/timeline.py", "sight/top.py",
 })  # fmt: skip
 """What only other commands need: the status page and `relight top`."""
-_NOT_AT_TOP = frozenset({"function", "function_hosts", "function_results"})
+_NOT_AT_TOP = frozenset({
+    "embedding", "function", "function_hosts", "function_results", "torch_launcher",
+})  # fmt: skip
 _SCRIPT = f"""\
 #!/bin/sh
 # relight {relight.__version__}, the launcher in one file. Behind these lines is a zip archive for Python.

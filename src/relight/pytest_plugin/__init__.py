@@ -10,14 +10,21 @@ pytest collects the test as ever, and evaluates its marks. Instead of setting up
 plugin starts a job whose workers each run this one test, fixtures and all (`rank.py`). Each phase
 of the test (setup, call, teardown) then fails, or is skipped, as it was on the ranks.
 
+The fixture `relight_sandbox` runs a script on several hosts of this machine, with faults
+(`sandbox.py`).
+
 This file is loaded in every run of pytest where relight is installed: it imports nothing else of
 relight until a test has the mark.
 """
 
 from collections.abc import Generator
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from relight.pytest_plugin.sandbox import SandboxRunner
 
 MARK = "distributed"
 ON_RANK = "relight-rank"
@@ -46,6 +53,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the mark."""
     config.addinivalue_line("markers", _HELP)
+
+
+@pytest.fixture
+def relight_sandbox(tmp_path: Path) -> "SandboxRunner":
+    """Run a script on several hosts of this machine, and break them (docs/sandbox.md)."""
+    from relight.pytest_plugin import sandbox
+
+    if why := sandbox.unavailable():
+        pytest.skip(why)
+    return sandbox.SandboxRunner(tmp_path)
 
 
 @pytest.hookimpl(wrapper=True)

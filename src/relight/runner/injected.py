@@ -16,7 +16,8 @@ from relight.job.handles import SESSION
 if TYPE_CHECKING:
     from relight.runner.runner import Runner
 
-_TORCHX_SESSION = "torchx"
+TORCHX_SESSION = "torchx"
+"""The session in TORCHX_JOB_ID where relight's handles have their own default."""
 _session_id = ""
 
 
@@ -37,7 +38,7 @@ def with_variables(
         UsageError: a tracker's name can't be part of a variable's name.
     """
     env = runner.env
-    foreign = _TORCHX_SESSION if session == SESSION else session
+    foreign = TORCHX_SESSION if session == SESSION else session
     common = {
         "TORCHX_JOB_ID": f"{scheduler}://{foreign}/{macros.app_id}",
         "TORCHX_INTERNAL_SESSION_ID": env.get("TORCHX_INTERNAL_SESSION_ID") or _own_session(),
@@ -45,7 +46,7 @@ def with_variables(
     parent = parent_run_id or env.get("RELIGHT_PARENT_RUN_ID", env.get("TORCHX_PARENT_RUN_ID"))
     if parent:
         common["TORCHX_PARENT_RUN_ID"] = parent
-    common |= _trackers(runner)
+    common |= trackers(runner)
     roles = []
     for role in app.roles:
         variables = {**role.env, **common}
@@ -66,15 +67,19 @@ def _own_session() -> str:
     return _session_id
 
 
-def _trackers(runner: "Runner") -> dict[str, str]:
-    """Return the variables that configure trackers, from the settings or the environment."""
+def trackers(runner: "Runner") -> dict[str, str]:
+    """Return the variables that configure trackers, from the environment or the settings.
+
+    Raises:
+        UsageError: a tracker's name can't be part of a variable's name.
+    """
     said = runner.env.get("TORCHX_TRACKERS")
     where = f"TORCHX_TRACKERS={said}" if said else "the settings"
-    trackers = said.split(",") if said else list(runner.settings.section("torchx:tracker"))
-    if not trackers:
+    names = said.split(",") if said else list(runner.settings.section("torchx:tracker"))
+    if not names:
         return {}
-    found = {"TORCHX_TRACKERS": ",".join(trackers)}
-    for name in trackers:
+    found = {"TORCHX_TRACKERS": ",".join(names)}
+    for name in names:
         if not name.isidentifier():
             raise UsageError(f"{where} has a tracker named {name!r}: expected a word")
         variable = f"TORCHX_TRACKER_{name.upper()}_CONFIG"

@@ -15,6 +15,7 @@ from relight.job.app import AppState
 from relight.job.handles import Handle
 from relight.schedulers import registry
 from relight.schedulers.api import AppStatus, Scheduler
+from relight.schedulers.unbroken import UnansweredError
 
 if TYPE_CHECKING:
     from relight.runner.runner import Prepared
@@ -37,9 +38,12 @@ def submit(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
         try:
             records.write(job.app_id, record)  # first, so that a running job always has a record
             app_id = scheduler.submit(job.request)
-        except BaseException:
+        except BaseException as error:
             with suppress(RelightError):  # the first error matters more than leftovers
                 records.remove(job.app_id)
+            if isinstance(error, UnansweredError) and job.request.app_id:
+                handle = str(Handle(job.scheduler, job.session, job.request.app_id))
+                error.hint = f"relight delete {handle}, once it answers"
             raise
         handle = str(Handle(job.scheduler, job.session, app_id))
         record |= {"app_id": app_id, "handle": handle, "state": AppState.SUBMITTED.name}

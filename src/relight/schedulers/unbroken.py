@@ -8,13 +8,22 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from relight.errors import MachineError
+
 T = TypeVar("T")
 _LIMIT_S = 10.0
 
 
+class UnansweredError(MachineError):
+    """A signal came, and the service has not answered by then: nobody knows what it makes."""
+
+
 def finished(request: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Return what a request returns. If a signal raises an exception meanwhile, that is raised when
-    the request is over, at most 10 s later; a second one is raised at once.
+    the request is over.
+
+    Raises:
+        UnansweredError: it is not over 10 s after that, or when a second signal comes.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -30,9 +39,16 @@ def finished(request: Callable[..., T], *arguments: Any, **named: Any) -> T:
     try:
         threading.Thread(target=run, daemon=True).start()
         over.wait()  # not join: in Python 3.11, one that was interrupted takes the thread for ended
-    except BaseException:
-        over.wait(_LIMIT_S)
-        raise
+    except BaseException as signal:
+        try:
+            is_over = over.wait(_LIMIT_S)
+        except BaseException:
+            is_over = False
+        if is_over:
+            raise
+        raise UnansweredError(
+            "interrupted before the service has answered: it may still make what it was asked for"
+        ) from signal
     if errors:
         raise errors[0]
     return results[0]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from relight.core.fields import printable
 from relight.core.rates import Uses
 from relight.errors import many
+from relight.host.gpus import Gpu
 from relight.job.app import AppState
 from relight.job.handles import RUN
 from relight.job.status import AppStatus, ReplicaStatus
@@ -22,10 +23,13 @@ _STATES = ("FAILED", "UNKNOWN", "CANCELLED", "UNSUBMITTED", "SUBMITTED", "PENDIN
 
 
 class JobLook(NamedTuple):
-    """A job at the time of a look; `handle` is its handle as text."""
+    """A job at the time of a look; `handle` is its handle as text, `name` what the user calls it,
+    if that is known.
+    """
 
     handle: str
     status: AppStatus
+    name: str = ""
 
 
 class Row(NamedTuple):
@@ -43,6 +47,7 @@ class Row(NamedTuple):
     cpu: float | None
     memory: int | None
     last_line: str
+    name: str = ""
 
     @property
     def key(self) -> str:
@@ -51,8 +56,9 @@ class Row(NamedTuple):
 
     def cells(self) -> tuple[str, ...]:
         """Return the texts of its columns (HEADS)."""
+        app_id = self.handle.rpartition("/")[2]
         return (
-            self.handle.rpartition("/")[2],
+            app_id if app_id.startswith(self.name) else f"{app_id} {self.name}",
             f"{self.role}/{self.rank}".lstrip("/") if self.rank >= 0 else "",
             self.host,
             self.state,
@@ -75,28 +81,29 @@ class Looks:
         rows, before, self._uses = [], self._uses, {}
         for job in jobs:
             for each in job.status.replicas:
-                row = _row(job.handle, each)
+                row = _row(job, each)
                 if each.use is not None:
                     uses = self._uses[row.key] = before.get(row.key, Uses())
                     cpu, rate = uses.take(each.use)
                     row = row._replace(cpu=cpu, rate=rate)
                 rows.append(row)
             if not job.status.replicas:
-                state, message = job.status.state.name, printable(job.status.message, lines=False)
+                line = printable(job.status.message, lines=False)[:_MOST_LINE]
+                state = job.status.state.name
                 rows.append(
-                    Row(job.handle, "", -1, "", state, None, None, None, None, message[:_MOST_LINE])
+                    Row(job.handle, "", -1, "", state, None, None, None, None, line, job.name)
                 )
         return rows
 
 
-def _row(handle: str, each: ReplicaStatus) -> Row:
+def _row(job: JobLook, each: ReplicaStatus) -> Row:
     line = printable(each.error or each.last_line, lines=False)[:_MOST_LINE]
     if each.exitcode:
         line = f"exit code {each.exitcode}: {line}" if line else f"exit code {each.exitcode}"
     step, memory = (each.use.step, each.use.memory) if each.use is not None else (None, None)
     return Row(
-        handle, each.role, each.replica, printable(each.host), each.state.name, step, None, None,
-        memory, line,
+        job.handle, each.role, each.replica, printable(each.host), each.state.name, step, None,
+        None, memory, line, job.name,
     )  # fmt: skip
 
 
@@ -148,6 +155,17 @@ def totals(rows: Iterable[Row]) -> str:
     counts = Counter(row.state for row in ranks)
     states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     return f"{text}: {states}" if states else text
+
+
+def gpus_line(gpus: Sequence[Gpu]) -> str:
+    """Return how the GPUs of this machine are, empty if there are none."""
+    texts = []
+    for gpu in gpus:
+        text = f"{gpu.number}:" if gpu.busy is None else f"{gpu.number}: {gpu.busy}%"
+        if gpu.used_mib is not None and gpu.total_mib is not None:
+            text += f" {gpu.used_mib / 1024:.0f}/{gpu.total_mib / 1024:.0f} GiB"
+        texts.append(text)
+    return f"GPUs here: {', '.join(texts)}" if texts else ""
 
 
 def headline(job: JobLook) -> list[str]:

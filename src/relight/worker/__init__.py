@@ -117,7 +117,8 @@ def membership() -> Membership:
         nodes=number("GROUP_WORLD_SIZE", 1),
         restarts=number("TORCHELASTIC_RESTART_COUNT", 0),
         max_restarts=number("TORCHELASTIC_MAX_RESTARTS", 0),
-        requeues=number("RELIGHT_REQUEUES", number("SLURM_RESTART_COUNT", attempt - 1)),
+        requeues=number("RELIGHT_REQUEUES", number("SLURM_RESTART_COUNT", attempt - 1))
+        + number("RELIGHT_PREEMPTIONS", 0),
     )
 
 

@@ -1,8 +1,8 @@
 """A worker that calls a function and saves its result: `python -m relight.worker.call DIR`.
 
-`relight.launch` writes `call.pickle` into the directory. Each worker writes `RANK.begun` beside it,
-then `RANK.result` or `RANK.error`. Only files of the calling user, in a directory that only this
-user can enter, are loaded.
+`relight.launch` writes `call.pickle` into the directory, which a variable may name as well. Each
+worker writes `RANK.begun` beside it, then `RANK.result` or `RANK.error`. Only files of the calling
+user, in a directory that only this user can enter, are loaded.
 """
 
 import atexit
@@ -15,12 +15,14 @@ import threading
 import time
 import traceback
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from relight.errors import EXIT_FAILED, EXIT_OK, UsageError, WorkersFailedError
 from relight.worker.main_module import Unpickler
 
 RESULT, ERROR, BEGUN = "result", "error", "begun"
+CALL_DIRECTORY = "RELIGHT_CALL_DIRECTORY"
 _RESULT_FILE = re.compile(rf"[0-9]{{1,9}}\.({RESULT}|{ERROR}|{BEGUN})")
 
 
@@ -39,6 +41,23 @@ class Begun(NamedTuple):
     def attempt(self) -> tuple[int, str]:
         """The same for all ranks of an attempt."""
         return self.restart, self.place
+
+
+class WithLocalRank:
+    """A function whose arguments may name the worker: `${local_rank}` in texts is replaced, as
+    torch's launcher does (torch.distributed.elastic.utils.macros).
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function."""
+        from relight.core.commands import with_local_rank
+
+        own = int(os.environ["LOCAL_RANK"])
+        texts = [with_local_rank(each, own) if isinstance(each, str) else each for each in args]
+        return self.function(*texts)
 
 
 def main(directory: str) -> None:
@@ -149,4 +168,4 @@ def _portable(error: BaseException) -> BaseException | None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1] if len(sys.argv) > 1 else os.environ[CALL_DIRECTORY])

@@ -1,10 +1,13 @@
-"""Asks py-spy for stacks, where it is installed: for versions of Python that are not known here.
+"""Asks py-spy for stacks, where it is installed: of versions of Python that are not known here, and
+native ones.
 
 `py-spy dump --json` prints a list of threads with their frames, innermost first (py-spy 0.4,
 src/dump.rs, src/stack_trace.rs). `--nonblocking` keeps it from stopping the process; it then does
-not know which of the system's threads they are, so the main thread is found by its name.
+not know which of the system's threads they are, so the main thread is found by its name. `--native`
+stops the process for a moment; a frame with a module is one of C or C++.
 """
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -15,6 +18,9 @@ from relight.host.stacks.memory import StackError
 from relight.host.stacks.threads import Task
 
 _LIMIT_S = 20.0
+_MOST_NATIVE = 12
+_MOST_OF_NATIVE = 100
+"""Most characters of the name of a native function: those of templates are very long."""
 _MOST_THREADS, _MOST_FRAMES, _MOST_CHARACTERS = 1000, 500, 1000
 
 
@@ -28,20 +34,64 @@ def dump(pid: int, tasks: list[Task]) -> tuple[ThreadStack, ...] | None:
     Raises:
         StackError: py-spy can't read it either.
     """
-    program = shutil.which("py-spy")
-    if program is None:
+    if not is_installed():
         return None
-    command = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+    return parse(pid, _run(pid, "--nonblocking", _LIMIT_S), tasks)
+
+
+def is_installed() -> bool:
+    """Return whether py-spy is on PATH."""
+    return shutil.which("py-spy") is not None
+
+
+def native(pid: int, limit_s: float = _LIMIT_S) -> dict[int, tuple[str, ...]]:
+    """Return the functions of C and C++ that the Python code of threads has called, the innermost
+    first; nothing if that can't be found out. It takes seconds where torch is loaded, and stops the
+    process for a moment.
+
+    Args:
+        pid: the process; of one that is stopped, py-spy knows nothing.
+        limit_s: how long it may take.
+
+    Returns:
+        By the system's id of each thread: `c10d::Work::wait (libtorch_cpu.so)`, ….
+    """
+    if not is_installed():
+        return {}
+    try:
+        found = json.loads(_run(pid, "--native", limit_s))[:_MOST_THREADS]
+        return {int(each["os_thread_id"] or 0): _native(each["frames"]) for each in found}
+    except (StackError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+
+
+def _native(frames: list[dict[str, Any]]) -> tuple[str, ...]:
+    outside = itertools.takewhile(lambda frame: frame["module"] is not None, frames)
+    named = [
+        f"{str(frame['name'])[:_MOST_OF_NATIVE]} ({str(frame['module']).rpartition('/')[2]})"
+        for frame in outside
+        if not str(frame["name"]).startswith(("0x", "pybind11::"))
+    ]
+    return tuple(named[:_MOST_NATIVE])
+
+
+def _run(pid: int, how: str, limit_s: float) -> bytes:
+    """Return what `py-spy dump` prints.
+
+    Raises:
+        StackError: it can't read the process.
+    """
+    command = ["py-spy", "dump", "--json", how, "--pid", str(pid)]
     try:
         done = subprocess.run(
-            command, capture_output=True, timeout=_LIMIT_S, check=False, stdin=subprocess.DEVNULL
+            command, capture_output=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _failed(pid, str(error)) from None
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise _failed(pid, lines[-1][:200])
-    return parse(pid, done.stdout, tasks)
+    return done.stdout
 
 
 def parse(pid: int, output: bytes, tasks: list[Task]) -> tuple[ThreadStack, ...]:

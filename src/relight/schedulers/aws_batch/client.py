@@ -45,7 +45,7 @@ class Aws:
         except ImportError:
             raise UsageError(
                 "the AWS Batch scheduler needs the package boto3",
-                hint="pip install 'relight[aws_batch]', in the environment of relight",
+                hint="pip install 'boto3>=1.34', in the environment of relight",
             ) from None
         try:
             if (service, once) not in self._clients:

@@ -11,7 +11,6 @@
 The id of a job is QUEUE:NAME, as in TorchX.
 """
 
-import contextlib
 import hashlib
 import json
 import secrets
@@ -23,7 +22,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from relight import env
-from relight.errors import RelightError, UsageError, did_you_mean
+from relight.errors import MachineError, RelightError, UsageError, did_you_mean
 from relight.job import launcher_file, privacy
 from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
@@ -118,14 +117,17 @@ class AwsBatch:
                 arn = finished(batch.register_job_definition, **definition)["jobDefinitionArn"]
                 finished(batch.submit_job, **body["job"], jobDefinition=arn)
         except BaseException as error:
-            if arn:
-                self._undo(body["job"], arn)
-            elif not isinstance(error, UsageError):  # it may be there, and nobody has its number
-                with (
-                    contextlib.suppress(RelightError),
-                    self._aws.client("batch", once=True) as batch,
-                ):
-                    _deregister(batch, request_.app_id)
+            try:
+                if arn:
+                    self._undo(body["job"], arn)
+                elif not isinstance(error, UsageError):  # it may be there, without a known number
+                    self._deregister_unknown(request_.app_id)
+            except RelightError as second:
+                first = error.message if isinstance(error, RelightError) else "interrupted"
+                raise MachineError(
+                    f"{first}; what was made of {request_.app_id} may be left: {second.message}",
+                    hint=f"relight delete aws_batch://relight/{request_.app_id}",
+                ) from error
             raise
         return str(body["app_id"])
 
@@ -219,15 +221,21 @@ class AwsBatch:
             return str(s3.generate_presigned_url("get_object", Params=where, ExpiresIn=_URL_S))
 
     def _undo(self, job: Mapping[str, Any], arn: str) -> None:
-        """Remove a definition, and the job that was made of it if only the answer was lost. The
-        user sees the first error, not one of this.
-        """
-        with contextlib.suppress(RelightError), self._aws.client("batch") as batch:
-            for each in _named(batch, job["jobQueue"], job["jobName"]):
-                if each.get("jobDefinition") == arn:
-                    batch.terminate_job(jobId=each["jobId"], reason=states.CANCELLED)
-        with contextlib.suppress(RelightError), self._aws.client("batch") as batch:
-            batch.deregister_job_definition(jobDefinition=arn)
+        """Remove a definition, and the job that was made of it if only the answer was lost."""
+        try:
+            with self._aws.client("batch") as batch:
+                for each in _named(batch, job["jobQueue"], job["jobName"]):
+                    if each.get("jobDefinition") == arn:
+                        batch.terminate_job(jobId=each["jobId"], reason=states.CANCELLED)
+        finally:
+            with self._aws.client("batch") as batch:
+                batch.deregister_job_definition(jobDefinition=arn)
+
+    def _deregister_unknown(self, app_id: str) -> None:
+        """Deregister the definition of an app, if the answer to its registration was lost."""
+        with self._aws.client("batch", once=True) as batch:
+            for each in _definitions(batch, app_id):
+                batch.deregister_job_definition(jobDefinition=each)
 
     def _lines(self, job_id: str, its_id: str, query: LogQuery) -> Iterator[str]:
         """Yield the lines of a container, attempt after attempt, until the job is over: its nodes
@@ -340,16 +348,21 @@ def _find(batch: Any, app_id: str) -> dict[str, Any] | None:
     return described[0] if described else None
 
 
-def _deregister(batch: Any, app_id: str) -> None:
-    """Deregister the definitions of a job that Batch has forgotten."""
+def _definitions(batch: Any, app_id: str) -> list[str]:
+    """Return the definitions of a job."""
     _, name = _parts(app_id)
     known = _pages(batch, "describe_job_definitions", "jobDefinitions", jobDefinitionName=name,
                    status="ACTIVE")  # fmt: skip
-    found = [each for each in known if request.USER in (each.get("tags") or {})]
+    return [each["jobDefinitionArn"] for each in known if request.USER in (each.get("tags") or {})]
+
+
+def _deregister(batch: Any, app_id: str) -> None:
+    """Deregister the definitions of a job that Batch has forgotten."""
+    found = _definitions(batch, app_id)
     if not found:
         raise _unknown(app_id)
     for each in found:
-        batch.deregister_job_definition(jobDefinition=each["jobDefinitionArn"])
+        batch.deregister_job_definition(jobDefinition=each)
 
 
 def _is_of_relight(job: Mapping[str, Any]) -> bool:

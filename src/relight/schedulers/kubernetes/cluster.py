@@ -14,7 +14,7 @@ from relight.errors import MachineError, RelightError, UsageError, did_you_mean
 
 _IN_CLUSTER = "/var/run/secrets/kubernetes.io/serviceaccount"
 _LOOK_AT = "KUBECONFIG names the file, ~/.kube/config if it is not set"
-_TOO_MANY = 429
+_TOO_MANY, _CONFLICT = 429, 409
 _TRIES = 5
 _JSON_PATCH = "application/json-patch+json"
 _FORBIDDEN = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"')
@@ -75,7 +75,7 @@ class Cluster:
         except ImportError:
             raise UsageError(
                 "the Kubernetes scheduler needs the package kubernetes",
-                hint="pip install 'relight[kubernetes]', in the environment of relight",
+                hint="pip install 'kubernetes>=31' 'PyYAML>=6', in the environment of relight",
             ) from None
         if self._client is None:
             self._client = _configured(kubernetes, self._context)
@@ -116,8 +116,10 @@ def explained(error: Any) -> RelightError:
             f"Kubernetes does not permit this user to {verb} {what}: {message}",
             hint=f"a Role with the verb {verb} on {what}; kubectl auth can-i {verb} {what}",
         )
-    if error.status == 409:
+    if error.status == 409 and "already exists" in message:
         return UsageError(f"Kubernetes: {message}", hint="submit it again, under another name")
+    if error.status == 404 and message.startswith("namespaces "):
+        return UsageError(f"Kubernetes refuses it: {message}", hint="-cfg namespace=NAME")
     if error.status in (400, 403, 404, 422):
         return UsageError(f"Kubernetes refuses it: {message}")
     return MachineError(f"Kubernetes: {error.status} {message}")
@@ -206,15 +208,17 @@ def _client(kubernetes: Any, context: str) -> Any:
 
 
 def _retries() -> Any:
-    """Return when a request is repeated: after a lost connection if it changes nothing, and always
-    when a server that has too much to do says when (429, Retry-After).
+    """Return when a request is repeated: after a lost connection if it changes nothing, always when
+    a server that has too much to do says when (429, Retry-After), and a change that has collided
+    with another one (409): it says what shall be, whatever was before.
     """
     from urllib3.util import Retry
 
     class Patient(Retry):  # type: ignore[misc]  # urllib3 is not on the path of every check
         def is_retry(self, method: str, status_code: int, has_retry_after: bool = False) -> bool:
             busy = status_code == _TOO_MANY and has_retry_after
-            return busy or super().is_retry(method, status_code, has_retry_after)
+            collided = method == "PATCH" and status_code == _CONFLICT
+            return busy or collided or super().is_retry(method, status_code, has_retry_after)
 
     return Patient(_TRIES)
 
@@ -258,7 +262,7 @@ def yaml() -> Any:
     except ImportError:
         raise UsageError(
             "the Kubernetes scheduler needs the package PyYAML",
-            hint="pip install 'relight[kubernetes]', in the environment of relight",
+            hint="pip install 'kubernetes>=31' 'PyYAML>=6', in the environment of relight",
         ) from None
     return package
 

@@ -3,9 +3,13 @@
 A pod is made again, and counts as no failure, if it is preempted, if its node is lost, or if its
 agent exits with 75. An error of the user's program fails the Job at once, or after `max_retries`
 for each replica. A role that may shrink succeeds when so many replicas have succeeded as it needs.
+
+The limit of failures is one for each index: only then do pods know how often their index was tried
+(Kubernetes 1.29, KEP 3850).
 """
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from relight.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_PREEMPTED
@@ -27,6 +31,8 @@ _TRANSIENT = [EXIT_GROUP, EXIT_MACHINE, 129, 130, 137, 143]
 """Exit codes that are no error of the user's program: nodes did not meet, a machine refused
 something, or a signal has ended the agent. Such pods are made again a few times.
 """
+_TIMED_OUT = [137, 143]
+"""How containers end whose time is over."""
 _TRIES = 3
 
 
@@ -37,7 +43,11 @@ class Job:
     resource = Resource("batch/v1", "Job", "jobs")
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     label = "batch.kubernetes.io/job-completion-index"  # since Kubernetes 1.28
-    failures = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"
+    starts: Mapping[str, str] = MappingProxyType({
+        "RELIGHT_REQUEUES": "metadata.annotations['batch.kubernetes.io/job-index-failure-count']",
+        "RELIGHT_PREEMPTIONS":
+            "metadata.annotations['batch.kubernetes.io/job-index-ignored-failure-count']",
+    })  # fmt: skip
     container = "main"
     has_service = True
     cancelling = staticmethod(suspending)
@@ -77,19 +87,17 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: Place) -> dict[
         "completions": size,
         "parallelism": size,
         "podReplacementPolicy": "Failed",
-        "podFailurePolicy": {"rules": _rules(role)},
+        "podFailurePolicy": {"rules": _rules(role, cfg)},
+        "backoffLimitPerIndex": max(0, role.max_retries) or _TRIES,
+        "maxFailedIndexes": 0,
     }
-    if role.max_retries > 0:
-        found |= {"backoffLimitPerIndex": role.max_retries, "maxFailedIndexes": 0}
-    else:
-        found["backoffLimit"] = _TRIES * size
     if least(role) < size:
         rule = {"succeededIndexes": f"0-{size - 1}", "succeededCount": least(role)}
         found["successPolicy"] = {"rules": [rule]}
     return {**found, "template": pods.template(app, role, cfg, place)}
 
 
-def _rules(role: Role) -> list[dict[str, Any]]:
+def _rules(role: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return what a failed pod means."""
     lost = {"type": "DisruptionTarget", "status": "True"}
     preempted = {"containerName": "main", "operator": "In", "values": [EXIT_PREEMPTED]}
@@ -97,6 +105,9 @@ def _rules(role: Role) -> list[dict[str, Any]]:
         {"action": "Ignore", "onPodConditions": [lost]},
         {"action": "Ignore", "onExitCodes": preempted},
     ]
+    if cfg.get("timeout"):
+        ended = {"containerName": "main", "operator": "In", "values": _TIMED_OUT}
+        rules.append({"action": "FailJob", "onExitCodes": ended})
     if role.max_retries <= 0:
         codes = {"containerName": "main", "operator": "NotIn", "values": [0, *_TRANSIENT]}
         rules.append({"action": "FailJob", "onExitCodes": codes})

@@ -26,7 +26,8 @@ class JobSet:
 
     name = "jobset"
     resource = Resource("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets")
-    index, label, failures = Job.index, Job.label, Job.failures
+    index, label = Job.index, Job.label
+    starts: Mapping[str, str] = Job.starts
     container = "main"
     has_service = True
     cancelling = staticmethod(suspending)

@@ -22,8 +22,8 @@ class Kind(Protocol):
         resource: its name in the API.
         index: the field of a pod that has the number of its replica.
         label: the label of a pod that has it, too.
-        failures: the field of a pod that counts how often earlier pods of its replica have failed,
-            for roles with retries; empty if there is none.
+        starts: variables and the fields of a pod that count how often its replica was started
+            before.
         container: the name of the container in which the command runs.
         has_service: whether relight makes the Service by which pods find each other.
     """
@@ -32,7 +32,7 @@ class Kind(Protocol):
     resource: Resource
     index: str
     label: str
-    failures: str
+    starts: Mapping[str, str]
     container: str
     has_service: bool
 
@@ -100,7 +100,8 @@ def by_conditions(
     for _, message in conditions(each, *failed):
         return AppState.FAILED, message
     for _ in conditions(each, suspended):
-        return AppState.PENDING, f"the {each['kind']} is suspended: it waits for its queue"
+        queue = (each["metadata"].get("labels") or {}).get(QUEUE, "")
+        return AppState.PENDING, f"the {each['kind']} is suspended: it waits for its queue {queue}"
     return None, ""
 
 

@@ -1,8 +1,8 @@
 """Names and labels that a Kubernetes API server accepts (RFC 1123 labels, label values)."""
 
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
 from relight.errors import UsageError
@@ -11,6 +11,22 @@ from relight.job.app import AppDef, Role
 LONGEST = 63
 _SUFFIX = len("-00000")
 """What the Job controller appends to the name of a pod: five random characters."""
+_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+_QUANTITY = r"\d+(\.\d+)?([numkMGTPE]|[KMGTPE]i|[eE]\d+)?"
+_FORMS = {
+    "namespace": (_LABEL, "lower case letters, digits and hyphens, at most 63"),
+    "queue": (_VALUE, "the name of a queue, at most 63 characters"),
+    "runtime": (_SUBDOMAIN, "the name of a ClusterTrainingRuntime"),
+    "service_account": (_SUBDOMAIN, "the name of a service account"),
+    "image_secret": (_SUBDOMAIN, "the name of a secret"),
+    "priority_class": (_SUBDOMAIN, "the name of a priority class"),
+    "topology": (rf"({_SUBDOMAIN}/)?{_VALUE}", "a label such as topology.kubernetes.io/zone"),
+    "shm_size": (_QUANTITY, "a size such as 8Gi"),
+    "user": (r"\d+", "the number of a user, from 0"),
+}
+"""What a server takes as the values of options; their forms in words."""
 
 
 class JobId(NamedTuple):
@@ -75,3 +91,15 @@ def app_name(app: AppDef, app_id: str, stem: Callable[[str, Role], str]) -> str:
         start, _, unique = name.rpartition("-")
         name = f"{start[: room - len(unique) - 1].rstrip('-')}-{unique}"
     return name if name[:1].isalpha() else f"a{name}"[:room]
+
+
+def check_options(cfg: Mapping[str, Any]) -> None:
+    """Refuse values of options that no server takes, without asking one.
+
+    Raises:
+        UsageError: there is one.
+    """
+    for name, (pattern, form) in _FORMS.items():
+        value = cfg.get(name)
+        if value is not None and value != "" and not re.fullmatch(pattern, str(value)):
+            raise UsageError(f"-cfg {name}={value} is not what Kubernetes takes", hint=form)

@@ -26,6 +26,13 @@ APP, ROLE, USER = "relight/app-id", "relight/role", "relight/user"
 EFA = "vpc.amazonaws.com/efa"
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _REPLICA_ENV = "RELIGHT_REPLICA_ID"
+_START = "/etc/relight"
+"""The directory of a file as old as the pod: the kubelet makes it before it pulls the image."""
+_TELL_END = (
+    f"export RELIGHT_END_TIME=$(($(stat -c %Y {_START}/pod 2>/dev/null || date +%s) + {{0}})); "
+    'exec "$@"'
+)
+"""A command of a shell that tells the pod's own when its time is over."""
 _REPLICA = "\0replica\0"
 """Stands for the number of a replica until all else is escaped."""
 _FIELD = "[FIELD_PATH]"
@@ -38,15 +45,15 @@ class Place(NamedTuple):
 
     `name` is that of its objects and of its headless Service, `stem` precedes the number in the
     host names of the first role's pods, and `number` is the field of a pod that has its number.
-    `job` is the id of the job, with its namespace. `failures` is the field of a pod that counts how
-    often earlier pods with its number have failed, if any.
+    `job` is the id of the job, with its namespace. `starts` are variables and the fields of a pod
+    that count how often its replica was started before.
     """
 
     job: str
     name: str
     stem: str
     number: str
-    failures: str
+    starts: Mapping[str, str]
 
     def host(self, number: int) -> str:
         """Return the host name of a replica of the first role, within the namespace."""
@@ -66,6 +73,10 @@ def template(app: AppDef, role: Role, cfg: Mapping[str, Any], place: Place) -> d
     brings = launcher_file.needed(role)
     if brings:
         own = launcher_file.wrapped(own, LAUNCHER)
+    seconds = _seconds(cfg)
+    if seconds:
+        words = ("-c", _escape(_TELL_END.format(seconds)), "sh", own.entrypoint, *own.args)
+        own = replace(own, entrypoint="sh", args=words)
     volumes, mounts = _volumes(role, cfg, place, brings_launcher=brings)
     container: dict[str, Any] = {
         "name": "main",
@@ -91,6 +102,8 @@ def template(app: AppDef, role: Role, cfg: Mapping[str, Any], place: Place) -> d
         "volumes": volumes,
     }
     spec |= _placement(role, cfg, place)
+    if seconds:
+        spec["activeDeadlineSeconds"] = seconds
     if cfg.get("service_account"):
         spec["serviceAccountName"] = cfg["service_account"]
     if cfg.get("image_secret"):
@@ -138,9 +151,8 @@ def _escape(text: str) -> str:
 def _variables(app: AppDef, own: Role, role: Role, place: Place) -> list[dict[str, Any]]:
     index = {"fieldRef": {"fieldPath": place.number}}
     found: list[dict[str, Any]] = [{"name": _REPLICA_ENV, "valueFrom": index}]
-    if place.failures and role.max_retries > 0:
-        failures = {"fieldRef": {"fieldPath": place.failures}}
-        found.append({"name": "RELIGHT_REQUEUES", "valueFrom": failures})
+    for name, path in place.starts.items():
+        found.append({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}})
     hosts = place.host(0)
     port = next(iter(app.roles[0].port_map.values()), 0)
     if launcher_file.needed(role) and port:
@@ -161,8 +173,8 @@ def _variables(app: AppDef, own: Role, role: Role, place: Place) -> list[dict[st
         if name == _REPLICA_ENV:
             continue
         if value.startswith(_FIELD):
-            path = {"fieldRef": {"fieldPath": value.removeprefix(_FIELD)}}
-            found.append({"name": name, "valueFrom": path})
+            field = {"fieldRef": {"fieldPath": value.removeprefix(_FIELD)}}
+            found.append({"name": name, "valueFrom": field})
         else:
             found.append({"name": name, "value": value})
     if TOKEN not in own.env:
@@ -193,6 +205,14 @@ def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
     return found if any(found.values()) else {}
 
 
+def _seconds(cfg: Mapping[str, Any]) -> int:
+    """Return how long a pod may live; 0 if there is no limit."""
+    said = cfg.get("timeout")
+    if said is not None and said < 1:
+        raise UsageError(f"-cfg timeout={said}: at least one minute")
+    return int(said or 0) * 60
+
+
 def _reserved(cfg: Mapping[str, Any], name: str) -> int:
     said = cfg.get(name)
     return RESERVED[name] if said is None else int(said)
@@ -209,6 +229,10 @@ def _volumes(
         source = {"name": f"{place.name}-launcher", "defaultMode": 0o555}
         volumes.append({"name": "launcher", "configMap": source})
         mounts.append({"name": "launcher", "mountPath": LAUNCHER, "readOnly": True})
+    if _seconds(cfg):
+        item = {"path": "pod", "fieldRef": {"fieldPath": "metadata.name"}}
+        volumes.append({"name": "start", "downwardAPI": {"items": [item]}})
+        mounts.append({"name": "start", "mountPath": _START, "readOnly": True})
     for number, mount in enumerate(role.mounts):
         name = f"mount-{number}"
         match mount:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from relight.job.app import AppState
+from relight.job.app import NOTHING, AppState
 from relight.schedulers.api import AppStatus, ReplicaStatus
 from relight.schedulers.kubernetes import pods, volcano
 from relight.schedulers.kubernetes.kind import Kind
@@ -49,28 +49,51 @@ def of_app(found: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, An
     return apps
 
 
-def status(kind: Kind, objects: Sequence[Object], found: Iterable[Mapping[str, Any]]) -> AppStatus:
+def status(
+    kind: Kind,
+    objects: Sequence[Object],
+    found: Iterable[Mapping[str, Any]],
+    told: Mapping[str, str] = NOTHING,
+) -> AppStatus:
     """Return the status of a job.
 
     Args:
         kind: the kind of its objects.
         objects: what makes its pods.
         found: its pods.
+        told: why objects do not go on, by their names (`reasons`).
     """
     replicas = of_replica(found)
+    of_pods = {pod["metadata"]["name"] for its in replicas.values() for pod in its}
+    of_makers = {name: why for name, why in told.items() if name not in of_pods}
     statuses, states, messages = list[ReplicaStatus](), list[AppState](), list[str]()
     for each in objects:
+        no_pods = _why_no_pods(of_makers, each["metadata"]["name"])
         its = [
-            _replica(role, number, replicas.get((role, number), []))
+            _replica(role, number, replicas.get((role, number), []), told, no_pods)
             for role, size in kind.roles(each).items()
             for number in range(size)
         ]
         statuses += its
-        state, message = _verdict(kind, each, its)
+        state, message = _verdict(kind, each, its, no_pods)
         states.append(state)
         messages += [message] if message else []
     retries = sum(len(its) - 1 for its in replicas.values())
     return AppStatus(_whole(states), "; ".join(messages), tuple(statuses), retries)
+
+
+def is_unexplained(status: AppStatus) -> bool:
+    """Return whether a replica waits, and its pod does not say for what."""
+    waits = (AppState.SUBMITTED, AppState.PENDING)
+    return not status.state.is_over and any(
+        each.state in waits and not each.error for each in status.replicas
+    )
+
+
+def _why_no_pods(told: Mapping[str, str], maker: str) -> str:
+    """Return what is said of an object that makes pods, or of a Job that it makes."""
+    its = [name for name in told if name == maker or name.startswith(f"{maker}-")]
+    return told[min(its, key=len)] if its else ""
 
 
 def _whole(states: Sequence[AppState]) -> AppState:
@@ -80,14 +103,18 @@ def _whole(states: Sequence[AppState]) -> AppState:
     return AppState.SUCCEEDED if states else AppState.UNKNOWN
 
 
-def _verdict(kind: Kind, each: Object, replicas: Sequence[ReplicaStatus]) -> tuple[AppState, str]:
-    """Return the state of an object's replicas and the reason."""
+def _verdict(
+    kind: Kind, each: Object, replicas: Sequence[ReplicaStatus], no_pods: str
+) -> tuple[AppState, str]:
+    """Return the state of an object's replicas and the reason; `no_pods` says why it makes none."""
     why = next((f"{x.role}/{x.replica}: {x.error}" for x in replicas if x.error), "")
     if (each["metadata"].get("annotations") or {}).get(CANCELLED):
         return AppState.CANCELLED, "it was cancelled"
     state, message = kind.verdict(each)
     if state is AppState.FAILED:
         return state, why or message
+    if state is AppState.PENDING and no_pods:
+        return state, f"{message}: {no_pods}"
     if state is not None:
         return state, message
     if any(replica.state is AppState.RUNNING for replica in replicas):
@@ -95,19 +122,29 @@ def _verdict(kind: Kind, each: Object, replicas: Sequence[ReplicaStatus]) -> tup
     return AppState.PENDING, why
 
 
-def _replica(role: str, number: int, found: Sequence[Mapping[str, Any]]) -> ReplicaStatus:
+def _replica(
+    role: str,
+    number: int,
+    found: Sequence[Mapping[str, Any]],
+    told: Mapping[str, str],
+    no_pods: str,
+) -> ReplicaStatus:
     if not found:
-        return ReplicaStatus(role, number, AppState.SUBMITTED, "", None, "")
+        return ReplicaStatus(role, number, AppState.SUBMITTED, "", None, no_pods)
     pod = found[-1]
     known = pod.get("status") or {}
     state = _PHASES.get(known.get("phase") or "", AppState.UNKNOWN)
     host = str((pod.get("spec") or {}).get("nodeName") or "")
     exitcode, message = _end(known)
-    return ReplicaStatus(role, number, state, host, exitcode, message or _waits(known))
+    if state is AppState.PENDING:
+        message = message or _waits(known) or told.get(pod["metadata"]["name"], "")
+    return ReplicaStatus(role, number, state, host, exitcode, message)
 
 
 def _end(known: Mapping[str, Any]) -> tuple[int | None, str]:
     """Return the exit code of the container, and why it has failed."""
+    reason, said = (" ".join(str(known.get(name) or "").split()) for name in ("reason", "message"))
+    of_pod = ": ".join(filter(None, (reason, said)))  # it was evicted, or its time is over
     for container in known.get("containerStatuses") or ():
         ended = (container.get("state") or {}).get("terminated")
         if ended:
@@ -116,12 +153,13 @@ def _end(known: Mapping[str, Any]) -> tuple[int | None, str]:
                 return 0, ""
             reason = str(ended.get("reason") or "")
             said = " ".join(str(ended.get("message") or "").split())
+            if of_pod:
+                return code, of_pod
             if reason == "OOMKilled":
                 return code, "out of memory: the container used more than its limit"
             return code, said or f"exit code {code}"
     if known.get("phase") == "Failed":
-        reason, said = (str(known.get(name) or "") for name in ("reason", "message"))
-        return None, ": ".join(filter(None, (reason, " ".join(said.split())))) or "its pod failed"
+        return None, of_pod or "its pod failed"
     return None, ""
 
 

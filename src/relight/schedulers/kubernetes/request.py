@@ -45,7 +45,7 @@ def objects(
 
     name = names.app_name(app, app_id, stem)
     job = JobId(str(cfg.get("context") or ""), namespace, name)
-    place = Place(str(job), name, stem(name, app.roles[0]), kind.index, kind.failures)
+    place = Place(str(job), name, stem(name, app.roles[0]), kind.index, kind.starts)
 
     def made(of: str, version: str, own: str, **rest: Any) -> dict[str, Any]:
         metadata = {"name": own, "namespace": namespace, "labels": pods.labels(app, name)}

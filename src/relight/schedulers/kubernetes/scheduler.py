@@ -32,7 +32,7 @@ from relight.schedulers.api import (
     Request,
     no_replica,
 )
-from relight.schedulers.kubernetes import cluster, names, pods, replicas, request, store
+from relight.schedulers.kubernetes import cluster, names, pods, reasons, replicas, request, store
 from relight.schedulers.kubernetes.cluster import Cluster
 from relight.schedulers.kubernetes.kind import Kind
 from relight.schedulers.kubernetes.kinds import DEFAULT, KINDS
@@ -82,6 +82,7 @@ class Kubernetes:
         Option("reserved_memmb", int, RESERVED["reserved_memmb"],
                "megabytes of memory that are not requested"),
         Option("efa_device_count", int, None, "number of EFA devices (default: the resource's)"),
+        Option("timeout", int, None, "minutes after which a pod is ended"),
         Option("pods", str, None, "a YAML or JSON file that is merged into each pod"),
         Option("validate_spec", bool, True, "have the server check all objects before any is made"),
         Option("image_repo", str, None, "TorchX option; no effect: no image is pushed"),
@@ -100,6 +101,7 @@ class Kubernetes:
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the objects of an app. See `Scheduler.render`."""
+        names.check_options(cfg)
         context = str(cfg.get("context") or "")
         namespace = str(cfg.get("namespace") or cluster.current_namespace(context))
         job, made = request.objects(app, cfg, app_id, namespace, secrets.token_hex(16))
@@ -124,10 +126,10 @@ class Kubernetes:
                 _adopt(client, made)
             except Exception as error:
                 if made or not _is_answer(error):
-                    _remove_after(client, job, objects)
+                    _remove_after(client, job, objects, error)
                 raise
-            except BaseException:  # a signal
-                _remove_after(client, job, objects)
+            except BaseException as error:  # a signal
+                _remove_after(client, job, objects, error)
                 raise
         return request.app_id
 
@@ -140,7 +142,11 @@ class Kubernetes:
                 kind, objects = _makers(client, job)
                 if objects:
                     its = store.listed(client, store.PODS, job.namespace, _selector(job))
-                    found[app_id] = replicas.status(kind, objects, its)
+                    status = replicas.status(kind, objects, its)
+                    if replicas.is_unexplained(status):
+                        told = reasons.told(client, job, objects)
+                        status = replicas.status(kind, objects, its, told)
+                    found[app_id] = status
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
@@ -318,8 +324,14 @@ def _is_answer(error: Exception) -> bool:
     return isinstance(error, kubernetes.client.ApiException) and error.status < _BROKEN
 
 
-def _remove_after(client: Any, job: JobId, objects: Sequence[Object]) -> None:
+def _remove_after(client: Any, job: JobId, objects: Sequence[Object], first: BaseException) -> None:
     """Remove what was made of a job whose submission has failed.
+
+    Args:
+        client: of the cluster.
+        job: the job.
+        objects: all that it would have.
+        first: why it has failed.
 
     Raises:
         MachineError: that is not possible either; it says what may be left.
@@ -331,8 +343,10 @@ def _remove_after(client: Any, job: JobId, objects: Sequence[Object]) -> None:
         _remove(client, job)
     except (kubernetes.client.ApiException, urllib3.exceptions.HTTPError, OSError):
         kinds = ",".join(dict.fromkeys(_resource(each).plural for each in objects))
+        refused = isinstance(first, kubernetes.client.ApiException)
+        why = cluster.explained(first).message if refused else "the API server has failed"
         raise MachineError(
-            f"the API server has failed while the objects of {job} were made: some may be left",
+            f"{why}; this was while the objects of {job} were made, and some may be left",
             hint=f"kubectl delete {kinds} -n {job.namespace} -l {_selector(job)}",
         ) from None
 

@@ -23,7 +23,11 @@ SERVICES = Resource("v1", "Service", "services")
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
 SECRETS = Resource("v1", "Secret", "secrets")
 PODS = Resource("v1", "Pod", "pods")
-_CORE = {SERVICES: "service", CONFIG_MAPS: "config_map", SECRETS: "secret", PODS: "pod"}
+EVENTS = Resource("v1", "Event", "events")
+_CORE = {
+    SERVICES: "service", CONFIG_MAPS: "config_map", SECRETS: "secret", PODS: "pod",
+    EVENTS: "event",
+}  # fmt: skip
 """How the package kubernetes names them."""
 _BACKGROUND = {"propagation_policy": "Background"}
 
@@ -37,14 +41,15 @@ def create(client: Any, resource: Resource, each: Object, *, dry_run: bool = Fal
     return {**_json(call, *place, dict(each), **options), **_typed(resource)}
 
 
-def listed(client: Any, resource: Resource, namespace: str, selector: str) -> list[Object]:
-    """Return the objects that have some labels."""
+def listed(
+    client: Any, resource: Resource, namespace: str, selector: str = "", fields: str = ""
+) -> list[Object]:
+    """Return the objects that have some labels, and some values of fields."""
     call, place = _call(client, "list", resource, namespace)
+    said = {"label_selector": selector, "field_selector": fields}
+    wanted = {name: value for name, value in said.items() if value}
     # A list of built-in kinds does not repeat the kind in each item.
-    return [
-        {**each, **_typed(resource)}
-        for each in _json(call, *place, label_selector=selector)["items"]
-    ]
+    return [{**each, **_typed(resource)} for each in _json(call, *place, **wanted)["items"]]
 
 
 def patch(

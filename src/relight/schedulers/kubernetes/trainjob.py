@@ -5,6 +5,7 @@ Kubeflow Trainer 2.3.
 """
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from relight.errors import UsageError
@@ -39,7 +40,10 @@ class TrainJob:
 
     name = "trainjob"
     resource = Resource("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs")
-    index, label, failures = Job.index, Job.label, Job.failures
+    index, label = Job.index, Job.label
+    starts: Mapping[str, str] = MappingProxyType(
+        {"RELIGHT_REQUEUES": "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"}
+    )
     container = _STEP
     has_service = False  # that of the JobSet is used
     cancelling = staticmethod(suspending)
@@ -56,7 +60,7 @@ class TrainJob:
                 f"{role.name}: a TrainJob has a fixed number of pods, and succeeds when all have",
                 hint="-cfg kind=job for an elastic job",
             )
-        for name in ("priority_class", "image_pull_policy", "pods"):
+        for name in ("priority_class", "image_pull_policy", "pods", "timeout"):
             if cfg.get(name):
                 raise UsageError(
                     f"-cfg {name}: a TrainJob can't say it, its runtime does",

@@ -5,6 +5,7 @@ Source: the API batch.volcano.sh/v1alpha1 of Volcano 1.16.
 """
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from relight.job.app import AppDef, AppState, Role
@@ -31,7 +32,9 @@ class Volcano:
     resource = Resource("batch.volcano.sh/v1alpha1", "Job", "jobs")
     index = f"metadata.labels['{INDEX}']"
     label = INDEX
-    failures = ""
+    starts: Mapping[str, str] = MappingProxyType(
+        {"RELIGHT_REQUEUES": "metadata.annotations['volcano.sh/job-retry-count']"}
+    )
     container = "main"
     has_service = True
 

@@ -8,6 +8,7 @@ import http.client
 import json
 import os
 import re
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -20,9 +21,14 @@ from relight.errors import MachineError, RelightError, UsageError
 DEFAULT = "127.0.0.1:8265"
 LEAST = (2, 52)
 """The oldest Ray that the tests have run with."""
+_ANY = ("", "auto", "local")
+"""Values of RAY_ADDRESS that name no cluster."""
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _LIMIT_S = 30.0
 _UPLOAD_S = 600.0
+_STARTS_S, _AGAIN_S = 30.0, 0.5
+_NO_AGENT = "No available agent to submit job"
+"""What a dashboard says before the first of its nodes can take jobs (Ray 2.60)."""
 _INTERVAL_S = 0.2
 """How often a node looks for new lines of a log that is followed."""
 _CHUNK = 1 << 16
@@ -39,7 +45,8 @@ def url_of(address: str | None) -> str:
 
     Args:
         address: HOST, HOST:PORT or a URL; if None or empty, that of the variables
-            RAY_API_SERVER_ADDRESS or RAY_ADDRESS, or 127.0.0.1:8265.
+            RAY_API_SERVER_ADDRESS or RAY_ADDRESS, or 127.0.0.1:8265. RAY_ADDRESS may also name
+            Ray Client or the GCS, on the host of the dashboard.
 
     Raises:
         UsageError: it is no such address.
@@ -47,7 +54,7 @@ def url_of(address: str | None) -> str:
     variables = env.read()
     said, whose = address or "", "-cfg dashboard_address="
     for name in ADDRESSES:
-        if not said and _is_dashboard(variables.get(name)):
+        if not said and variables.get(name) not in _ANY:
             said, whose = variables.get(name), f"{name}="
     text = said or DEFAULT
     wrong = UsageError(
@@ -55,6 +62,7 @@ def url_of(address: str | None) -> str:
         hint="HOST:8265, or http://HOST:PORT, or https://HOST:PORT",
     )
     try:
+        text = _of_ray(whose.rstrip("="), text)
         parts = urlsplit(text if "://" in text else f"http://{text}")
         host, port = parts.hostname, parts.port
     except ValueError:
@@ -68,7 +76,7 @@ def url_of(address: str | None) -> str:
 
 def is_named() -> bool:
     """Return whether a variable names a dashboard."""
-    return any(_is_dashboard(env.read().get(name)) for name in ADDRESSES)
+    return any(env.read().get(name) not in _ANY for name in ADDRESSES)
 
 
 def app_id_of(url: str, job: str) -> str:
@@ -90,9 +98,16 @@ def parts_of(app_id: str) -> tuple[str, str]:
     return f"{scheme}://{unquote(match[2])}", match[3]
 
 
-def _is_dashboard(text: str) -> bool:
-    """Return whether a variable names a dashboard; RAY_ADDRESS may also name something else."""
-    return text.startswith(("http://", "https://"))
+def _of_ray(name: str, text: str) -> str:
+    """Return the dashboard that a variable of Ray names. RAY_ADDRESS may be that of Ray Client
+    (`ray://HOST:10001`) or of the cluster's GCS (`HOST:6379`): `ray job submit` asks there for the
+    dashboard (`get_address_for_submission_client`, Ray 2.60), which by default is on the same host.
+    """
+    bare = text.removeprefix("ray://")
+    if name != "RAY_ADDRESS" or "://" in bare:
+        return text
+    place = urlsplit(f"//{bare}").netloc
+    return re.sub(r":\d*$", "", place) or text
 
 
 class Dashboard:
@@ -127,8 +142,17 @@ class Dashboard:
             self._bytes("PUT", path, data, _UPLOAD_S)
 
     def submit(self, request: Mapping[str, Any]) -> None:
-        """Submit a job."""
-        self._json("POST", "/api/jobs/", request)
+        """Submit a job. A cluster that has just started takes none for some seconds."""
+        end = time.monotonic() + _STARTS_S
+        while True:
+            try:
+                self._json("POST", "/api/jobs/", request)
+            except MachineError as error:
+                if _NO_AGENT not in error.message or time.monotonic() >= end:
+                    raise
+                time.sleep(_AGAIN_S)
+            else:
+                return
 
     def job(self, name: str) -> dict[str, Any] | None:
         """Return what Ray knows of a job; None if it knows none of this name."""

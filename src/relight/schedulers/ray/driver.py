@@ -7,6 +7,7 @@ It travels with the job as `.relight/driver.py` in the job's working directory, 
 Ray and no relight, and reads `order.json` beside it (`request.py` writes it):
 
     app_id, grace_s         the job, and the seconds from SIGTERM to SIGKILL
+    timeout_s               after how many seconds a replica gets SIGTERM; 0 for never
     strategy                STRICT_SPREAD, SPREAD or PACK
     coordinator             the port at which agents meet; null if the job has no agents that meet
     token                   the agents', for the coordinator
@@ -80,6 +81,9 @@ class Slot:
         """How often it has ended with an error of the user's program."""
         self.transient = 0
         """How often it has ended otherwise, without a success or a loss."""
+        self.end_at = 0.0
+        """When its time is over, if there is a limit (`time.monotonic`)."""
+        self.timed_out = False
 
     @property
     def name(self) -> str:
@@ -120,7 +124,7 @@ class Job:
 
     def started(self, slot: Slot) -> None:
         """Note that the command of a replica runs."""
-        slot.state, slot.exitcode = RUNNING, None
+        slot.state, slot.exitcode, slot.timed_out = RUNNING, None, False
         slot.starts += 1
 
     def lost(self, slot: Slot, why: str) -> None:
@@ -150,6 +154,8 @@ class Job:
         """
         slot.exitcode = exitcode
         slot.error = error or (f"exit code {exitcode}" if exitcode else "")
+        if slot.timed_out and exitcode:
+            slot.error = f"its time limit was over: {slot.error}"
         if exitcode == 0:
             slot.state = SUCCEEDED
         elif self.stopping:
@@ -228,6 +234,8 @@ class Job:
     def _comes_again(self, slot: Slot, exitcode: int) -> bool:
         if exitcode == PREEMPTED:
             return True
+        if slot.timed_out:
+            return False
         if slot.failures < slot.role["retries"]:
             slot.failures += 1
             return True
@@ -343,14 +351,16 @@ class Replica:
         """Start the command.
 
         Args:
-            order: `argv`, `env`, `grace_s` and `cpus`, which Ray has put into OMP_NUM_THREADS as if
-                there was one process.
+            order: `argv`, `env`, `grace_s`, `timeout_s` and `cpus`, which Ray has put into
+                OMP_NUM_THREADS as if there was one process.
         """
         cwd = os.getcwd()
         folder = os.path.join(cwd, _FOLDER)
         here = dict(os.environ)
         if here.get("OMP_NUM_THREADS") == str(order["cpus"]):
             del here["OMP_NUM_THREADS"]
+        if order["timeout_s"]:
+            here["RELIGHT_END_TIME"] = str(int(time.time()) + order["timeout_s"])
         env = {name: value.replace("${img_root}", cwd) for name, value in order["env"].items()}
         argv = [word.replace("${img_root}", cwd) for word in order["argv"]]
         _set_modes(folder)
@@ -429,6 +439,7 @@ class Driver:
             if slot in self._places and slot not in self._actors and is_time:
                 self._make_actor(slot)
         self._start_placed()
+        self._end_what_took_too_long()
         self._end_what_must_end()
         self._look()
         self._write_status()
@@ -538,6 +549,7 @@ class Driver:
             "argv": [word.replace("${replica_id}", number) for word in role["argv"]],
             "env": {name: value.replace("${replica_id}", number) for name, value in env.items()},
             "grace_s": self._order["grace_s"],
+            "timeout_s": self._order["timeout_s"],
             "cpus": int(role["resources"].get("CPU", 0)),
         }
 
@@ -568,6 +580,7 @@ class Driver:
             self._on_placed(slot, answer)
         elif method == "start":
             self.job.started(slot)
+            slot.end_at = time.monotonic() + self._order["timeout_s"]
             self._outputs.say(f"{slot.name} runs on {slot.host}")
             self._call(slot, "read", actor.read.remote(_READ_S))
         elif method == "read":
@@ -629,6 +642,15 @@ class Driver:
                 self._drop(slot)
                 self.job.lost(slot, "it did not end in time")
             elif slot.state == RUNNING and slot not in self._told:
+                self._told.add(slot)
+                actor.stop.remote()
+
+    def _end_what_took_too_long(self) -> None:
+        """Ask those replicas to end whose time is over: they may save, and come again."""
+        for slot, actor in self._actors.items() if self._order["timeout_s"] else ():
+            is_over = slot.state == RUNNING and time.monotonic() >= slot.end_at
+            if is_over and slot not in self._told:
+                slot.timed_out = True
                 self._told.add(slot)
                 actor.stop.remote()
 

@@ -59,6 +59,7 @@ def order(app: AppDef, cfg: Mapping[str, Any], app_id: str, token: str) -> dict[
         "app_id": app_id,
         "strategy": cfg.get("strategy") or _SPREADS[0],
         "grace_s": GRACE_S,
+        "timeout_s": _seconds(cfg),
         "coordinator": port,
         "token": app.roles[0].env.get(TOKEN, token),
         "roles": [_role(role, cfg, app_id, token, port) for role in app.roles],
@@ -230,6 +231,14 @@ def _requirements(path: str) -> list[str]:
     except OSError as error:
         raise UsageError(f"-cfg requirements={path}: {error.strerror}") from None
     return [line for line in lines if line and not line.startswith("#")]
+
+
+def _seconds(cfg: Mapping[str, Any]) -> int:
+    """Return how long a replica may run; 0 if there is no limit."""
+    said = cfg.get("timeout")
+    if said is not None and said < 1:
+        raise UsageError(f"-cfg timeout={said}: at least one minute")
+    return int(said or 0) * 60
 
 
 def _file(role: str) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from relight.errors import MachineError, RelightError, UsageError
+from relight.errors import MachineError, UsageError
 from relight.job import privacy
 from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
@@ -68,6 +68,7 @@ class Ray:
                "own, apart if possible, or together", False, ("STRICT_SPREAD", "SPREAD", "PACK")),
         Option("resources", dict, None, "custom resources of each replica, NAME:NUMBER;…"),
         Option("requirements", str, None, "a requirements.txt of packages that Ray installs"),
+        Option("timeout", int, None, "minutes after which a replica is ended"),
         Option("workspace", str, None, "directory to copy for the job, which runs in the copy"),
         Option("sync", bool, False, "copy the working directory, as with workspace"),
         Option("cluster_config_file", str, None, "of TorchX, refused: name the dashboard"),
@@ -114,8 +115,7 @@ class Ray:
         except UsageError:
             raise
         except BaseException:  # a lost answer, or a signal: the job may run
-            with contextlib.suppress(RelightError):
-                cluster.stop(job["submission_id"])
+            _stop(cluster, job["submission_id"], body["app_id"])
             raise
         return str(body["app_id"])
 
@@ -187,6 +187,24 @@ class Ray:
 
     def close(self) -> None:
         """Do nothing: no connection stays open."""
+
+
+def _stop(cluster: Dashboard, name: str, app_id: str) -> None:
+    """Stop a job whose submission was not answered, if there is one.
+
+    Raises:
+        MachineError: nobody knows whether it runs.
+    """
+    try:
+        cluster.stop(name)
+    except UsageError:
+        return  # there is none
+    except MachineError as error:
+        raise MachineError(
+            f"the submission of {app_id} was not answered, and it can't be stopped; it may run: "
+            f"{error.message}",
+            hint=f"relight delete ray://relight/{app_id}",
+        ) from None
 
 
 class _Log:

@@ -48,12 +48,14 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 
 def checked(result: int, what: str) -> None:
+    """Raise OSError if a call of libc has failed."""
     if result != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"{what}: {os.strerror(code)}")
 
 
 def mount(source: str, target: str, flags: int) -> None:
+    """Add a file system or a file to the tree of this process."""
     result = libc.mount(source.encode(), target.encode(), None, ctypes.c_ulong(flags), None)
     checked(result, f"mount on {target}")
 
@@ -68,7 +70,7 @@ def ip(*lines: str) -> None:
 
 
 def open_tun(name: str) -> int:
-    """A new TUN device in the namespace of this process."""
+    """Return a new TUN device in the namespace of this process."""
     try:
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH14x", name.encode(), IFF_TUN | IFF_NO_PI))
@@ -85,7 +87,7 @@ def open_tun(name: str) -> int:
 
 
 def set_sysctl(key: str, value: str) -> None:
-    """Only where it differs: /proc/sys is read-only in many containers."""
+    """Write a setting only where it differs: /proc/sys is read-only in many containers."""
     with open(f"/proc/sys/{key}") as file:
         if file.read().strip() == value:
             return
@@ -103,11 +105,12 @@ class Port:
 
     @property
     def network(self) -> int:
-        """The inode number by which processes of this host are recognised."""
+        """Return the inode number by which processes of this host are recognised."""
         return os.fstat(self.namespaces["net"]).st_ino
 
 
 def open_namespaces() -> dict[str, int]:
+    """Return descriptors of the namespaces of this process, by kind."""
     return {kind: os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in NAMESPACES}
 
 
@@ -150,35 +153,52 @@ def build(hosts: list[dict[str, str]]) -> dict[str, Port]:
 
 
 def network_of(pid: int) -> int:
-    """The network namespace that a process lives in; a zombie lives in none."""
+    """Return the network namespace that a process lives in; a zombie lives in none."""
     try:
         return os.stat(f"/proc/{pid}/ns/net").st_ino
     except OSError:
         return 0
 
 
+def processes_of(networks: set[int]) -> set[int]:
+    """Return the pids of all processes of these namespaces."""
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    return {pid for pid in pids if network_of(pid) in networks}
+
+
+def send(pid: int, number: int, networks: set[int]) -> None:
+    """Send a signal to a process, if it is one of these namespaces."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    # The pid may have passed to another process before it was pinned: look again.
+    if network_of(pid) in networks:
+        try:
+            signal.pidfd_send_signal(descriptor, number)
+        except ProcessLookupError:
+            pass
+    os.close(descriptor)
+
+
 def kill_all(networks: set[int]) -> None:
     """Kill every process of these namespaces, those it starts meanwhile included."""
     quiet = 0
     while quiet < 2:  # one that is being started may enter after the first look
-        found = 0
-        for pid in [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]:
-            if network_of(pid) not in networks:
-                continue
-            found += 1
-            try:
-                descriptor = os.pidfd_open(pid)
-            except ProcessLookupError:
-                continue
-            # The pid may have passed to another process before it was pinned: look again.
-            if network_of(pid) in networks:
-                try:
-                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-            os.close(descriptor)
+        found = processes_of(networks)
+        for pid in found:
+            send(pid, signal.SIGKILL, networks)
         quiet = 0 if found else quiet + 1
         time.sleep(0.01)
+
+
+def signal_all(network: int, number: int) -> None:
+    """Send a signal to every process of a namespace, those that are started meanwhile included."""
+    sent: set[int] = set()
+    while found := processes_of({network}) - sent:
+        for pid in found:
+            send(pid, number, {network})
+        sent |= found
 
 
 class Wall:
@@ -198,6 +218,7 @@ class Wall:
             self.asked.add(ends)
 
     def lets_in(self, packet: bytes) -> bool:
+        """Return whether a packet reaches the host."""
         protocol, (source, target), flags = dissect(packet)
         if protocol not in (TCP, UDP) or int.from_bytes(target[-2:]) in self.ports:
             return True
@@ -239,16 +260,20 @@ class Switch:
         self.count = 0
 
     def answer(self, **reply: object) -> None:
+        """Send the owner an answer."""
         self.control.sendall(json.dumps(reply).encode() + b"\n")
 
     def obey(self) -> bool:
-        """Take requests from the owner; false when it is gone."""
+        """Take requests from the owner; return false when it is gone."""
         data = self.control.recv(1 << 16)
         *lines, self.received = (self.received + data).split(b"\n")
         for line in lines:
             request = json.loads(line)
             if "kill" in request:
                 kill_all({self.ports[request["kill"]].network})
+            if "signal" in request:
+                name, number = request["signal"]
+                signal_all(self.ports[name].network, number)
             if "blocked" in request:
                 self.blocked = {(self.ports[a], self.ports[b]) for a, b in request["blocked"]}
                 self.under_way = [p for p in self.under_way if p[2] not in self.blocked]
@@ -264,7 +289,9 @@ class Switch:
         return bool(data)
 
     def accept(self, source: Port, packet: bytes) -> None:
-        """A packet left a host; one to an unknown address, which a test may add, goes to all."""
+        """Take a packet that left a host; one to an unknown address, which a test may add, goes to
+        all.
+        """
         target = self.by_address.get(packet[16:20] if packet[0] >> 4 == 4 else packet[24:40])
         targets = self.ports.values() if target is None else (target,)
         if len(packet) > self.limits.get(source, MTU):
@@ -278,11 +305,11 @@ class Switch:
             if target in self.walls and not self.walls[target].lets_in(packet):
                 continue
             delay, jitter, loss = self.conditions.get(source, (0.0, 0.0, 0.0))
-            if loss and random.random() < loss:
+            if loss and random.random() < loss:  # noqa: S311
                 continue
             # What is still under way goes first, even after the delay was lifted.
             if delay or jitter or self.under_way:
-                due = time.monotonic() + delay + random.uniform(0, jitter)
+                due = time.monotonic() + delay + random.uniform(0, jitter)  # noqa: S311
                 due = max(due, self.last_due.get(pair, 0.0))
                 self.last_due[pair] = due
                 self.count += 1
@@ -291,13 +318,14 @@ class Switch:
                 self.deliver(target, packet)
 
     def deliver(self, target: Port, packet: bytes) -> None:
+        """Give a host a packet."""
         try:
             os.write(target.device, packet)
         except OSError:
             pass  # the interface is down, or has no room: lost, as on any network
 
     def deliver_due(self) -> float:
-        """Deliver what is due; returns the seconds to the next packet, -1 for none."""
+        """Deliver what is due; return the seconds to the next packet, -1 for none."""
         while self.under_way:
             wait = self.under_way[0][0] - time.monotonic()
             if wait > 0:
@@ -307,6 +335,7 @@ class Switch:
         return -1
 
     def serve(self) -> None:
+        """Carry packets until the owner is gone."""
         poll = select.epoll()
         poll.register(self.control, select.EPOLLIN)
         by_device = {port.device: port for port in self.ports.values()}
@@ -333,6 +362,7 @@ class Switch:
 
 
 def main() -> None:
+    """Run the switch of the owner at the other end of the socket in `sys.argv[1]`."""
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

@@ -1,4 +1,4 @@
-"""Several hosts on one machine, for tests of what happens between them.
+"""Several hosts on one machine, for what happens between them.
 
     with Lab(hosts=["node1", "node2"]) as lab:
         server = lab["node1"].start([sys.executable, "-m", "http.server"])
@@ -7,8 +7,11 @@
 
 Every host has a hostname, its own loopback, eth0 with an IPv4 and an IPv6 address, and its own
 /etc/hosts that names all hosts; the file system, pids and users are the machine's. Hosts of other
-Labs and the machine itself cannot reach each other, so all Labs use the same addresses, and no test
+Labs and the machine itself cannot reach each other, so all Labs use the same addresses, and nobody
 needs to look for a free port.
+
+Nothing of a Lab has a name on the machine: no interface, no network namespace, no file. When its
+switch ends, by SIGKILL too, the kernel removes all of it; and the switch ends with its owner.
 
 Conditions apply to packets when they leave a host: a delay of 100 ms on all hosts makes a round
 trip of 200 ms. Packets from one host to another keep their order.
@@ -30,13 +33,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from relight.errors import MachineError
+
 SWITCH = Path(__file__).with_name("switch.py")
 PATIENCE = 60
+"""Seconds within which the switch carries out a request, and a killed process ends."""
 # Found here, because a program may be started with another PATH.
 NSENTER, ENV = shutil.which("nsenter"), shutil.which("env")
 
 
-class LabError(RuntimeError):
+class LabError(MachineError):
     """The hosts could not be made, or their switch is gone."""
 
 
@@ -58,7 +64,8 @@ class Host:
         cwd: str | Path | None = None,
         **options: Any,
     ) -> "subprocess.Popen[Any]":
-        """Like subprocess.Popen, on this host and in a session of its own; killed with the Lab.
+        """Start a program on this host, as subprocess.Popen does, in a session of its own. It is
+        killed with the Lab.
 
         Its pid is the program's, because nsenter and env replace themselves. A program that does
         not exist is an exit code of 127.
@@ -157,7 +164,11 @@ class Lab:
                         pass
 
     def ask(self, request: object) -> Any:
-        """One request to the switch, its answer after it was carried out."""
+        """Send a request to the switch; return its answer, after it was carried out.
+
+        Raises:
+            LabError: the switch has ended, or can't carry it out.
+        """
         with self.lock:
             try:
                 self.control.sendall(json.dumps(request).encode() + b"\n")
@@ -168,8 +179,15 @@ class Lab:
             raise LabError("the switch has ended")
         reply = json.loads(answer)
         if "error" in reply:
-            raise LabError(reply["error"])
+            raise LabError(
+                f"no hosts can be made here: {reply['error']}",
+                hint="in a container, it needs CAP_SYS_ADMIN, CAP_NET_ADMIN and /dev/net/tun",
+            )
         return reply
+
+    def signal(self, host: str, number: int) -> None:
+        """Send a signal to every process of a host."""
+        self.ask({"signal": [self.hosts[host].name, number]})
 
     def set(
         self,
@@ -179,7 +197,7 @@ class Lab:
         loss: float | None = None,
         host: str | None = None,
     ) -> None:
-        """What happens to each packet that a host (or every host) sends; what is not given stays.
+        """Set what happens to each packet that a host (or every host) sends; the rest stays.
 
         It takes the delay and a random part of the jitter, or is lost with the given probability.
         """
@@ -209,7 +227,7 @@ class Lab:
             self.apply()
 
     def block(self, source: str, target: str) -> None:
-        """One way only: nothing that source sends reaches target. heal() undoes it."""
+        """Cut one way only: nothing that source sends reaches target. heal() undoes it."""
         with self.lock:
             self.blocks.add((self.hosts[source].name, self.hosts[target].name))
             self.apply()
@@ -221,7 +239,7 @@ class Lab:
             self.apply()
 
     def limit(self, host: str, size: int | None) -> None:
-        """Packets of more bytes that a host sends are lost without a word; None undoes it."""
+        """Lose packets of more bytes that a host sends without a word; None undoes it."""
         with self.lock:
             self.limits.pop(self.hosts[host].name, None)
             if size is not None:
@@ -229,8 +247,8 @@ class Lab:
             self.ask({"limits": self.limits})
 
     def wall(self, host: str, ports: Iterable[int] | None) -> None:
-        """A firewall: a host takes connections and datagrams only at these ports, and answers to
-        its own; the rest is lost without a word. None undoes it.
+        """Put up a firewall: a host takes connections and datagrams only at these ports, and
+        answers to its own; the rest is lost without a word. None undoes it.
         """
         with self.lock:
             self.walls.pop(self.hosts[host].name, None)
@@ -245,11 +263,12 @@ class Lab:
             self.apply()
 
     def crash(self, host: str) -> None:
-        """The machine dies: it is cut off, so that nobody is told, and its processes are killed."""
+        """Let a machine die: it is cut off, so that nobody is told; its processes are killed."""
         self.cut(host)
         self.ask({"kill": host})
 
     def apply(self) -> None:
+        """Tell the switch which hosts can't reach which."""
         group = {name: number for number, names in enumerate(self.groups) for name in names}
         blocked = [
             (a, b)
@@ -265,7 +284,7 @@ class Lab:
 
 @functools.cache
 def lab_unavailable() -> str:
-    """Why a Lab cannot be used on this machine, found by using one; empty if it can."""
+    """Return why a Lab can't be used on this machine, found by using one; empty if it can."""
     try:
         with Lab(hosts=["here"]) as lab:
             say = "import socket; print(socket.gethostname(), socket.gethostbyname('here'))"

@@ -1,0 +1,1 @@
+"""Makes the documentation: generated pages, the picture in the README, the site."""

@@ -1,0 +1,94 @@
+"""Finds the blocks of code in a page, and what is to become of each.
+
+- ```` ```bash ````: commands; a test runs those of a page from top to bottom in one directory,
+  which has a small `train.py` and the examples.
+- ```` ```console ````: a terminal as it was shown, commands behind `$`; nothing is run. So is a
+  block without a language that has such a line.
+- ```` ```text ````: output, or what is not for a shell; other languages are what they say.
+
+A comment before a block of commands says that it is not run, and why, or that it takes long:
+
+    <!-- not run: needs a Slurm cluster -->
+    <!-- run by make long -->
+
+The first one at the top of a page, before its title, is for all blocks of the page.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+SHELLS = frozenset({"bash", "sh"})
+LONG = "<!-- run by make long -->"
+_NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
+_FENCE = re.compile(r"^ *```")
+_COMMAND = re.compile(r"(?<![\w/.-])relight\s+(\w+)\s?(.*)")
+_VARIABLE = re.compile(r"\$\w+")
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its text, the line of its fence, why it is not run (empty: it
+    is run), and whether that takes long.
+    """
+
+    language: str
+    text: str
+    line: int
+    reason: str
+    long: bool
+
+
+def pages() -> list[Path]:
+    """Return the pages of the documentation, but the one that only tells history."""
+    found = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/*.md"),
+        ROOT / "benchmarks" / "README.md",
+    ]
+    return sorted(path for path in found if path.name != "CHANGELOG.md")
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """Yield the blocks of a page.
+
+    Raises:
+        ValueError: a block does not end.
+    """
+    lines = text.splitlines()
+    top = _NOT_RUN.match(text)
+    number = 0
+    while number < len(lines):
+        if not _FENCE.match(lines[number]):
+            number += 1
+            continue
+        begin, language = number, lines[number].strip().strip("`").strip()
+        number += 1
+        while number < len(lines) and not _FENCE.match(lines[number]):
+            number += 1
+        if number == len(lines):
+            raise ValueError(f"the block of line {begin + 1} does not end")
+        if not language and any(line.startswith("$ ") for line in lines[begin + 1 : number]):
+            language = "console"
+        before = next((line for line in reversed(lines[:begin]) if line.strip()), "")
+        said = _NOT_RUN.match(before.strip()) or top
+        body = "\n".join(lines[begin + 1 : number])
+        yield Block(language, body, begin + 1, said[1] if said else "", before.strip() == LONG)
+        number += 1
+
+
+def command_lines(block: Block) -> Iterator[tuple[str, list[str]]]:
+    """Yield each command of relight in a block of commands or a shown terminal, with its words,
+    except where something is left out (`…`). Variables are 1.
+    """
+    text = block.text.replace("\\\n", " ")
+    for line in text.splitlines():
+        if block.language == "console" and not line.startswith("$ "):
+            continue
+        for part in re.split(r";|&&|\|", line.partition(" #")[0]):
+            found = _COMMAND.search(part)
+            if found and "…" not in part and not part.lstrip().startswith("#"):
+                yield found[1], shlex.split(_VARIABLE.sub("1", found[2]))

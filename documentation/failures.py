@@ -1,0 +1,100 @@
+"""Writes docs/failure-guide.md: what each message at the end of a job means, and what to do.
+
+    python -m documentation.failures
+
+`documentation/failures.toml` has an entry for every message that tells why a job ended; a test
+compares it with the source of relight (`messages_of_source`). The reports are those that the tests
+of tests/faults expect.
+"""
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from documentation import messages
+from documentation.blocks import ROOT
+from relight import errors
+
+PAGE = ROOT / "docs" / "failure-guide.md"
+_FAULTS = ROOT / "tests" / "faults"
+
+
+class Cause(NamedTuple):
+    """Why a job ended: the group of such causes, a title, parts of relight's messages as they stand
+    in its source, what they mean, what to do, and a file of tests/faults with a report.
+    """
+
+    group: str
+    title: str
+    says: list[str]
+    means: str
+    do: str
+    example: str = ""
+
+
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+CAUSES = tuple(Cause(**each) for each in _TABLES["cause"])
+EXIT_CODES: dict[str, str] = _TABLES["exit_codes"]
+"""The names of relight's own exit codes in `relight.errors`, and what they mean."""
+SOURCES = {
+    "agent.py": ("_leave_unfit", "_leave_preempted", "JobEnded"),
+    "coordinator.py": ("JobEnded",),
+    "core/failures.py": ("what_happened", "_exception", "_hint", "_consequence", "_evidence"),
+    "core/link.py": ("_wait",),
+    "core/membership.py": ("JobEnded", "_stop_hung"),
+    "core/restarts.py": ("_REPEATED", "why_no_restart", "_used_up"),
+    "core/waiting.py": ("refusal", "other_lost_after", "lost_after_too_long", "too_few",
+                        "coming_back", "not_ready", "last_call", "on_probation", "dropped"),
+    "host/memory.py": ("evidence", "kills"),
+    "link.py": ("JobEnded",),
+    "postmortem.py": ("_of_disk",),
+    "worker_watches.py": ("_on_stuck", "_on_timer_expired"),
+}  # fmt: skip
+"""Functions, assignments and calls of the source that have messages of this kind."""
+
+
+def messages_of_source() -> Iterator[str]:
+    """Yield the messages of `SOURCES` that are words for people."""
+    for path, names in SOURCES.items():
+        for text in messages.texts_of(messages.SOURCE / path, names):
+            if messages.is_words(text):
+                yield text
+
+
+def page() -> str:
+    """Return the text of the page."""
+    lines, group = [_HEAD], ""
+    for cause in CAUSES:
+        lines += [f"## {cause.group}", ""] if cause.group != group else []
+        group = cause.group
+        lines += [f"### {cause.title}", ""]
+        lines += [f"- `{text.strip(' ;,')}`" for text in cause.says]
+        lines += ["", f"**It means**: {cause.means}", "", f"**Do**: {cause.do}", ""]
+        if cause.example:
+            report = (_FAULTS / cause.example).read_text().rstrip("\n")
+            lines += ["```console", report, "```", ""]
+    lines += ["## What relight itself ends with", "", "| exit code | meaning |", "|---|---|"]
+    lines += [f"| {getattr(errors, name)} | {text} |" for name, text in EXIT_CODES.items()]
+    return "\n".join([*lines, "", _TAIL])
+
+
+_HEAD = """\
+# Failure guide
+
+<!-- written by python -m documentation.failures -->
+
+When a job fails, the first line that begins with `relight: rank` or `relight: error` says why; this
+page says what each of them means. `…` stands for a name or a number. The reports are shortened
+where they differ from machine to machine.
+
+A report has the cause first: what, where, on which node; then the traceback; then "what followed",
+the ranks that failed as a consequence; then the exit code, and why there was no restart.
+"""
+_TAIL = """\
+Any other code is [the root cause's own](exit-codes.md). Each error that begins with
+`relight: error:` is followed by a hint; the site (`make docs`) has a page of all of them.
+"""
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,154 @@
+"""Writes docs/from-torchrun.md: every flag of `relight run`, beside torchrun's.
+
+    python -m documentation.from_torchrun
+
+The flags come from the table of `relight run` and from torchrun's parser, the differences from
+docs/differences.md, which the tests of tests/differential keep complete.
+"""
+
+import ast
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+from documentation.blocks import ROOT
+from relight.cli.usage import shown_default
+from relight.spec import FLAGS, Flag
+
+PAGE = ROOT / "docs" / "from-torchrun.md"
+DIFFERENCES = ROOT / "docs" / "differences.md"
+_HEAD = """\
+# From torchrun
+
+<!-- written by python -m documentation.from_torchrun -->
+
+Type `relight run` for `torchrun` or `python -m torch.distributed.run`; nothing else changes. The
+script, its arguments, the `PET_…` variables and the variables of the workers are the same.
+
+```bash
+relight run --nproc-per-node=2 --max-restarts=3 train.py --lr 0.1
+# torchrun's spellings: underscores, a space for =, a beginning of a flag
+relight run --nproc_per_node 2 --max-rest=3 train.py
+PET_NPROC_PER_NODE=2 relight run train.py
+```
+
+All that behaves otherwise is in [one document](differences.md), which tests keep complete. What
+people notice first: the exit code is [that of the root cause](exit-codes.md), not 1; a failure is
+reported in a few lines, with its cause first; no worker outlives the launcher; and on a cluster [no
+flag is needed for the nodes](zero-flags.md).
+
+## Every flag
+
+"Default" is what counts if neither the flag nor its variable is given. "Differs" leads to what
+torchrun does otherwise.
+
+"""
+_OWN = """
+## Flags that torchrun does not have
+
+"""
+_ALL = """
+## Every difference
+
+"""
+
+
+def page() -> str:
+    """Return the text of the page."""
+    theirs = of_torchrun()
+    missing = theirs - {flag.name for flag in FLAGS}
+    assert not missing, f"flags of torchrun that relight run does not have: {sorted(missing)}"
+    named = differences()
+    common = [row(flag, named) for flag in FLAGS if flag.name in theirs]
+    own = [row(flag, named) for flag in FLAGS if flag.name not in theirs]
+    rule = "|---|---|---|---|---|"
+    head = ("| flag | what it does | default | variable | differs |", rule)
+    own_head = ("| flag | what it does | default | variable | see |", rule)
+    tables = "\n".join((*head, *common)) + "\n" + _OWN + "\n".join((*own_head, *own)) + "\n"
+    return _HEAD + tables + _ALL + "\n".join(all_differences()) + "\n"
+
+
+def of_torchrun() -> set[str]:
+    """Return the names of torchrun's flags, with dashes. Its parser is read, not run: an import of
+    torch takes seconds.
+    """
+    torch = find_spec("torch")
+    assert torch is not None and torch.origin is not None
+    source = (Path(torch.origin).parent / "distributed" / "run.py").read_text()
+    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))
+    words = [
+        word.value
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"
+        for word in call.args
+        if isinstance(word, ast.Constant) and isinstance(word.value, str)
+    ]
+    return {word[2:].replace("_", "-") for word in words if word.startswith("--")} | {"help"}
+
+
+def differences() -> dict[str, list[str]]:
+    """Return the names of the differences that mention each flag."""
+    found: dict[str, list[str]] = {}
+    for part in re.split(r"^### ", DIFFERENCES.read_text(), flags=re.MULTILINE)[1:]:
+        name = part.partition("\n")[0].strip("` ")
+        body = part.partition("\n## ")[0]
+        flags = {flag.name for flag in FLAGS if re.search(rf"--{flag.name}\b(?!-)", body)}
+        flags |= {flag.name for flag in FLAGS if f"PET_{flag.field.upper()}" in body}
+        flags |= {name} & {flag.name for flag in FLAGS}  # a section named after its flag
+        for flag in sorted(flags):
+            found.setdefault(flag, []).append(name)
+    return found
+
+
+def all_differences() -> list[str]:
+    """Return a line for each group of differences."""
+    lines = []
+    for part in re.split(r"^## ", DIFFERENCES.read_text(), flags=re.MULTILINE)[1:]:
+        names = re.findall(r"^### `(.+)`$", part, flags=re.MULTILINE)
+        links = ", ".join(f"[{name}](differences.md#{name})" for name in names)
+        if links:
+            lines.append(f"- {part.partition(chr(10))[0]}: {links}")
+    return lines
+
+
+_PAGES = {
+    "checkpoints": "restarts.md",
+    "failure-report": "failure-report.md",
+    "hang-timeout": "hangs.md",
+    "health-check": "health-check.md",
+    "health-check-timeout": "health-check.md",
+    "keep-warm": "warm.md",
+    "membership-change": "checkpoints.md",
+    "name": "watching.md",
+    "on-preempt": "checkpoints.md",
+    "preload": "warm.md",
+    "record-group": "watching.md",
+    "restart-policy": "restarts.md",
+    "watch-slow-ranks": "slow-ranks.md",
+    "worker-store": "decisions/0004-worker-store.md",
+}
+"""Where more is said of a flag that torchrun does not have."""
+
+
+def row(flag: Flag, named: dict[str, list[str]]) -> str:
+    """Return the row of a flag."""
+    # A code span with a vertical bar is not the same in all tables of Markdown.
+    value = " or ".join(f"`{each}`" for each in flag.metavar.split("|") if each)
+    value = f" {value}{', or nothing' if flag.implied else ''}" if value else ""
+    short = f", `-{flag.short}`" if flag.short else ""
+    default = shown_default(flag)
+    variable = flag.variable or (f"PET_{flag.field.upper()}" if flag.from_env else "")
+    links = [f"[{name}](differences.md#{name})" for name in named.get(flag.name, ())]
+    links += [f"[{_PAGES[flag.name]}]({_PAGES[flag.name]})"] if flag.name in _PAGES else []
+    cells = (
+        f"`--{flag.name}`{short}{value}",
+        flag.help,
+        f"`{default}`" if default else "",
+        f"`{variable}`" if variable else "",
+        ", ".join(links),
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

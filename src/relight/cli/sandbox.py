@@ -1,0 +1,157 @@
+"""`relight sandbox`: a job on several hosts of this machine, with faults of hosts and network."""
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+
+from relight import env as environment
+from relight import script
+from relight.cli.arguments import parse, split, to_spec
+from relight.cli.jobs import HELP, Page
+from relight.core import faults
+from relight.core.faults import Fault, Plan
+from relight.env import Environment
+from relight.errors import EXIT_OK, UsageError, many
+from relight.host import interpreter, system
+from relight.sandbox import access
+from relight.spec import FLAGS, Flag, RunSpec, check
+from relight.values import parse_pattern
+
+_OWN = (Flag("faults", parse_pattern, "", "FILE",
+             "what happens to the hosts, and when: one fault a line", from_env=False),)  # fmt: skip
+_FLAGS = (*_OWN, *FLAGS)
+_MOST_HOSTS = 64
+_LARGEST_FILE = 1 << 20
+_OF_ONE_HOST = ("standalone", "node-rank", "master-addr", "local-addr")
+PAGE = Page(
+    "sandbox N [flags] [flags of relight run] -- SCRIPT [arguments]",
+    (
+        "Runs a job on N hosts, host1 to hostN, on this Linux machine: network namespaces with an",
+        "agent (relight run) on each. The hosts see each other and nothing else; files are shared.",
+        "Each line of output begins with its host. Needs root, or a user namespace.",
+        "",
+        "Unless they are given: --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=host1,host2,host3",
+        "(host1 if N is 2). On a terminal, keys cause faults: a letter, then the number of a host.",
+        "",
+        "faults, one a line:  WHEN WHAT",
+        '  at 5s | after 3s (after the line before) | when "TEXT" (in the output)',
+        "  kill, freeze, continue (host N or rank N), start, cut (host N), heal [host N],",
+        "  delay 50ms [host N], loss 10% [host N]",
+    ),
+    (*_OWN, HELP),
+    (
+        "relight sandbox 3 --nnodes=2:3 --max-restarts=3 -- train.py --epochs=3",
+        "relight sandbox 2 --nproc-per-node=2 --faults=faults.txt -- train.py",
+    ),
+    "exit code: that of the job, of the agent that ends last; docs/sandbox.md",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight sandbox`; return the job's exit code.
+
+    Raises:
+        RelightError: nothing was started, or the hosts are gone.
+    """
+    count, rest = _count(argv)
+    env = environment.read()
+    parsed = parse(rest, env, _FLAGS)
+    if parsed.values["help"] or not argv:
+        print(PAGE.text())
+        return EXIT_OK
+    system.require_linux("relight sandbox")
+    if not parsed.command:
+        raise UsageError("no training script was given", hint=f"relight {PAGE.usage}")
+    spec = to_spec(parsed)
+    texts = split(rest, {flag.name: flag for flag in _FLAGS})[0]
+    more = _derived(spec, parsed.given, count)
+    _check(spec, parsed.given, count, env)
+    plan = Plan(_faults(parsed.values["faults"], spec, count))
+    command = [sys.executable, "-m", "relight", "run", *_words(texts), *more, "--",
+               spec.script, *spec.script_args]  # fmt: skip
+    ahead = access.prefix()
+    if ahead:
+        sys.stderr.flush()
+        os.execv(ahead[0], [*ahead, sys.executable, "-m", "relight", "sandbox", *argv])
+    from relight.sandbox import run
+
+    # Nobody but its own agents can reach the job.
+    variables = {"RELIGHT_TOKEN": secrets.token_hex(16), **env.variables}
+    return run.run(command, count, variables, plan)
+
+
+def _count(argv: Sequence[str]) -> tuple[int, list[str]]:
+    """Return the number of hosts and the words behind it."""
+    word, *rest = [*argv, ""][: max(len(argv), 1)]
+    if word in ("", "-h", "--help"):
+        return 0, list(argv)
+    if not word.isdecimal():
+        raise UsageError(
+            f"relight sandbox begins with the number of hosts, not with {word}",
+            hint=f"relight {PAGE.usage}",
+        )
+    if not 1 <= int(word) <= _MOST_HOSTS:
+        raise UsageError(f"a sandbox has 1 to {_MOST_HOSTS} hosts, not {word}")
+    return int(word), rest
+
+
+def _derived(spec: RunSpec, given: "set[str]", count: int) -> list[str]:
+    """Return the flags by which the agents meet, of those that the user has not given."""
+    endpoint = ",".join(f"host{n}" for n in range(1, min(count, 3) + 1)) if count > 2 else "host1"
+    flags = {
+        "nnodes": str(count),
+        "rdzv-backend": "c10d",
+        "rdzv-endpoint": "" if spec.rdzv_backend == "file" else endpoint,
+        "rdzv-id": "sandbox",
+    }
+    return [f"--{name}={text}" for name, text in flags.items() if text and name not in given]
+
+
+def _check(spec: RunSpec, given: "set[str]", count: int, env: Environment) -> None:
+    """Refuse what can't run on the hosts."""
+    for name in _OF_ONE_HOST:
+        if name in given:
+            raise UsageError(
+                f"--{name} has no place in a sandbox: all its hosts get the same flags",
+                hint="leave it out; the agents meet at host1",
+            )
+    if "rdzv-backend" in given and spec.rdzv_backend not in ("c10d", "file"):
+        raise UsageError(
+            f"--rdzv-backend={spec.rdzv_backend}: hosts of a sandbox reach nothing outside it",
+            hint="c10d, the default here, or file with a directory",
+        )
+    if "nnodes" in given and spec.nnodes.least > count:
+        raise UsageError(
+            f"--nnodes={spec.nnodes} needs more than the {many(count, 'host')} of the sandbox",
+            hint=f"relight sandbox {spec.nnodes.least} …",
+        )
+    check(spec._replace(rdzv_backend="c10d"), given)
+    script.check(spec, env, interpreter.choose(env))
+
+
+def _faults(path: str, spec: RunSpec, count: int) -> list[Fault]:
+    if not path:
+        return []
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_LARGEST_FILE + 1)
+    except OSError as error:
+        raise UsageError(f"--faults={path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--faults={path} is no text in UTF-8") from None
+    if len(text) > _LARGEST_FILE:
+        raise UsageError(f"--faults={path} is larger than 1 MiB")
+    nproc = int(spec.nproc_per_node) if spec.nproc_per_node.isdecimal() else 0
+    return faults.read(text, path, count, ranks=count * nproc)
+
+
+def _words(texts: Mapping[str, str]) -> list[str]:
+    """Return the flags that go to each agent, as they were given."""
+    switches = {flag.name for flag in FLAGS if flag.parse is None}
+    own = {flag.name for flag in _OWN}
+    return [
+        f"--{name}" if name in switches else f"--{name}={text}"
+        for name, text in texts.items()
+        if name not in own
+    ]

@@ -1,0 +1,61 @@
+"""How busy the NVIDIA GPUs of this machine are, as `nvidia-smi` tells it."""
+
+import subprocess
+from contextlib import suppress
+from typing import NamedTuple
+
+_COMMAND = ("nvidia-smi", "--query-gpu=index,utilization.gpu,memory.used,memory.total",
+            "--format=csv,noheader,nounits")  # fmt: skip
+_LIMIT_S, _AFTER_KILL_S = 5.0, 0.5
+
+
+class Gpu(NamedTuple):
+    """A GPU: its number, the percentage of the time in which it was busy, and its memory in MiB,
+    used and in all. What the driver does not tell, as for a part of a GPU (MIG), is None.
+    """
+
+    number: int
+    busy: int | None
+    used_mib: int | None
+    total_mib: int | None
+
+
+class Gpus:
+    """The GPUs of this machine, until `nvidia-smi` fails once: then it is not asked again, because
+    with a broken driver each call may hang for ever.
+    """
+
+    def __init__(self) -> None:
+        self._works = True
+
+    def look(self) -> list[Gpu]:
+        """Return how the GPUs are now; none where there are none, or `nvidia-smi` fails."""
+        text = _output() if self._works else None
+        self._works = text is not None
+        return _parsed(text or "")
+
+
+def _output() -> str | None:
+    try:
+        process = subprocess.Popen(
+            _COMMAND, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+    except OSError:
+        return None
+    try:
+        text, _ = process.communicate(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):  # in the driver, no signal may end it
+            process.communicate(timeout=_AFTER_KILL_S)
+        return None
+    return None if process.returncode else text.decode(errors="replace")
+
+
+def _parsed(text: str) -> list[Gpu]:
+    found = []
+    for line in text.splitlines():
+        number, *rest = (int(word) if word.isdecimal() else None for word in line.split(", "))
+        if number is not None and len(rest) == 3:
+            found.append(Gpu(number, *rest))
+    return found

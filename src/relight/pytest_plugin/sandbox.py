@@ -1,0 +1,98 @@
+"""The fixture `relight_sandbox`: a test runs a script on several hosts and breaks them."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from relight import env as environment
+from relight.core.faults import read
+from relight.errors import MachineError
+from relight.sandbox import access
+from relight.sandbox.lab import lab_unavailable
+
+_SHOWN = 5000
+
+
+class SandboxResult(NamedTuple):
+    """How a job in a sandbox has ended; each line of its output begins with its host."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+class SandboxRunner:
+    """What the fixture is: call it.
+
+    Args:
+        directory: of the test, for a file of faults.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def __call__(
+        self,
+        hosts: int,
+        script: str | Path,
+        *arguments: str | Path,
+        flags: Sequence[str] = (),
+        faults: Sequence[str] = (),
+        timeout: float = 60.0,
+        env: Mapping[str, str] | None = None,
+    ) -> SandboxResult:
+        """Run a script on hosts until the job has ended; return how it has.
+
+        Args:
+            hosts: how many.
+            script: the training script, or whatever `flags` make of it.
+            arguments: of the script.
+            flags: of `relight run`, such as `--max-restarts=3`.
+            faults: lines as of a file for `--faults`.
+            timeout: seconds after which the job is killed and the test fails.
+            env: more variables for the job.
+
+        Raises:
+            UsageError: a line of the faults is wrong.
+        """
+        __tracebackhide__ = True
+        path = self._directory / "faults.txt"
+        text = "\n".join(faults)
+        read(text, "faults", hosts)  # so that a typing error is no failure of the job
+        path.write_text(text, encoding="utf-8")
+        words = [os.fspath(word) for word in (script, *arguments)]
+        command = [sys.executable, "-m", "relight", "sandbox", str(hosts), f"--faults={path}",
+                   *flags, "--", *words]  # fmt: skip
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**environment.read().variables, **(env or {})},
+            start_new_session=True,  # a Ctrl-C of pytest ends the job by the exit of this block
+        ) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=timeout)
+            except BaseException as error:
+                process.kill()  # its hosts go with it
+                stdout, stderr = process.communicate()
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
+                said = f"{stdout[-_SHOWN:]}\n{stderr[-_SHOWN:]}"
+                pytest.fail(f"the job has not ended in {timeout:g} s\n{said}", pytrace=False)
+        return SandboxResult(process.returncode, stdout, stderr)
+
+
+def unavailable() -> str:
+    """Return why there can be no sandbox on this machine; empty if there can."""
+    try:
+        return "" if access.prefix() else lab_unavailable()
+    except MachineError as error:
+        return error.message

@@ -1,0 +1,83 @@
+"""The keyboard of a sandbox, where stdin and stderr are a terminal in whose foreground it runs."""
+
+import contextlib
+import os
+import termios
+from collections.abc import Callable
+from typing import Any
+
+from relight.core.faults import Fault
+from relight.core.sandbox_job import SandboxJob
+from relight.core.sandbox_keys import KeyReader
+from relight.host.loop import Loop
+
+_STDIN, _STDERR = 0, 2
+
+
+class Keys:
+    """Reads single keys, without echo, until it is closed. Ctrl-C still interrupts.
+
+    Args:
+        loop: calls back.
+        reader: turns keys into faults.
+        do: carries out a fault.
+        say: shows a message.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        reader: KeyReader,
+        do: Callable[[Fault], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._reader = reader
+        self._do = do
+        self._say = say
+        self._before: list[Any] = termios.tcgetattr(_STDIN)
+        now = termios.tcgetattr(_STDIN)
+        now[3] &= ~(termios.ICANON | termios.ECHO)
+        termios.tcsetattr(_STDIN, termios.TCSANOW, now)
+        loop.on_readable(_STDIN, self._on_key)
+
+    @classmethod
+    def open(
+        cls,
+        loop: Loop,
+        hosts: int,
+        job: SandboxJob,
+        do: Callable[[Fault], None],
+        say: Callable[[str], None],
+    ) -> "Keys | None":
+        """Return the keyboard, or None where there is none."""
+        if not (os.isatty(_STDIN) and os.isatty(_STDERR)):
+            return None
+        try:
+            if os.tcgetpgrp(_STDIN) != os.getpgrp():
+                return None
+            keys = cls(loop, KeyReader(hosts, job), do, say)
+        except (OSError, termios.error):
+            return None
+        say(keys._reader.legend)
+        return keys
+
+    def close(self) -> None:
+        """Give the terminal back as it was."""
+        self._loop.forget(_STDIN)
+        with contextlib.suppress(OSError, termios.error):
+            termios.tcsetattr(_STDIN, termios.TCSADRAIN, self._before)
+
+    def _on_key(self) -> None:
+        try:
+            text = os.read(_STDIN, 64).decode(errors="replace")
+        except OSError:
+            text = ""
+        if not text:  # the terminal is gone
+            self._loop.forget(_STDIN)
+        for key in text:
+            wanted = self._reader.press(key)
+            if isinstance(wanted, Fault):
+                self._do(wanted)
+            elif wanted:
+                self._say(wanted)

@@ -1,0 +1,292 @@
+"""Runs a job on the hosts of a sandbox: an agent on each, faults as they are due, and the output of
+all, with the name of its host before each line.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from relight.core.faults import ALL, HOST, Fault, Plan
+from relight.core.sandbox_job import SandboxJob
+from relight.errors import MachineError, exit_code_of_signal, many
+from relight.host import system
+from relight.host.console import Console, Consoles, ConsoleStream
+from relight.host.loop import Alarm, Loop
+from relight.host.readers import PipeReader
+from relight.host.stacks import workers
+from relight.sandbox.keys import Keys
+from relight.sandbox.lab import Host, Lab
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LONGEST_LINE = 1 << 20
+_FLUSH_S = 10.0
+
+
+Popen = Callable[[Host, int, int], "subprocess.Popen[Any]"]
+
+
+def name_of(host: int) -> str:
+    """Return the name of a host: host1 is the first one."""
+    return f"host{host}"
+
+
+def run(command: Sequence[str], hosts: int, variables: Mapping[str, str], plan: Plan) -> int:
+    """Run an agent on each of several hosts until the job is over; return its exit code.
+
+    Args:
+        command: that of each agent.
+        hosts: how many.
+        variables: the environment of the agents.
+        plan: the faults.
+
+    Raises:
+        MachineError: the hosts can't be made, or their switch was killed.
+    """
+    loop = Loop()
+    start = partial(_popen, command, variables)
+    sandbox = Sandbox(loop, Lab(map(name_of, range(1, hosts + 1))), start, plan)
+    try:
+        return sandbox.run()
+    finally:
+        loop.close()
+
+
+def _popen(
+    command: Sequence[str], variables: Mapping[str, str], host: Host, stdout: int, stderr: int
+) -> "subprocess.Popen[Any]":
+    return host.start(
+        command,
+        env=variables,
+        stdout=stdout,
+        stderr=stderr,
+        # If this process and the switch are killed together, nobody else is left to end it.
+        preexec_fn=partial(system.die_with_parent, signal.SIGKILL),
+    )
+
+
+class Sandbox:
+    """The hosts of one job.
+
+    Args:
+        loop: waits for output, ends of agents, keys and signals.
+        lab: the hosts, which are not made yet.
+        popen: starts an agent on a host, with these descriptors as stdout and stderr.
+        plan: the faults.
+    """
+
+    def __init__(self, loop: Loop, lab: Lab, popen: Popen, plan: Plan) -> None:
+        self.loop = loop
+        self.lab = lab
+        self.popen = popen
+        self.plan = plan
+        self.job = SandboxJob(len(lab.hosts))
+        self.consoles = Consoles.open(loop)
+        self._agents: dict[int, subprocess.Popen[Any]] = {}
+        self._readers: list[PipeReader] = []
+        self._signals: list[int] = []
+        self._began = loop.now()
+        self._alarm = Alarm(loop, self._on_time)
+        self._keys: Keys | None = None
+        self._broken = ""
+
+    def run(self) -> int:
+        """Make the hosts, run the job, remove them."""
+        for number in _STOPPING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self.loop.on_signal(number, self._on_signal)
+        try:
+            with self.lab:
+                self.loop.on_readable(self.lab.control, self._on_switch)
+                self._run()
+                self.loop.forget(self.lab.control)
+        finally:
+            self.plan = Plan(())  # the last lines of output may be awaited, but the hosts are gone
+            if self._keys is not None:
+                self._keys.close()
+            for reader in self._readers:
+                reader.finish()
+            self.loop.run_until(lambda: all(r.done for r in self._readers), _FLUSH_S)
+            for console in self.consoles:
+                console.flush(limit_s=_FLUSH_S)
+        if self._broken:
+            raise MachineError(self._broken, hint="its hosts are gone; start it again")
+        if self._signals:
+            return exit_code_of_signal(self._signals[0])
+        return self._exit_code() or 0
+
+    def _run(self) -> None:
+        self._began = self.loop.now()
+        hosts = len(self.lab.hosts)
+        for host in range(1, hosts + 1):
+            self._start(host)
+        self._keys = Keys.open(self.loop, hosts, self.job, self._do, self._say)
+        self._on_time()
+        self.loop.run_until(self._is_over)
+        if not self._signals and not self._broken:
+            self._tell_end()
+
+    def _is_over(self) -> bool:
+        if self._broken or len(self._signals) > 1:
+            return True
+        return not self.job.running if self._signals else self._exit_code() is not None
+
+    def _exit_code(self) -> int | None:
+        more = self._keys is not None or self.plan.deadline() is not None
+        return self.job.exit_code(faults_left=more)
+
+    def _tell_end(self) -> None:
+        for host in sorted(self.job.running):
+            what = "frozen" if host in self.job.frozen else "cut off"
+            self._say(f"{name_of(host)} is {what}; its agent is killed, as the job is over")
+        for fault in self.plan.left():
+            self._say(f"line {fault.line} of the faults never came: {fault}")
+
+    def _say(self, text: str) -> None:
+        self.consoles.stderr.say(f"relight: sandbox: {text}")
+
+    # Agents.
+
+    def _start(self, host: int) -> None:
+        ends = []
+        for console in self.consoles:
+            ours, theirs = os.pipe()
+            stream = _Output(console, f"[{name_of(host)}] ".encode(), self._on_line)
+            self._readers.append(PipeReader(self.loop, ours, stream))
+            ends.append(theirs)
+        agent = self._agents[host] = self.popen(self.lab[name_of(host)], *ends)
+        for end in ends:
+            os.close(end)
+        self.job.started(host)
+        pidfd = os.pidfd_open(agent.pid)
+        self.loop.on_readable(pidfd, partial(self._on_exit, host, pidfd, agent))
+
+    def _on_exit(self, host: int, pidfd: int, agent: "subprocess.Popen[Any]") -> None:
+        self.loop.forget(pidfd)
+        os.close(pidfd)
+        code = agent.wait()
+        if self._agents[host] is agent:  # else another was started meanwhile
+            self.job.ended(host, exit_code_of_signal(-code) if code < 0 else code)
+
+    def _on_line(self, line: str) -> None:
+        if self.plan.watches:
+            self._carry_out(self.plan.printed(line, self._now()))
+
+    def _on_switch(self) -> None:
+        self.loop.forget(self.lab.control)
+        self._broken = "the network of the sandbox has ended: its process was killed"
+
+    def _on_signal(self, number: int) -> None:
+        self._signals.append(number)
+        if len(self._signals) > 1:
+            return
+        self._say(f"got {signal.Signals(number).name}; stopping the agents; again kills them")
+        for host in self.job.running & self.job.frozen:
+            self.lab.signal(name_of(host), signal.SIGCONT)
+        for host in self.job.running:
+            self._agents[host].send_signal(number)
+
+    # Faults.
+
+    def _now(self) -> float:
+        return self.loop.now() - self._began
+
+    def _on_time(self) -> None:
+        self._carry_out(self.plan.due(self._now()))
+
+    def _carry_out(self, faults: Sequence[Fault]) -> None:
+        for fault in faults:
+            self._do(fault)
+        due = self.plan.deadline()
+        self._alarm.set(None if due is None else self._began + due)
+
+    def _do(self, fault: Fault) -> None:
+        """Carry out a fault, and say so."""
+        if self._signals:
+            return
+        why_not = self._signal_rank(fault) if fault.kind == "rank" else self._change(fault)
+        what = f"{fault}: {why_not}" if why_not else str(fault)
+        self._say(f"after {self._now():.1f} s: {what}")
+
+    def _change(self, fault: Fault) -> str:
+        """Change hosts or their network; return why that can't be done, if so."""
+        lab, job = self.lab, self.job
+        host, name = fault.number, name_of(fault.number)
+        where = name if fault.kind == HOST else None
+        if fault.action in ("kill", "freeze", "continue") and host not in job.running:
+            return "no agent runs there"
+        match fault.action:
+            case "kill":
+                job.killed(host)
+                lab.crash(name)
+            case "start":
+                if host in job.running:
+                    return "its agent runs"
+                lab.mend(name)
+                self._start(host)
+            case "freeze":
+                job.frozen.add(host)
+                lab.signal(name, signal.SIGSTOP)
+            case "continue":
+                job.frozen.discard(host)
+                lab.signal(name, signal.SIGCONT)
+            case "cut":
+                job.cut.add(host)
+                lab.cut(name)
+            case "heal" if fault.kind == ALL:
+                job.cut.clear()
+                lab.heal()
+            case "heal":
+                job.cut.discard(host)
+                lab.mend(name)
+            case "delay":
+                lab.set(delay_ms=fault.value * 1000, host=where)
+            case "loss":
+                lab.set(loss=fault.value, host=where)
+        return ""
+
+    def _signal_rank(self, fault: Fault) -> str:
+        number = {
+            "kill": signal.SIGKILL,
+            "freeze": signal.SIGSTOP,
+            "continue": signal.SIGCONT,
+        }[fault.action]
+        for host in self.job.running:
+            find = partial(_pid_of, self._agents[host].pid, fault.number)
+            pid = find()
+            if pid is None:
+                continue
+            try:
+                system.signal_if(pid, number, partial(_returns, find, pid))
+            except ProcessLookupError:
+                continue
+            return ""
+        running = many(len(self.job.running), "host")
+        return f"no such rank runs on {running}"
+
+
+def _pid_of(agent: int, rank: int) -> int | None:
+    return workers.below(agent).get(rank)
+
+
+def _returns(find: Callable[[], int | None], pid: int) -> bool:
+    return find() == pid
+
+
+class _Output(ConsoleStream):
+    """Output of one host, whose lines are looked at as well."""
+
+    def __init__(self, console: Console, prefix: bytes, on_line: Callable[[str], None]) -> None:
+        super().__init__(console, prefix)
+        self._on_line = on_line
+        self._line = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        super().feed(data)
+        self._line += data
+        *lines, self._line = self._line.split(b"\n")
+        del self._line[:-_LONGEST_LINE]
+        for line in lines:
+            self._on_line(line.decode(errors="replace"))

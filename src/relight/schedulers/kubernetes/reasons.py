@@ -1,0 +1,79 @@
+"""Why a job waits, where neither its pods nor what makes them says it.
+
+    events      warnings: a pod that is refused (no such service account or priority class, a quota,
+                a Pod Security Standard), or whose volumes can't be mounted
+    workloads   what Kueue says of a job in a queue: a queue that does not exist, no quota
+
+A server accepts such a job, and it waits. Both are optional: who may not list them is told less.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from relight.schedulers.kubernetes import store
+from relight.schedulers.kubernetes.kind import QUEUE
+from relight.schedulers.kubernetes.names import JobId
+from relight.schedulers.kubernetes.store import Object, Resource
+
+_WORKLOADS = [
+    Resource(f"kueue.x-k8s.io/{version}", "Workload", "workloads")
+    for version in ("v1beta2", "v1beta1")
+]
+_OWNER = "kueue.x-k8s.io/job-uid"
+"""The label of a Workload with the uid of the object that waits in a queue."""
+_NOT_TOLD = (403, 404)
+
+
+def told(client: Any, job: JobId, objects: Iterable[Object]) -> dict[str, str]:
+    """Return why objects of a job do not go on, by their names.
+
+    Args:
+        client: of the cluster.
+        job: the job.
+        objects: what makes its pods.
+    """
+    found = _warnings(client, job)
+    for each in objects:
+        if (each["metadata"].get("labels") or {}).get(QUEUE):
+            found |= _of_queue(client, job, each)
+    return found
+
+
+def _warnings(client: Any, job: JobId) -> dict[str, str]:
+    """Return the last warning about each object of a job."""
+    events = _or_nothing(client, store.EVENTS, job, fields="type=Warning")
+    found = {}
+    for event in sorted(events, key=_time):
+        name = str((event.get("involvedObject") or {}).get("name") or "")
+        if name == job.name or name.startswith(f"{job.name}-"):
+            said = " ".join(str(event.get("message") or "").split())
+            found[name] = f"{event.get('reason')}: {said}"
+    return found
+
+
+def _time(event: Object) -> str:
+    stamps = (event.get(name) for name in ("lastTimestamp", "eventTime"))
+    return str(next(filter(None, stamps), None) or event["metadata"].get("creationTimestamp"))
+
+
+def _of_queue(client: Any, job: JobId, each: Object) -> dict[str, str]:
+    """Return what Kueue says of an object, by its name."""
+    selector = f"{_OWNER}={each['metadata']['uid']}"
+    for resource in _WORKLOADS:
+        for workload in _or_nothing(client, resource, job, selector=selector):
+            for condition in (workload.get("status") or {}).get("conditions") or ():
+                if condition.get("type") == "QuotaReserved" and condition.get("status") == "False":
+                    return {each["metadata"]["name"]: " ".join(str(condition["message"]).split())}
+    return {}
+
+
+def _or_nothing(client: Any, resource: Resource, job: JobId, **wanted: str) -> Sequence[Object]:
+    """Return a list; nothing if this user may not see it, or the cluster has no such kind."""
+    import kubernetes
+
+    try:
+        return store.listed(client, resource, job.namespace, **wanted)
+    except kubernetes.client.ApiException as error:
+        if error.status not in _NOT_TOLD:
+            raise
+        return ()

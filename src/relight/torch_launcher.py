@@ -1,0 +1,540 @@
+"""A drop-in for torch.distributed.launcher: `elastic_launch(LaunchConfig(…), entrypoint)(*args)`.
+
+    from relight.torch_launcher import LaunchConfig, elastic_launch
+    results = elastic_launch(LaunchConfig(1, 1, 4, rdzv_backend="c10d"), train)(0.1)
+
+Arguments, results and errors are those of torch 2.13 (`torch/distributed/launcher/api.py`,
+`torch/distributed/elastic/multiprocessing/errors`); docs/embedding.md lists what differs. torch's
+own LaunchConfig is taken too, by the names of its fields: torch is not imported. Where the caller
+has imported it, errors are also instances of torch's classes, so that `except` finds them.
+
+    python -m relight.torch_launcher accelerate launch … train.py
+
+runs a program that calls torch's launcher itself, with this one in its place.
+"""
+
+import contextlib
+import importlib
+import os
+import runpy
+import shutil
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import FrameType
+from typing import Any
+
+from relight import env as environment
+from relight import function_results
+from relight.core.exits import Failure
+from relight.embedding import RunResult, RunSpec, run
+from relight.errors import UsageError, WorkersFailedError, signal_name
+from relight.function import WORKER, job_directory, name_of, pack, put, warm_flags
+from relight.rendezvous.conf import KEYS
+from relight.values import parse_signals
+from relight.worker import main_module
+from relight.worker.call import CALL_DIRECTORY, WithLocalRank
+
+_TIMEOUT_S = 900
+"""torch's default for rdzv_configs["timeout"]."""
+_NOT_AVAILABLE = "<N/A>"
+_CALLED_FROM = (
+    "torch.distributed.launcher.api", "torch.distributed.launcher", "torch.distributed.run",
+)  # fmt: skip
+"""Modules of torch from which programs take `elastic_launch`."""
+_HANDLERS = ("console", "dynamic_rendezvous", "null")
+
+
+class DefaultLogsSpecs:
+    """Where the output of workers goes, as torch's class of this name.
+
+    Args:
+        log_dir: the directory of log files; without one, and without the others, none is kept.
+        redirects: streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both; or a mapping
+            from local ranks to that.
+        tee: streams that go to files and to the console, in the same way.
+        local_ranks_filter: local ranks that are shown on the console; None for all.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: int | Mapping[int, int] = 0,
+        tee: int | Mapping[int, int] = 0,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        self._root_log_dir = log_dir
+        self._redirects = redirects
+        self._tee = tee
+        self._local_ranks_filter = local_ranks_filter
+
+    @property
+    def root_log_dir(self) -> str:
+        """The directory of log files, as text."""
+        return str(self._root_log_dir)
+
+
+@dataclass
+class LaunchConfig:
+    """The settings of a launch: the fields of torch's class of this name, with its defaults.
+
+    `start_method`, `monitor_interval` and `metrics_cfg` have no effect here.
+
+    Raises:
+        ValueError: shutdown_timeout is negative.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    logs_specs: Any = None
+    run_id: str = ""
+    role: str = "default_role"
+    rdzv_endpoint: str = ""
+    rdzv_backend: str = "etcd"
+    rdzv_configs: dict[str, Any] = field(default_factory=dict)
+    rdzv_timeout: int = -1
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    start_method: str = "spawn"
+    log_line_prefix_template: str | None = None
+    metrics_cfg: dict[str, str] = field(default_factory=dict)
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: Any = None
+    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rdzv_timeout != -1:
+            self.rdzv_configs["timeout"] = self.rdzv_timeout
+        self.rdzv_configs.setdefault("timeout", _TIMEOUT_S)
+        if self.logs_specs is None:
+            self.logs_specs = DefaultLogsSpecs()
+        if self.shutdown_timeout is None:
+            text = environment.read().get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
+            self.shutdown_timeout = int(text)
+        elif self.shutdown_timeout < 0:
+            raise ValueError(
+                f"shutdown_timeout={self.shutdown_timeout}: expected 0 or more seconds"
+            )
+
+
+@dataclass
+class ProcessFailure:
+    """How one worker failed: the fields of torch's class of this name.
+
+    `error_file` is always `<N/A>`: its content is in `error_file_data`. `message` is that of an
+    exception, `{"message": …, "extraInfo": {"py_callstack": …, "timestamp": …}}`, or a text.
+    `timestamp` is in seconds since 1970; `exitcode` is negative for a signal.
+    """
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    error_file: str
+    error_file_data: dict[str, Any]
+    message: Any
+    timestamp: int
+
+    def signal_name(self) -> str:
+        """Return the name of the signal that ended it, or `<N/A>`."""
+        return signal_name(-self.exitcode) if self.exitcode < 0 else _NOT_AVAILABLE
+
+    def timestamp_isoformat(self) -> str:
+        """Return when it failed, in local time: YYYY-MM-DD_HH:MM:SS."""
+        return datetime.fromtimestamp(self.timestamp).isoformat(sep="_")
+
+
+class ChildFailedError(Exception):
+    """Workers failed; also torch's class of this name, if the caller has imported that.
+
+    Args:
+        name: of the entrypoint.
+        failures: of this node's workers, by rank.
+        report: the lines that tell people why.
+    """
+
+    def __init__(
+        self, name: str, failures: dict[int, ProcessFailure], report: Sequence[str] = ()
+    ) -> None:
+        Exception.__init__(self, "\n".join([f"{name} FAILED", *report]))
+        self.name = name
+        self.failures = failures
+
+    def get_first_failure(self) -> tuple[int, ProcessFailure]:
+        """Return the rank that failed first, and how."""
+        rank = min(self.failures, key=lambda each: self.failures[each].timestamp)
+        return rank, self.failures[rank]
+
+    def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
+        """Return the message; torch's delimiters have no effect."""
+        del boarder_delim, section_delim
+        return str(self)
+
+
+class SignalException(Exception):  # noqa: N818  # torch's name
+    """A signal ended the launch; also torch's class of this name, if the caller has imported that.
+
+    Args:
+        msg: the message.
+        sigval: the signal.
+    """
+
+    def __init__(self, msg: str, sigval: signal.Signals) -> None:
+        Exception.__init__(self, msg)
+        self.sigval = sigval
+
+
+class elastic_launch:  # noqa: N801  # torch's name
+    """Runs a function or a program on each worker of this node.
+
+    Args:
+        config: this module's LaunchConfig, or torch's.
+        entrypoint: a function, which gets the arguments of the call; or a program, which gets them
+            as texts.
+        health_check_server: must be None: no server answers for an agent of relight.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        entrypoint: Callable[..., Any] | str | None,
+        health_check_server: Any = None,
+    ) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+        self._health_check_server = health_check_server
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        """Run it to its end; return what each worker of this node has returned, by global rank, or
+        None for each if it is a program.
+
+        Raises:
+            ChildFailedError: workers failed.
+            SignalException: the main thread got one of `signals_to_handle`; the workers have ended.
+            WorkersFailedError: the job failed, and no worker of it: nodes were missing.
+            UsageError: the configuration is wrong; nothing was started.
+        """
+        return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
+
+
+def launch_agent(
+    config: Any,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    health_check_server: Any = None,
+) -> dict[int, Any]:
+    """Do what `elastic_launch(config, entrypoint, health_check_server)(*args)` does."""
+    main_module.refuse_while_importing()
+    if health_check_server is not None:
+        raise UsageError(
+            "health_check_server: relight serves none",
+            hint="relight status, or the events of relight.run, tell how a job is",
+        )
+    if not config.run_id:
+        config.run_id = str(uuid.uuid4().int)
+    if isinstance(entrypoint, str):
+        words = [str(each) for each in args]
+        name = _script_of(words) if entrypoint == sys.executable else entrypoint
+        with _signals_raise(config):
+            result = run(_spec(config, entrypoint, words, "--no-python"))
+        if result.exit_code:
+            raise _error(name, result, {}, {each.rank: each for each in result.failures})
+        return dict.fromkeys(result.exit_codes)
+    if not callable(entrypoint):
+        raise UsageError(
+            f"entrypoint={entrypoint!r}: expected a function, or the name of a program"
+        )
+    return _call(config, entrypoint, args)
+
+
+def _call(config: Any, function: Callable[..., Any], args: list[Any]) -> dict[int, Any]:
+    name = name_of(function)
+    if any(isinstance(each, str) and "${local_rank}" in each for each in args):
+        function = WithLocalRank(function)
+    packed = pack(function, args, {})
+    with job_directory() as directory:
+        put(packed, directory)
+        warm = warm_flags((), environment.read().variables)
+        with _signals_raise(config):
+            spec = _spec(config, WORKER, [], *warm)
+            env = {**spec.env, CALL_DIRECTORY: directory}  # arguments are equal on all nodes
+            result = run(spec._replace(module=True, env=env))
+        raised = function_results.raised(directory)
+        if result.exit_code:
+            raise _error(name, result, raised, {})
+        results = function_results.returned(directory, name)
+    # As in torch, sys.exit(0) returns None.
+    left = {rank for rank, each in raised.items() if function_results.is_exit_with_0(each.error)}
+    missing = sorted(set(result.exit_codes) - set(results) - left)
+    if missing:
+        raise WorkersFailedError(
+            f"ranks {', '.join(map(str, missing))} ended with 0 before {name} returned",
+            hint="look for os._exit in it",
+        )
+    return {rank: results.get(rank) for rank in result.exit_codes}
+
+
+# The configuration.
+
+
+def _spec(config: Any, script: str, args: Sequence[str], *flags: str) -> RunSpec:
+    """Return the job of a configuration."""
+    conf = {name: str(value) for name, value in config.rdzv_configs.items()}
+    if not any(key.name == "timeout" and config.rdzv_backend in key.backends for key in KEYS):
+        conf.pop("timeout", None)  # torch passes it to all backends
+    own = {
+        "role": config.role,
+        "rdzv-conf": ",".join(f"{name}={value}" for name, value in conf.items()),
+        "local-addr": config.local_addr,
+        "signals-to-handle": config.signals_to_handle,
+        "shutdown-timeout": config.shutdown_timeout,
+        "duplicate-stdout-filters": ",".join(config.duplicate_stdout_filters or ()),
+        "duplicate-stderr-filters": ",".join(config.duplicate_stderr_filters or ()),
+        "numa-binding": _numa(config.numa_options),
+        **_logs(config.logs_specs),
+    }
+    if config.event_log_handler in _HANDLERS:
+        own["event-log-handler"] = config.event_log_handler
+    words = [f"--{name}={value}" for name, value in own.items() if value not in (None, "")]
+    variables = environment.read().variables
+    theirs = {name: text for name, text in variables.items() if name.startswith("TORCHELASTIC_")}
+    if config.log_line_prefix_template is not None:
+        theirs["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = config.log_line_prefix_template
+    return RunSpec(
+        script,
+        args,
+        nproc_per_node=config.nproc_per_node,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        max_restarts=config.max_restarts,
+        rdzv_backend=config.rdzv_backend,
+        rdzv_endpoint=config.rdzv_endpoint,
+        rdzv_id=config.run_id,
+        env=theirs,
+        flags=[*words, *["--virtual-local-rank"] * config.virtual_local_rank, *flags],
+    )
+
+
+def _logs(specs: Any) -> dict[str, str]:
+    """Return the flags for torch's DefaultLogsSpecs, or the one here.
+
+    Raises:
+        UsageError: it is another class.
+    """
+    torchs = getattr(
+        sys.modules.get("torch.distributed.elastic.multiprocessing.api"), "DefaultLogsSpecs", ()
+    )
+    if not isinstance(specs, (DefaultLogsSpecs, torchs)):
+        raise UsageError(
+            f"logs_specs={specs!r}: only DefaultLogsSpecs is supported",
+            hint="its log_dir, redirects, tee and local_ranks_filter say where output goes",
+        )
+    ranks = specs._local_ranks_filter or ()
+    return {
+        "log-dir": specs._root_log_dir or "",
+        "redirects": _streams(specs._redirects),
+        "tee": _streams(specs._tee),
+        "local-ranks-filter": ",".join(map(str, sorted(ranks))),
+    }
+
+
+def _numa(options: Any) -> str:
+    """Return the flag for torch's NumaOptions.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if options is None:
+        return ""
+    mode = getattr(getattr(options, "affinity_mode", None), "value", None)
+    if not isinstance(mode, str):
+        raise UsageError(f"numa_options={options!r}: expected torch's NumaOptions, or None")
+    return mode
+
+
+def _streams(choice: int | Mapping[int, int]) -> str:
+    if isinstance(choice, Mapping):
+        return ",".join(f"{rank}:{int(bits)}" for rank, bits in choice.items())
+    return str(int(choice))
+
+
+def _script_of(words: Sequence[str]) -> str:
+    """Return the name of a Python program in errors: its first argument that is no flag."""
+    return next((word for word in words if not word.startswith("-")), "")
+
+
+# Errors.
+
+
+def _first(result: RunResult) -> Failure | None:
+    """Return this node's failure that came first; the root cause if it is on another node, and
+    nothing failed here.
+    """
+    own = sorted(result.failures, key=lambda each: (bool(each.asked), each.at))
+    cause = result.cause
+    if cause is not None and any((each.rank, each.pid) == (cause.rank, cause.pid) for each in own):
+        return cause
+    return own[0] if own else cause
+
+
+def _error(
+    name: str,
+    result: RunResult,
+    raised: Mapping[int, function_results.Raised],
+    failures: Mapping[int, Failure],
+) -> Exception:
+    """Return what to raise for a job that has failed.
+
+    Args:
+        name: of the entrypoint.
+        result: how it has failed.
+        raised: what the function has raised, by rank.
+        failures: what is reported besides the first failure, by rank: torch reports that alone of a
+            function, and all of a program.
+    """
+    first = _first(result)
+    if first is None:
+        return WorkersFailedError(result.reason)
+    error = _class(ChildFailedError, "errors", "ChildFailedError")
+    failures = {first.rank: first, **failures}  # the first one wins among equal timestamps
+    found = {rank: _failure(each, raised.get(rank)) for rank, each in failures.items()}
+    made: Exception = error(name, found, result.report)
+    return made
+
+
+def _failure(failure: Failure, raised: function_results.Raised | None) -> ProcessFailure:
+    report = failure.report if failure.is_explained else None
+    if raised is not None and isinstance(raised.error, SystemExit):
+        raised = None  # no error of its own, as in torch
+    timestamp = int(raised.time) if raised else _seconds(failure.when)
+    message: Any = ""
+    if raised is not None or report is not None:
+        text = raised.text if raised else "\n".join(report.lines) if report else ""
+        said = text.rstrip().rpartition("\n")[2]
+        if report is not None and not raised:
+            said = f"{report.type}: {report.message}" if report.type else report.message
+        message = {
+            "message": said,
+            "extraInfo": {"py_callstack": text, "timestamp": str(timestamp)},
+        }
+    data = {"message": message or "<NONE>"}
+    if not message and failure.exitcode < 0:
+        name = signal_name(-failure.exitcode)
+        message = f"Signal {-failure.exitcode} ({name}) received by PID {failure.pid}"
+    return ProcessFailure(
+        local_rank=failure.local_rank,
+        pid=failure.pid,
+        exitcode=failure.exitcode,
+        error_file=_NOT_AVAILABLE,
+        error_file_data=data,
+        message=message or f"exited with {failure.exitcode}; its output may say why",
+        timestamp=timestamp,
+    )
+
+
+def _seconds(when: str) -> int:
+    """Return the time of a failure in seconds since 1970."""
+    try:
+        return int(datetime.strptime(when, "%Y-%m-%d %H:%M:%S%z").timestamp())
+    except ValueError:
+        return int(time.time())
+
+
+def _class(own: type[Exception], module: str, name: str) -> Any:
+    """Return one of our classes, which is also torch's if the caller has imported that."""
+    found = sys.modules.get(f"torch.distributed.elastic.multiprocessing.{module}")
+    theirs = getattr(found, name, None)
+    return own if theirs is None else type(name, (own, theirs), {"__doc__": own.__doc__})
+
+
+@contextlib.contextmanager
+def _signals_raise(config: Any) -> Iterator[None]:
+    """Raise SignalException for signals, as torch does; only the main thread gets them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def fail(number: int, frame: FrameType | None) -> None:
+        del frame
+        sigval = signal.Signals(number)
+        message = f"Process {os.getpid()} got signal: {sigval}"
+        raise _class(SignalException, "api", "SignalException")(message, sigval)
+
+    try:
+        numbers = parse_signals(config.signals_to_handle)
+    except ValueError:
+        numbers = ()  # `run` refuses it
+    before = {number: signal.signal(number, fail) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# In programs that call torch's launcher.
+
+
+def replace_torchs() -> None:
+    """Put `elastic_launch` and `launch_agent` into torch's modules, in this process, from now on.
+
+    It imports these modules, for programs that would do it themselves.
+
+    Raises:
+        UsageError: there is no torch.
+    """
+    for name in _CALLED_FROM:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise UsageError(f"{name} can't be imported: {error}") from None
+        for own in (elastic_launch, launch_agent):
+            if hasattr(module, own.__name__):
+                setattr(module, own.__name__, own)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run a program with this launcher in place of torch's.
+
+    Args:
+        argv: `-m` and a module, a script, or the name of a Python program on PATH; and its
+            arguments.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    is_module, words = argv[:1] == ["-m"], list(argv[argv[:1] == ["-m"] :])
+    if not words:
+        raise UsageError(
+            "no program was given",
+            hint="python -m relight.torch_launcher accelerate launch train.py",
+        )
+    program = words[0]
+    path = program if os.path.isfile(program) else shutil.which(program)
+    if not (is_module or path):
+        raise UsageError(f"there is no script or program {program}", hint="-m takes a module")
+    replace_torchs()
+    if is_module:
+        sys.argv = words
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [str(path), *words[1:]]
+        sys.path[0] = os.path.dirname(os.path.abspath(str(path)))
+        runpy.run_path(str(path), run_name="__main__")
+
+
+if __name__ == "__main__":
+    try:  # not the copy of this module that `python -m` has made
+        importlib.import_module("relight.torch_launcher").main(sys.argv[1:])
+    except UsageError as error:
+        sys.exit(f"relight: error: {error}" + f"\nhint: {error.hint}" * bool(error.hint))

@@ -1,0 +1,82 @@
+"""Finds trackers by name: those here, and those of other packages."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from relight.errors import RelightError, UsageError, did_you_mean
+
+GROUPS = ("relight.tracker", "torchx.tracker")
+"""Entry points of other packages, which are functions of a configuration."""
+_MODULES = {"fsspec": "relight.tracker.file_system", "mlflow": "relight.tracker.mlflow_runs"}
+
+
+def names_and_configs(variables: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the trackers that variables name, each with its configuration, as TorchX does."""
+    names = variables.get("TORCHX_TRACKERS", "")
+    return {
+        name: variables.get(f"TORCHX_TRACKER_{name.upper()}_CONFIG")
+        for name in filter(None, map(str.strip, names.split(",")))
+    }
+
+
+def configured(variables: Mapping[str, str]) -> list[Any]:
+    """Return the trackers that variables name; one that does not load is a warning."""
+    found = []
+    for name, config in names_and_configs(variables).items():
+        try:
+            found.append(load(name, config))
+        except RelightError as error:  # a run goes on without what it can't record
+            warnings.warn(f"relight: {error}", stacklevel=3)
+    return found
+
+
+def load(name: str, config: str | None) -> Any:
+    """Return a tracker.
+
+    Args:
+        name: `fsspec`, `mlflow`, an entry point, or `module:function`.
+        config: what its function takes.
+
+    Raises:
+        UsageError: there is none of this name, it can't be imported, or its configuration is wrong.
+    """
+    make = _find(name)
+    try:
+        return make(config)
+    except RelightError:
+        raise
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(f"the tracker {name} can't be used with config={config}: {why}") from None
+
+
+def _find(name: str) -> Callable[[str | None], Any]:
+    if name in _MODULES:  # before TorchX's, which have the same names and the same layout
+        made: Callable[[str | None], Any] = import_module(_MODULES[name]).create
+        return made
+    from importlib.metadata import entry_points
+
+    known = [*_MODULES]
+    for group in GROUPS:
+        for entry in entry_points(group=group):
+            if entry.name == name:
+                return _imported(name, entry.load)
+            known.append(entry.name)
+    module, colon, function = name.partition(":")
+    if colon:
+        return _imported(name, lambda: getattr(import_module(module), function))
+    raise UsageError(
+        f"there is no tracker {name}",
+        hint=did_you_mean(name, known, f"known: {', '.join(known)}; or module:function"),
+    )
+
+
+def _imported(name: str, load: Callable[[], Any]) -> Callable[[str | None], Any]:
+    try:
+        found: Callable[[str | None], Any] = load()
+    except Exception as error:  # of another package
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UsageError(f"the tracker {name} does not load: {why}") from None
+    return found

@@ -1,0 +1,200 @@
+"""The tracker `fsspec`: runs in a directory of any file system that fsspec knows.
+
+The layout is TorchX's (torchx.tracker.backend.fsspec, 0.7), so that each reads what the other has
+written:
+
+    ROOT/RUN/metadata/TIME      {"metadata": {…}}, one file a call
+    ROOT/RUN/artifacts/TIME     {"name": …, "path": …, "metadata": …}
+    ROOT/RUN/sources/RUN        a line for each artifact that was used; an empty one for the run
+
+RUN is the base32 of a run id, and TIME is in nanoseconds since 1970, with a random end here, as
+several ranks may record at once.
+"""
+
+import base64
+import binascii
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from relight.errors import UsageError
+from relight.tracker.api import TrackerArtifact, TrackerBase, TrackerSource
+
+
+class FileSystemTracker(TrackerBase):
+    """Keeps runs in a directory.
+
+    Args:
+        files: a file system of fsspec.
+        root: the directory; it is made when something is recorded.
+    """
+
+    def __init__(self, files: Any, root: str) -> None:
+        self._files = files
+        self._root = root.rstrip("/") or "/"
+
+    def __str__(self) -> str:
+        return self._root
+
+    def add_artifact(
+        self, run_id: str, name: str, path: str, metadata: Mapping[str, object] | None = None
+    ) -> None:
+        """Record an artifact; the file itself stays where it is."""
+        self._add(run_id, "artifacts", {"name": name, "path": path, "metadata": metadata})
+
+    def artifacts(self, run_id: str) -> dict[str, TrackerArtifact]:
+        """Return the artifacts of a run, by name."""
+        return {
+            str(each["name"]): TrackerArtifact(
+                str(each["name"]), str(each["path"]), each.get("metadata")
+            )
+            for each in self._entries(run_id, "artifacts")
+        }
+
+    def add_metadata(self, run_id: str, **kwargs: object) -> None:
+        """Record values, which must be what JSON takes."""
+        self._add(run_id, "metadata", {"metadata": kwargs})
+
+    def metadata(self, run_id: str) -> dict[str, object]:
+        """Return the values of a run, by name."""
+        found: dict[str, object] = {}
+        for each in self._entries(run_id, "metadata"):
+            found.update(each["metadata"])
+        return found
+
+    def add_source(self, run_id: str, source_id: str, artifact_name: str | None = None) -> None:
+        """Record that a run comes from another one."""
+        directory = self._path(run_id, "sources")
+        path = f"{directory}/{_encoded(source_id)}"
+        lines = self._lines(path) if self._files.exists(path) else []
+        if (artifact_name or "") not in lines:
+            self._files.makedirs(directory, exist_ok=True)
+            self._write(path, "".join(f"{line}\n" for line in [*lines, artifact_name or ""]))
+
+    def sources(self, run_id: str, artifact_name: str | None = None) -> list[TrackerSource]:
+        """Return what a run comes from; with a name, only where this artifact was used."""
+        return [
+            TrackerSource(source, line or None)
+            for path, source in self._runs(self._path(run_id, "sources"))
+            for line in self._lines(path) or [""]
+            if artifact_name is None or line == artifact_name
+        ]
+
+    def run_ids(self, parent_run_id: str | None = None, **kwargs: str) -> list[str]:
+        """Return the ids of all runs, or of those that come from one."""
+        del kwargs
+        of_parent = f"sources/{_encoded(parent_run_id)}" if parent_run_id else ""
+        return [
+            run
+            for path, run in self._runs(self._root)
+            if not of_parent or self._files.exists(f"{path}/{of_parent}")
+        ]
+
+    def _path(self, run_id: str, kind: str) -> str:
+        return f"{self._root}/{_encoded(run_id)}/{kind}"
+
+    def _add(self, run_id: str, kind: str, entry: Mapping[str, object]) -> None:
+        try:
+            text = json.dumps(entry)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{kind} of a run must be what JSON takes: {error}") from None
+        directory = self._path(run_id, kind)
+        self._files.makedirs(directory, exist_ok=True)
+        self._write(f"{directory}/{time.time_ns()}_{os.urandom(4).hex()}", text)
+
+    def _write(self, path: str, text: str) -> None:
+        with self._files.open(path, "wb") as file:
+            file.write(text.encode())
+
+    def _lines(self, path: str) -> list[str]:
+        with self._files.open(path, "rb") as file:
+            content: bytes = file.read()
+        return content.decode().splitlines()
+
+    def _entries(self, run_id: str, kind: str) -> Iterator[dict[str, Any]]:
+        """Yield what was recorded, the oldest first; without what is just being written."""
+        for path in self._listed(self._path(run_id, kind)):
+            with self._files.open(path, "rb") as file:
+                content = file.read()
+            try:
+                yield json.loads(content)
+            except ValueError:
+                continue
+
+    def _runs(self, directory: str) -> Iterator[tuple[str, str]]:
+        """Yield the paths in a directory that are named after runs, and the ids of these."""
+        for path in self._listed(directory):
+            try:
+                yield path, base64.b32decode(os.path.basename(path)).decode()
+            except (binascii.Error, UnicodeDecodeError):
+                continue  # something else
+
+    def _listed(self, directory: str) -> list[str]:
+        try:
+            return sorted(each.rstrip("/") for each in self._files.ls(directory, detail=False))
+        except FileNotFoundError:
+            return []
+
+
+def create(config: str | None) -> FileSystemTracker:
+    """Return the tracker that a file describes.
+
+    Args:
+        config: the path or the fsspec URL of a file of lines `KEY = VALUE`: `protocol` (`file`,
+            `s3`, …), `root_path`, and arguments of that file system; `client_kwargs.endpoint_url`
+            is a key of an argument that is a mapping. A line with `#` is a comment.
+
+    Raises:
+        UsageError: fsspec is not installed, or the file is wrong.
+    """
+    try:
+        import fsspec
+    except ImportError:
+        raise UsageError(
+            "the tracker fsspec needs fsspec", hint="pip install 'relight[fsspec]'"
+        ) from None
+    if not config:
+        raise UsageError(
+            "the tracker fsspec has no configuration file",
+            hint="[tracker:fsspec] with config = FILE in .relightconfig or .torchxconfig; FILE has "
+            "the lines protocol = file and root_path = DIRECTORY",
+        )
+    try:
+        with fsspec.open(config, "rt") as file:
+            pairs = dict(_pairs(file))
+    except (OSError, ValueError, ImportError) as error:
+        raise UsageError(f"the tracker fsspec can't read config={config}: {error}") from None
+    missing = [key for key in ("protocol", "root_path") if key not in pairs]
+    if missing:
+        raise UsageError(
+            f"{config} has no {missing[0]}", hint="for example protocol = file, root_path = /runs"
+        )
+    root = pairs.pop("root_path")
+    return FileSystemTracker(fsspec.filesystem(pairs.pop("protocol"), **_nested(pairs)), root)
+
+
+def _pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for line in lines:
+        key, equals, value = (part.strip() for part in line.partition("="))
+        if key and equals and value and not key.startswith("#"):
+            yield key, value
+
+
+def _nested(pairs: Mapping[str, str]) -> dict[str, Any]:
+    """Return arguments from keys such as `client_kwargs.endpoint_url`."""
+    found: dict[str, Any] = {}
+    for key, value in pairs.items():
+        *outer, last = key.split(".")
+        inner = found
+        for name in outer:
+            inner = inner.setdefault(name, {})
+        if not last or not isinstance(inner, dict):
+            raise UsageError(f"the key {key} of the tracker fsspec has no name behind its dot")
+        inner[last] = value
+    return found
+
+
+def _encoded(run_id: str) -> str:
+    return base64.b32encode(run_id.encode()).decode()

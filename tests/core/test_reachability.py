@@ -1,0 +1,228 @@
+"""Which nodes are left out because others can't reach them."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from plays import Table, table
+
+from relight.core.group_types import Received
+from relight.core.messages import NodeReady, NodesProbed, StartProbes, Target, Unreached
+from relight.core.ranks import NO_GENERATION
+from relight.core.reachability import Reachability, explain, left_out
+from relight.errors import EXIT_MACHINE
+
+SILENT = "no answer"
+
+
+def failed(*pairs: tuple[int, int]) -> dict[tuple[int, int], str]:
+    return dict.fromkeys(pairs, SILENT)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ((), []),
+        (((0, 2), (1, 2), (3, 2)), [2]),  # a firewall on 2
+        (((0, 1), (0, 2), (0, 3)), [0]),  # 0 reaches nobody
+        (((0, 1), (1, 0), (1, 2), (2, 1)), [1]),
+        (((0, 1),), [1]),  # two nodes: the one that lets nothing in
+        (((1, 0),), [0]),
+        (((0, 1), (1, 0)), [1]),  # nothing tells: the higher rank
+        (((0, 1), (2, 3)), [1, 3]),
+        (((0, 2), (1, 2), (3, 2), (0, 3)), [2, 3]),
+    ],
+)
+def test_the_node_with_most_failed_pairs_is_left_out_first(
+    pairs: tuple[tuple[int, int], ...], expected: list[int]
+) -> None:
+    assert sorted(left_out(failed(*pairs), range(4))) == sorted(expected)
+
+
+def test_a_node_that_runs_workers_is_never_left_out() -> None:
+    assert list(left_out(failed((0, 1), (0, 2), (1, 2)), {2})) == [2]
+    assert list(left_out(failed((0, 1)), {2})) == []
+
+
+@given(
+    st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda p: p[0] != p[1])),
+    st.sets(st.integers(0, 7)),
+)
+def test_those_that_stay_reach_each_other(pairs: set[tuple[int, int]], may: set[int]) -> None:
+    out = left_out(failed(*pairs), may)
+    assert out.keys() <= may
+    assert all(each for each in out.values()), "each has a failed pair"
+    for pair in pairs:
+        assert not set(pair).isdisjoint(out) or set(pair).isdisjoint(may)
+
+
+def test_the_reason_names_the_pair_and_the_direction() -> None:
+    hosts = ["n0", "n1", "n2"]
+    assert explain(2, {(0, 2): SILENT, (1, 2): "refused"}, hosts) == (
+        "network: n0, n1 can't connect to its free ports (no answer, refused)"
+    )
+    assert explain(2, {(2, 0): "no route"}, hosts) == (
+        "network: it can't connect to the free ports of n0 (no route)"
+    )
+
+
+def test_of_many_nodes_each_tries_those_that_follow_it() -> None:
+    group = Reachability("secret")
+    nodes = [f"node{each}" for each in range(300)]
+    for number, node in enumerate(nodes):
+        group.set_ready(node, Target("", 1 + number, 0))
+    begun = dict(group.begin(((node, "10.0.0.1") for node in nodes), now=0.0))
+    last = begun["node299"]
+    assert [each.tcp_port for each in last.nodes] == [300, *range(1, 201)]
+    for node in nodes:
+        found = (Unreached(1, SILENT),) if node == "node299" else ()
+        group.answer(node, NodesProbed(last.cookie, found, Target("", 1, 0)))
+    assert group.is_over(1.0)
+    assert group.conclude(dict(zip(nodes, nodes, strict=True)), ()) == [
+        ("node0", "network: node299 can't connect to its free ports (no answer)")
+    ]
+
+
+class Probed:
+    """A group whose nodes try to reach each other."""
+
+    def __init__(self, least: int, most: int) -> None:
+        self.table = table(least, most)
+        self.order = "abcd"
+
+    def joins(self, nodes: str, at: float) -> list[str]:
+        self.table.wait(at)
+        for node in nodes:
+            self.table.step(self.table.events(node, "offers")[0])
+            self.ready(node)
+        return self.table.sent()
+
+    def ready(self, node: str) -> None:
+        last = self.table.last.get(node)
+        generation = last.generation.id if last else NO_GENERATION
+        ready = NodeReady(generation, 29500, (), (), prober=Target("", 7000, 7001))
+        self.table.step(Received(node, ready))
+
+    def begun(self, node: str) -> StartProbes:
+        return [m for m in self.table.heard[node] if isinstance(m, StartProbes)][-1]
+
+    def answers(self, node: str, unreached: Iterable[int] = ()) -> list[str]:
+        begun, own = self.begun(node), self.order.index(node)
+        found = [Unreached((each - own) % len(begun.nodes), SILENT) for each in unreached]
+        answer = NodesProbed(begun.cookie, tuple(found), Target("", 7002, 7003))
+        self.table.step(Received(node, answer))
+        return self.table.sent()
+
+
+def test_a_generation_forms_once_all_nodes_have_reached_each_other() -> None:
+    group = Probed(2, 2)
+    assert group.joins("ab", at=0) == []
+    first, second = group.begun("a"), group.begun("b")
+    assert (first.number, second.number) == (0, 0)
+    assert first.cookie == second.cookie
+    assert set(first.nodes) == set(second.nodes)
+    assert group.answers("a") == []
+    assert group.answers("b") == ["form 0: a b"]
+
+
+def test_a_spare_takes_the_place_of_the_node_that_others_cannot_reach() -> None:
+    group = Probed(2, 2)
+    group.joins("abc", at=0)
+    assert group.answers("a", [1]) == []
+    assert group.answers("b") == ["end 4: b"]
+    end = group.table.end("b")
+    assert end.exit_code == EXIT_MACHINE
+    assert end.others_run
+    group.order = "ac"
+    assert group.answers("a") == []
+    assert group.answers("c") == ["form 0: a c"]
+
+
+def test_too_few_nodes_that_are_left_wait_for_another_one() -> None:
+    group = Probed(3, 3)
+    group.joins("abc", at=0)
+    assert group.answers("a", [2]) == group.answers("b", [2]) == []
+    assert group.answers("c") == ["end 4: c"]
+    group.table.wait(2.0)
+    assert "c left: its health check failed: network: a, b can't connect to its free ports" in (
+        group.table.waits("a").text
+    )
+    assert group.joins("d", at=10) == []
+    group.order = "abd"
+    for node in "ab":
+        assert group.answers(node) == []
+    assert group.answers("d") == ["form 0: a b d"]
+
+
+def test_a_node_that_does_not_answer_delays_the_others_by_seconds_only() -> None:
+    group = Probed(2, 2)
+    group.joins("ab", at=0)
+    assert group.answers("a") == []
+    group.table.wait(3.4)
+    assert group.table.sent() == []
+    group.table.wait(3.6)
+    assert group.table.sent() == ["form 0: a b"]
+
+
+def test_a_node_that_is_lost_meanwhile_is_not_waited_for() -> None:
+    group = Probed(2, 3)
+    group.joins("abc", at=0)
+    group.answers("a", [2])
+    group.answers("b")
+    group.table.play("""
+        1 c lost
+        2 - -
+        """)
+    group.table.wait(60)
+    assert group.table.sent() == ["form 0: a b"]
+
+
+def test_a_newcomer_that_cannot_be_reached_stops_nobody() -> None:
+    group = running()
+    assert group.joins("c", at=100) == []
+    for node in "ab":
+        assert group.answers(node, [2]) == []
+    assert group.answers("c") == ["end 4: c"]
+    group.table.wait(200)
+    assert group.table.sent() == []
+
+
+def test_a_newcomer_that_can_be_reached_is_let_in() -> None:
+    group = running()
+    group.joins("c", at=100)
+    for node in "ab":
+        assert group.answers(node) == []
+    assert group.answers("c") == ["stop 0: a b"]
+
+
+def test_before_a_restart_the_nodes_try_again() -> None:
+    group = running()
+    group.table.play("""
+        100 a failed
+        -> stop 0: a b
+        """)
+    group.ready("a")
+    group.ready("b")
+    assert group.table.sent() == []
+    assert group.answers("a") == []
+    assert group.answers("b", [0]) == ["end 4: a"]
+
+
+def running() -> Probed:
+    """Two nodes run, of two or three."""
+    group = Probed(2, 3)
+    group.joins("ab", at=0)
+    group.table.wait(8)
+    group.answers("a")
+    assert group.answers("b") == ["form 0: a b"]
+    return group
+
+
+def test_nodes_that_do_not_ask_for_it_try_nothing() -> None:
+    played: Table = table(2, 2).play("""
+        0 a joins
+        0 b joins
+        -> form 0: a b
+        """)
+    assert not any(isinstance(m, StartProbes) for m in played.heard["a"])

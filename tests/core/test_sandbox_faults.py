@@ -1,0 +1,107 @@
+"""Files of faults: what they mean, what is refused, and when each fault is due."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.core.faults import ALL, HOST, RANK, Fault, Moment, Plan, read
+from relight.errors import UsageError
+
+GOOD = [
+    ("at 5s kill host 2", Fault(1, Moment("at", 5.0), "kill", HOST, 2)),
+    ("at 1.5m   kill rank 3", Fault(1, Moment("at", 90.0), "kill", RANK, 3)),
+    ("at 0s freeze host2  # it hangs", Fault(1, Moment("at", 0.0), "freeze", HOST, 2)),
+    ("at 1h continue rank 0", Fault(1, Moment("at", 3600.0), "continue", RANK, 0)),
+    ('when "step 10" cut host 1', Fault(1, Moment("when", text="step 10"), "cut", HOST, 1)),
+    ("when 'a # \"b\"' heal", Fault(1, Moment("when", text='a # "b"'), "heal", ALL)),
+    ("when done start host 3", Fault(1, Moment("when", text="done"), "start", HOST, 3)),
+    ("at 200ms delay 50ms", Fault(1, Moment("at", 0.2), "delay", ALL, 0, 0.05)),
+    ("at 2s loss 12.5% host 3", Fault(1, Moment("at", 2.0), "loss", HOST, 3, 0.125)),
+]
+
+WRONG = [
+    ("at 5s kil host 2", "'kil' is no action", "did you mean kill?"),
+    ("at 5s suspend host 2", "'suspend' is no action", "did you mean freeze?"),
+    ("wen x heal", "'wen' is no moment", "did you mean when?"),
+    ("kill host 2", "'kill' is no moment", "moments: at, after, when"),
+    ("at 5 kill host 2", "'5' is no time", "a number with its unit"),
+    ("at", "nothing follows at", "at 5s"),
+    ("at 5s", "the action is missing", "actions: kill, start"),
+    ("at 5s kill", "it does not say which host or rank", "kill host 2"),
+    ("at 5s kill hots 2", "'hots' is no host or rank", "did you mean host?"),
+    ("at 5s kill host", "it does not say which host", "kill host 2"),
+    ("at 5s kill host two", "'two' is no number", "kill host 2"),
+    ("at 5s kill host 0", "there is no host 0", "hosts are 1 to 3"),
+    ("at 5s kill host 4", "there is no host 4", "hosts are 1 to 3"),
+    ("at 5s kill rank 6", "there is no rank 6", "ranks are 0 to 5"),
+    ("at 5s cut rank 1", "'rank' is no host", "cut host 2"),
+    ("at 5s kill host 2 now", "'now' is too much", "kill host 2"),
+    ("at 5s loss 101% host 2", "'101%' is no percentage", "from 0% to 100%"),
+    ("at 5s delay host 2", "'host' is no time", "50ms"),
+    ("at 5s delay 61s", "61s is too long", "at most 60s"),
+    ("after 5s heal", "`after` in the first line", "`at` from the start"),
+    ('when "" heal', "the text is empty", 'when "step 10"'),
+    ('when "step heal', "the quote is not closed", ""),
+]
+
+
+@pytest.mark.parametrize(("line", "fault"), GOOD, ids=[line for line, _ in GOOD])
+def test_a_line_means(line: str, fault: Fault) -> None:
+    assert read(line, "f", hosts=3, ranks=6) == [fault]
+
+
+@pytest.mark.parametrize(("line", "what", "hint"), WRONG, ids=[line for line, *_ in WRONG])
+def test_a_wrong_line_is_refused_with_its_place_and_what_to_type(
+    line: str, what: str, hint: str
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        read(f"# three hosts\n\n{line}", "f.txt", hosts=3, ranks=6)
+    assert raised.value.message.startswith(f"f.txt:3: {line}")
+    assert what in raised.value.message
+    assert hint in raised.value.hint
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        faults = read(text, "f", hosts=3)
+    except UsageError:
+        return
+    for fault in faults:  # what a fault says of itself means the same
+        again = read(f"at 0s {fault}", "f", hosts=3)[0]
+        assert again[2:5] == fault[2:5]
+
+
+def names(faults: list[Fault]) -> list[str]:
+    return [fault.action for fault in faults]
+
+
+def test_faults_are_due_at_their_times_in_the_order_of_their_times() -> None:
+    plan = Plan(read("at 5s heal\nat 2s cut host 1\nat 2s delay 1s", "f", hosts=1))
+    assert (plan.deadline(), plan.due(1.9)) == (2.0, [])
+    assert names(plan.due(6.0)) == ["cut", "delay", "heal"]
+    assert (plan.deadline(), plan.due(9.0), plan.left()) == (None, [], [])
+
+
+def test_a_fault_after_another_counts_from_when_that_was_due() -> None:
+    text = 'when "step 3" cut host 1\nafter 2s heal\nafter 1s kill host 1'
+    plan = Plan(read(text, "f", hosts=1))
+    assert plan.deadline() is None and plan.watches
+    assert plan.printed("step 2", 4.0) == []
+    assert names(plan.printed("rank 0: step 3 of 9", 10.0)) == ["cut"]
+    assert plan.printed("step 3", 10.5) == [] and not plan.watches
+    assert plan.deadline() == 12.0
+    assert names(plan.due(12.5)) == ["heal"]
+    assert plan.deadline() == 13.0
+    assert names(plan.left()) == ["kill"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["at", "after"]), st.integers(0, 9)), max_size=6))
+def test_every_fault_with_a_time_is_due_once(moments: list[tuple[str, int]]) -> None:
+    lines = [f"{word if number else 'at'} {seconds}s heal"
+             for number, (word, seconds) in enumerate(moments)]  # fmt: skip
+    plan, found = Plan(read("\n".join(lines), "f", hosts=1)), []
+    for now in range(100):
+        found += plan.due(now)
+        plan.check()
+    assert sorted(found) == sorted(read("\n".join(lines), "f", hosts=1))

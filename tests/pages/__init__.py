@@ -1,0 +1,1 @@
+"""The pages say what is so: their commands run, their links lead somewhere, figures are current."""

@@ -1,0 +1,125 @@
+"""What is released is complete, and runs where nothing else is installed."""
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import relight
+
+from .distribution import (
+    EXPECTED,
+    ROOT,
+    VERSIONS,
+    build,
+    install,
+    interpreter,
+    run_job,
+    unpack,
+    write_launcher,
+)
+
+pytestmark = pytest.mark.slow
+
+Built = tuple[Path, Path]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PRESENT = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
+    """The wheel and the sdist."""
+    yield build(tmp_path_factory.mktemp("dist"))
+
+
+def test_the_version_is_written_in_one_place(built: Built) -> None:
+    """Package, wheel, sdist and changelog have the version of `relight/__init__.py`."""
+    wheel, sdist = built
+    assert wheel.name == f"relight-{relight.__version__}-py3-none-any.whl"
+    assert sdist.name == f"relight-{relight.__version__}.tar.gz"
+    assert "version" not in PROJECT
+
+
+def test_the_wheel_has_all_files_of_the_package_and_nothing_else(built: Built) -> None:
+    """Type marker and licence are in it; no tests, no caches."""
+    with zipfile.ZipFile(built[0]) as archive:
+        names = archive.namelist()
+    source = ROOT / "src"
+    files = {str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()}
+    files = {name for name in files if "__pycache__" not in name and ".egg-info" not in name}
+    info = f"relight-{relight.__version__}.dist-info"
+    assert {name for name in names if not name.startswith(info)} == files
+    assert "relight/py.typed" in files
+    assert f"{info}/licenses/LICENSE" in names
+    assert f"{info}/entry_points.txt" in names
+
+
+def test_the_sdist_has_what_the_wheel_is_built_from(built: Built) -> None:
+    with tarfile.open(built[1]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {name for name in names if not name.startswith("src/relight/")} == {
+        ".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "pyproject.toml",
+    }  # fmt: skip
+    assert "src/relight/py.typed" in names
+    assert not [name for name in names if "__pycache__" in name]
+
+
+def test_both_are_accepted_by_an_index(built: Built) -> None:
+    """Metadata and description are valid."""
+    checked = subprocess.run(
+        [sys.executable, "-m", "twine", "check", "--strict", *map(str, built)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert checked.returncode == 0, checked.stdout
+
+
+def test_a_job_runs_from_the_wheel_and_from_the_launcher_in_one_file(
+    built: Built, tmp_path: Path
+) -> None:
+    """In an environment without any other package. `make dist` does it with each Python."""
+    programs = install(built[0], sys.executable, tmp_path / "environment")
+    assert run_job(programs / "relight", programs, tmp_path) == EXPECTED
+    assert run_job(write_launcher(tmp_path), programs, tmp_path) == EXPECTED
+
+
+@pytest.mark.parametrize("version", [each for each in VERSIONS if each != PRESENT])
+def test_a_job_runs_on_each_other_python(version: str, built: Built, tmp_path: Path) -> None:
+    """Those that are here; `make dist` also installs the wheel for each."""
+    if not (python := interpreter(version)):
+        pytest.skip(f"no Python {version} here")
+    (programs := tmp_path / "bin").mkdir()
+    for name in ("python", "python3"):
+        (programs / name).symlink_to(python)
+    for command in (unpack(built[0], tmp_path / "wheel"), write_launcher(tmp_path)):
+        assert run_job(command, programs, tmp_path) == EXPECTED
+
+
+def test_nothing_says_that_relight_is_on_an_index() -> None:
+    """Until it is, hints and pages say what works from a clone or a wheel."""
+    said = re.compile(r"(?:pip|pipx|uv pip|uv tool) (?:install|run) ['\"]?relight\b(?!-)")
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"),
+             *(ROOT / "examples").iterdir()]  # fmt: skip
+    found = [str(path) for path in files if path.is_file() and said.search(path.read_text())]
+    assert found == []
+
+
+def test_a_hint_names_the_packages_of_an_extra() -> None:
+    """What is missing is installed by the versions of pyproject.toml, from wherever relight is."""
+    extras = {
+        " ".join(f"'{each}'" for each in packages)
+        for packages in PROJECT["optional-dependencies"].values()
+    }
+    said = re.compile(r"pip install (.+), in the environment of relight")
+    hints = {
+        str(path.relative_to(ROOT)): hint
+        for path in (ROOT / "src").rglob("*.py")
+        for hint in said.findall(path.read_text())
+    }
+    assert len(hints) >= 3
+    assert {path: hint for path, hint in hints.items() if hint not in extras} == {}

@@ -1,0 +1,172 @@
+"""A job that a Kubernetes cluster accepts, and that waits for what is not there: `relight status`
+says what it is. The stand-in (`clusters/kubernetes.py`) refuses pods as a server's admission does.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from clusters.kubernetes import ApiServer, until
+from conftest import Launch
+
+from relight.errors import MachineError, UsageError
+from relight.job.app import AppDef, AppState, Role
+from relight.schedulers.api import AppStatus
+from relight.schedulers.kubernetes import scheduler as kubernetes
+
+FORBIDDEN = 403, 'User "u" cannot list resource "events" in API group "" in the namespace "ns"'
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    with ApiServer(tmp_path) as server:
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        yield server
+
+
+def submit(
+    command: str = "true", num_replicas: int = 1, min_replicas: int | None = None, **cfg: object
+) -> str:
+    role = Role(
+        "main", "img", entrypoint="sh", args=["-c", command],
+        num_replicas=num_replicas, min_replicas=min_replicas,
+    )  # fmt: skip
+    app = AppDef("job", [role])
+    scheduler = kubernetes.make()
+    return scheduler.submit(scheduler.render(app, cfg, "job-x1"))
+
+
+def status() -> AppStatus:
+    return kubernetes.make().status(["ns:job-x1"])["ns:job-x1"]
+
+
+def has_succeeded() -> bool:
+    return status().state is AppState.SUCCEEDED
+
+
+def test_a_namespace_that_does_not_exist_is_refused(server: ApiServer) -> None:
+    with pytest.raises(UsageError, match='namespaces "nope" not found') as caught:
+        submit(namespace="nope")
+    assert "-cfg namespace=" in caught.value.hint
+    assert not server.objects
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_a_missing_service_account_is_named_and_the_job_runs_once_it_is_there(
+    server: ApiServer, kind: str
+) -> None:
+    submit(kind=kind, service_account="trainer")
+    waiting = status()
+    assert waiting.state is AppState.PENDING
+    assert waiting.message.startswith("main/0: FailedCreate: Error creating: pods ")
+    assert 'serviceaccount "trainer" not found' in waiting.message
+    server.accounts.add("trainer")
+    server.admit()
+    with until(has_succeeded):
+        assert status().message == ""
+
+
+def test_a_missing_priority_class_is_named(server: ApiServer) -> None:
+    submit(priority_class="hihg")
+    assert "no PriorityClass with name hihg was found" in status().replicas[0].error
+
+
+def test_a_namespace_that_demands_a_user_says_so_and_takes_one(server: ApiServer) -> None:
+    """Pod Security Standards, restricted."""
+    server.restricted = {"ns"}
+    submit()
+    assert 'violates PodSecurity "restricted:latest": runAsNonRoot' in status().message
+    kubernetes.make().delete("ns:job-x1")
+    submit(user=1000)
+    with until(has_succeeded):
+        assert status().message == ""
+
+
+def test_an_elastic_job_runs_with_the_pods_of_its_quota_and_says_what_the_others_wait_for(
+    server: ApiServer,
+) -> None:
+    server.quotas = {"ns": 1}
+    submit("exec sleep 1000", num_replicas=2, min_replicas=1)
+    with until(lambda: status().state is AppState.RUNNING):
+        assert "exceeded quota: q, requested: pods=1" in status().replicas[1].error
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+def test_a_queue_of_kueue_that_does_not_exist_is_named(server: ApiServer, kind: str) -> None:
+    server.queues = {"default"}
+    server.installed.add("workloads")
+    submit(kind=kind, queue="gpu")
+    waiting = status()
+    assert waiting.state is AppState.PENDING
+    assert waiting.message.endswith("waits for its queue gpu: LocalQueue gpu doesn't exist")
+    server.add_queue("gpu")
+    with until(has_succeeded):
+        assert status().replicas[0].error == ""
+
+
+def test_who_may_not_read_events_is_told_the_queue(server: ApiServer) -> None:
+    server.queues = set()
+    server.refuse = lambda _, plural, __: FORBIDDEN if plural in ("events", "workloads") else None
+    submit(queue="gpu")
+    assert status().message == "the Job is suspended: it waits for its queue gpu"
+
+
+def test_a_volume_that_cannot_be_mounted_is_named(server: ApiServer) -> None:
+    """The pod itself says only that its container is being created."""
+    server.waiting = {"reason": "ContainerCreating"}
+    submit()
+    (pod,) = server.of("pods")
+    server.warn(pod, "FailedMount", 'MountVolume.SetUp failed for volume "mount-0"')
+    server.warn(server.of("services")[0], "Other", "is about something else")
+    said = 'FailedMount: MountVolume.SetUp failed for volume "mount-0"'
+    assert status().replicas[0].error == said
+    assert status().message == f"main/0: {said}"
+
+
+def test_logs_say_why_there_are_none(server: ApiServer, launch: Launch) -> None:
+    """Also before they wait for the first one, with -f."""
+    server.unschedulable = {0}
+    submit()
+    said = "note: main/0 PENDING: Unschedulable: 0/1 nodes are available"
+    known = {"KUBECONFIG": str(server.kubeconfig)}
+    result = launch("logs", "kubernetes://relight/ns:job-x1", **known)
+    assert (result.returncode, result.stdout) == (0, "")
+    assert said in result.stderr
+    server.find_nodes()
+    with until(has_succeeded):
+        assert launch("logs", "-f", "kubernetes://relight/ns:job-x1", **known).stderr == ""
+
+
+def test_logs_say_that_memory_ran_out(server: ApiServer, launch: Launch) -> None:
+    submit("echo begins; exit 1")
+    with until(lambda: status().state is AppState.FAILED):
+        (container,) = server.of("pods")[0]["status"]["containerStatuses"]
+    container["state"]["terminated"] |= {"exitCode": 137, "reason": "OOMKilled"}
+    result = launch("logs", "kubernetes://relight/ns:job-x1", KUBECONFIG=str(server.kubeconfig))
+    assert result.stdout == "begins\n"
+    assert "note: main/0 FAILED: out of memory" in result.stderr
+
+
+def test_a_right_that_lacks_is_named_also_if_nothing_can_be_removed(server: ApiServer) -> None:
+    said = 'services is forbidden: User "u" cannot patch resource "services" in API group ""'
+    server.refuse = lambda method, *_: (403, said) if method in ("PATCH", "DELETE") else None
+    with pytest.raises(MachineError, match="does not permit this user to patch services") as caught:
+        submit()
+    assert "ns:job-x1 were made, and some may be left" in caught.value.message
+    assert caught.value.hint.startswith("kubectl delete services,secrets,jobs -n ns -l ")
+
+
+def test_a_change_that_collides_with_another_one_is_made_again(server: ApiServer) -> None:
+    """The controller changes a Job at the same time; a name that exists is another conflict."""
+    submit("exec sleep 1000")
+    said = 'Operation cannot be fulfilled on jobs.batch "job-x1": the object has been modified'
+    collisions = [(409, said)] * 2
+    server.refuse = lambda method, *_: (
+        collisions.pop() if method == "PATCH" and collisions else None
+    )
+    kubernetes.make().cancel("ns:job-x1")
+    assert not collisions
+    assert status().state is AppState.CANCELLED
+    server.refuse = lambda *_: None
+    with pytest.raises(UsageError, match="already exists"):
+        submit()

@@ -1,0 +1,229 @@
+"""relight submit to AWS Batch and Ray that is stopped while the service is slow, or that can't
+write its record: nothing is left, or the message says what. Kubernetes has a file of its own.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from clusters.aws import Aws
+from clusters.held import LIMIT_S, Held
+from conftest import RELIGHT, Launch, clean_environment
+
+from relight.errors import MachineError, UsageError
+from relight.job.app import AppDef, Resource, Role
+from relight.schedulers.aws_batch import client
+from relight.schedulers.aws_batch import scheduler as aws_batch
+
+UNSHARE = ("unshare", "--mount", "--map-root-user")
+ECHO = ("utils.echo", "--image", "i")
+Result = subprocess.CompletedProcess[str]
+
+
+class Batch:
+    """AWS Batch, with the stand-in for AWS behind the proxy."""
+
+    def __init__(self, aws: Aws, path: str) -> None:
+        aws.reset()
+        self._aws = aws
+        self.held = Held(aws.endpoint.removeprefix("http://"), "POST", path)
+        self.words = ("submit", "-s", "aws_batch", "-cfg", "queue=gpu", *ECHO)
+        self.variables = {**aws.variables, "AWS_ENDPOINT_URL": f"http://{self.held.address}"}
+
+    def left(self) -> list[str]:
+        """What has been made and neither ended nor removed."""
+        batch = self._aws.client("batch")
+        known = batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
+        running = [
+            job["jobName"]
+            for status in ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING")
+            for job in batch.list_jobs(jobQueue="gpu", jobStatus=status)["jobSummaryList"]
+        ]
+        return [each["jobDefinitionName"] for each in known] + running
+
+
+class Dashboard:
+    """Ray, with a dashboard behind the proxy that knows only the states of jobs."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, str] = {}
+        jobs = self.jobs
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                name = self.path.split("/")[3] if self.path.startswith("/api/jobs/") else ""
+                answer: object = {"ray_version": "2.60.0"}
+                if self.path.startswith("/api/packages") and self.command == "GET":
+                    name = "no package"
+                elif self.path == "/api/jobs/":
+                    jobs[json.loads(body)["submission_id"]] = "RUNNING"
+                elif name in jobs and self.path.endswith("/stop"):
+                    jobs[name] = "STOPPED"
+                elif name in jobs and self.command == "DELETE":
+                    del jobs[name]
+                    name = ""
+                answer = {"status": jobs[name]} if name in jobs else answer
+                self.send_response(200 if not name or name in jobs else 404)
+                self.end_headers()
+                self.wfile.write(json.dumps(answer).encode() if not name or name in jobs else
+                                 f"Job {name} does not exist".encode())  # fmt: skip
+
+            do_POST = do_PUT = do_DELETE = do_GET
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.held = Held(f"127.0.0.1:{self._server.server_port}", "POST", "/api/jobs/")
+        self.words = ("submit", "-s", "ray", "utils.echo")
+        self.variables = {"RAY_ADDRESS": f"http://{self.held.address}"}
+
+    def left(self) -> list[str]:
+        return [name for name, state in self.jobs.items() if state == "RUNNING"]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture(scope="module")
+def aws() -> Iterator[Aws]:
+    with Aws() as aws:
+        yield aws
+
+
+Service = Batch | Dashboard
+PATHS = {"definition": "/v1/registerjobdefinition", "job": "/v1/submitjob", "ray": ""}
+
+
+@pytest.fixture(params=PATHS)
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    if request.param != "ray":
+        batch = Batch(request.getfixturevalue("aws"), PATHS[request.param])
+        with batch.held:
+            yield batch
+        return
+    ray = Dashboard()
+    with ray.held:
+        yield ray
+    ray.close()
+
+
+@pytest.fixture
+def variables(service: Service, tmp_path: Path) -> dict[str, str]:
+    own = {"HOME": str(tmp_path), "RELIGHT_STATE_DIR": str(tmp_path / "state")}
+    return {**service.variables, **own}
+
+
+def stopped(service: Service, variables: dict[str, str], signals: int) -> Result:
+    """Submit a job, and send SIGINT while the answer to the request that makes it is held back."""
+    with subprocess.Popen(
+        [*RELIGHT, *service.words], env=clean_environment(**variables), text=True,
+        start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert service.held.reached.wait(LIMIT_S)
+        process.send_signal(signal.SIGINT)
+        if signals == 1:
+            threading.Timer(0.3, service.held.release.set).start()
+        else:
+            threading.Timer(0.3, process.send_signal, [signal.SIGINT]).start()
+        out, err = process.communicate(timeout=LIMIT_S)
+    service.held.release.set()
+    return Result(process.args, process.returncode, out, err)
+
+
+def records(variables: dict[str, str]) -> list[str]:
+    folder = Path(variables["RELIGHT_STATE_DIR"]) / "jobs"
+    return os.listdir(folder) if folder.exists() else []
+
+
+@pytest.mark.slow
+def test_a_submit_that_is_interrupted_while_the_service_is_slow_leaves_nothing(
+    service: Service, variables: dict[str, str]
+) -> None:
+    result = stopped(service, variables, 1)
+    assert (result.returncode, result.stdout) == (130, ""), result.stderr
+    assert "Traceback" not in result.stderr
+    assert not service.left()
+    assert records(variables) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("service", ["job", "ray"], indirect=True)
+def test_who_does_not_wait_for_the_answer_is_told_what_removes_what_is_made(
+    service: Service, variables: dict[str, str], launch: Launch
+) -> None:
+    result = stopped(service, variables, 2)
+    assert (result.returncode, result.stdout) == (4, ""), result.stderr
+    error, hint = result.stderr.splitlines()[-2:]
+    assert error.startswith("relight: error: interrupted before the service has answered")
+    command = hint.removeprefix("hint: relight ").partition(",")[0].split()
+    if service.left():
+        removed = launch(*command, **variables)
+        assert removed.returncode == 0, removed.stderr
+    assert not service.left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["size=64k", "ro"])
+@pytest.mark.parametrize("service", ["job", "ray"], indirect=True)
+def test_a_state_directory_without_room_refuses_before_anything_is_sent(
+    service: Service, variables: dict[str, str], launch: Launch, tmp_path: Path, how: str
+) -> None:
+    if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespaces here")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    fill = "head -c 1M /dev/zero >$0/filler 2>/dev/null;" if how != "ro" else ""
+    program = f'mount -t tmpfs -o {how} none "$0" && {{ {fill} exec "$@"; }}'
+    result = launch(
+        *service.words, command=(*UNSHARE, "sh", "-c", program, str(disk), *RELIGHT),
+        **{**variables, "RELIGHT_STATE_DIR": str(disk), "HOME": str(disk)},
+    )  # fmt: skip
+    assert (result.returncode, result.stdout) == (4, ""), result.stderr
+    assert result.stderr.startswith("relight: error: can't ")
+    assert "Traceback" not in result.stderr
+    assert not service.held.made
+
+
+class Refusing:
+    """A client of Batch for somebody who may register definitions, and nothing else."""
+
+    def describe_job_queues(self, **_: object) -> dict[str, list[str]]:
+        return {"jobQueues": ["gpu"]}
+
+    def register_job_definition(self, **_: object) -> dict[str, str]:
+        return {"jobDefinitionArn": "arn"}
+
+    def submit_job(self, **_: object) -> None:
+        raise UsageError("AWS does not permit batch:SubmitJob")
+
+    def get_paginator(self, _: str) -> None:
+        raise UsageError("AWS does not permit batch:ListJobs")
+
+    def deregister_job_definition(self, **_: object) -> None:
+        raise UsageError("AWS does not permit batch:DeregisterJobDefinition")
+
+
+def test_a_right_that_lacks_is_named_also_if_nothing_can_be_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client.Aws, "client", lambda *_, **__: contextlib.nullcontext(Refusing()))
+    app = AppDef("job", [Role("main", "i", entrypoint="x", resource=Resource(1, 0, 128))])
+    scheduler = aws_batch.make()
+    with pytest.raises(MachineError) as caught:
+        scheduler.submit(scheduler.render(app, {"queue": "gpu"}, "job-x1"))
+    assert caught.value.message == (
+        "AWS does not permit batch:SubmitJob; what was made of gpu:job-x1 may be left: "
+        "AWS does not permit batch:DeregisterJobDefinition"
+    )
+    assert caught.value.hint == "relight delete aws_batch://relight/gpu:job-x1"

@@ -1,0 +1,23 @@
+"""`relight debug` of a process that has not called breakpoint() says what would be needed."""
+
+import subprocess
+import sys
+
+from conftest import Launch
+
+from relight.errors import EXIT_MACHINE
+
+
+def test_the_hint_names_breakpoint_and_the_python_that_could_attach(launch: Launch) -> None:
+    command = [sys.executable, "-c", "print(flush=True)\nimport time; time.sleep(600)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            done = launch("debug", str(process.pid))
+        finally:
+            process.kill()
+    assert done.returncode == EXIT_MACHINE
+    assert "hint: put breakpoint() in the script" in done.stderr
+    can_attach = sys.version_info >= (3, 14)
+    assert ("python -m pdb -p PID" if can_attach else "needs Python 3.14") in done.stderr

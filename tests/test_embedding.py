@@ -1,0 +1,289 @@
+"""`relight.run`: a job in a program that goes on after it, as a child and in its own process."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Start, clean_environment
+
+import relight
+from relight import RunSpec
+from relight.errors import UsageError
+from relight.events import Event, Formed
+
+TRAIN = """
+import os, signal, sys, time
+rank, restart = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("rank", rank, *sys.argv[1:], flush=True)
+if "fail" in sys.argv and rank == 1 and restart == 0:
+    raise ValueError("bad batch")
+if "wait" in sys.argv:
+    time.sleep(100)
+"""
+BEGIN = """
+import os, resource, signal, sys, threading
+import relight
+from relight.events import WorkerStarted
+from relight.host import linux as system
+in_process = sys.argv[1] == "in process"
+spec = relight.RunSpec("train.py", nproc_per_node=2, flags=["--shutdown-timeout=3"])
+"""
+MODES = pytest.mark.parametrize("mode", ["as a child", "in process"])
+Caller = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def caller(tmp_path: Path) -> Caller:
+    """Run a program that calls relight.run."""
+    (tmp_path / "train.py").write_text(TRAIN)
+
+    def run(text: str, mode: str) -> "subprocess.CompletedProcess[str]":
+        (tmp_path / "caller.py").write_text(BEGIN + textwrap.dedent(text))
+        return subprocess.run(
+            [sys.executable, "caller.py", mode], cwd=tmp_path, timeout=60, text=True, check=False,
+            capture_output=True, env=clean_environment(OMP_NUM_THREADS="1"),
+        )  # fmt: skip
+
+    return run
+
+
+@MODES
+def test_a_result_tells_exit_codes_restarts_and_the_cause(caller: Caller, mode: str) -> None:
+    result = caller(
+        """
+        import json
+        def told(args, **more):
+            found = relight.run(spec._replace(args=args, **more), in_process=in_process)
+            cause = found.cause
+            return [found.exit_code, found.reason, found.exit_codes, found.restarts,
+                    cause and [cause.rank, cause.report.type, cause.report.message],
+                    [each.rank for each in found.failures if not each.asked], found.report[:1]]
+        print(json.dumps(told(["--", "a"])))
+        print(json.dumps(told(["fail"], max_restarts=1)))
+        print(json.dumps(told(["fail", "wait"])))
+        """,
+        mode,
+    )
+    lines = result.stdout.splitlines()
+    assert sorted(lines[:2]) == ["rank 0 -- a", "rank 1 -- a"]
+    good, again, bad = (json.loads(line) for line in lines if line.startswith("["))
+    assert good == [0, "all workers succeeded", {"0": 0, "1": 0}, 0, None, [], []], result.stderr
+    assert again == [0, "all workers succeeded", {"0": 0, "1": 0}, 1, None, [], []]
+    assert bad == [
+        1, "the workers failed", {"0": -15, "1": 1}, 0, [1, "ValueError", "bad batch"], [1],
+        ["rank 1 raised ValueError: bad batch"],
+    ]  # fmt: skip
+
+
+@MODES
+def test_nothing_of_a_job_is_left_in_the_program(caller: Caller, mode: str) -> None:
+    """No descriptor, thread, child or handler, however the job ends: well, by its time limit, by
+    ctrl-C, by an exception of on_event. The workers are gone by then.
+    """
+    result = caller(
+        """
+        def mine():
+            names = [f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd")]
+            descriptors = {os.readlink(name) for name in names if os.path.exists(name)}
+            handlers = [signal.getsignal(each) for each in sorted(signal.valid_signals())]
+            return (descriptors, handlers, threading.enumerate(), system.children(),
+                    system.is_subreaper(), resource.getrlimit(resource.RLIMIT_NOFILE))
+        signal.set_wakeup_fd(wakeup := os.pipe2(os.O_NONBLOCK)[1])
+        before, pids = mine(), []
+        def on_event(event):
+            if isinstance(event, WorkerStarted):
+                pids.append(event.pid)
+                if event.local_rank == 1:
+                    act()
+        def interrupt():
+            os.kill(os.getpid(), signal.SIGINT)
+        def fail():
+            raise LookupError
+        wait = ["wait"]
+        for act, args, limit in (
+            (bool, [], None), (bool, wait, 0.5), (interrupt, wait, None), (fail, wait, None)
+        ):
+            try:
+                found = relight.run(spec._replace(args=args), on_event=on_event,
+                                    timeout_s=limit, in_process=in_process)
+                print(found.exit_code, found.timed_out, found.reason)
+            except BaseException as error:
+                print(type(error).__name__)
+            assert mine() == before, (mine(), before)
+        assert signal.set_wakeup_fd(-1) == wakeup
+        print(len(pids) >= 6, [pid for pid in pids if system.is_running(pid)])
+        """,
+        mode,
+    )
+    assert [line for line in result.stdout.splitlines() if "rank" not in line] == [
+        "0 False all workers succeeded",
+        "124 True stopped after 0.5 s (timeout_s)",
+        "KeyboardInterrupt",
+        "LookupError",
+        "True []",
+    ], result.stderr
+
+
+def test_a_signal_that_stops_the_job_reaches_the_program_afterwards(caller: Caller) -> None:
+    """In process the agent takes it first; the program's own handler is called, once."""
+    result = caller(
+        """
+        signal.signal(signal.SIGTERM, lambda *_: print("terminated"))
+        def on_event(event):
+            if isinstance(event, WorkerStarted) and event.local_rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+        spec = spec._replace(args=["wait"])
+        print(relight.run(spec, on_event=on_event, in_process=True).exit_code)
+        """,
+        "in process",
+    )
+    assert result.stdout.splitlines()[-2:] == ["terminated", "143"], result.stderr
+
+
+def test_in_process_is_refused_where_it_would_do_harm(caller: Caller) -> None:
+    """From another thread, beside threads or children of the program, with --preload."""
+    result = caller(
+        """
+        import subprocess
+        def attempt(**fields):
+            try:
+                relight.run(spec._replace(**fields), in_process=True)
+            except relight.errors.UsageError as error:
+                print(error, "|", error.hint)
+        attempt(flags=["--preload=json"])
+        wait = threading.Event()
+        for target in (attempt, wait.wait):
+            thread = threading.Thread(target=target, name="reader")
+            thread.start()
+            if target is attempt:
+                thread.join()
+        attempt()
+        wait.set()
+        thread.join()
+        child = subprocess.Popen(["sleep", "100"])
+        attempt()
+        child.kill()
+        child.wait()
+        """,
+        "in process",
+    )
+    hint = "| without it, the agent is a child"
+    assert result.stdout.splitlines() == [
+        f"in_process=True: the process of --preload needs an agent of its own {hint}",
+        f"in_process=True: only the main thread gets signals {hint}",
+        f"in_process=True: this program has threads (reader), and the agent forks {hint}",
+        "in_process=True: this program has child processes, which the agent may take for workers "
+        + hint,
+    ], result.stderr
+
+
+REFUSED = {
+    "'train.py'": ("takes a RunSpec", "relight.RunSpec("),
+    "RunSpec('nowhere.py')": ("there is no file nowhere.py", ""),
+    "RunSpec('train.py', flags=['--tea=3'])": ("unknown flag: --tea", "did you mean --tee?"),
+    "RunSpec('train.py', flags=['other.py'])": ("'other.py' is no flag", "script"),
+    "RunSpec('train.py', flags='--tee=3')": ("flags='--tee=3'", "flags=['--tee=3']"),
+    "RunSpec('train.py', 'a b')": ("args='a b'", "args=['a', 'b']"),
+    "RunSpec('train.py', [1])": ("1 is not", "'1'"),
+    "RunSpec('train.py', min_nodes=4, max_nodes=2)": ("--nnodes=4:2", "--nnodes=2:4"),
+    "RunSpec('train.py', nproc_per_node='two')": ("--nproc-per-node=two", "a number"),
+    "RunSpec('train.py', env={'A': 1})": ("env: A=1", "a text"),
+    "RunSpec('train.py'), timeout_s=0": ("timeout_s=0", "above 0"),
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_a_wrong_spec_is_refused(arguments: str) -> None:
+    """Before a worker starts, in the words of relight run."""
+    with pytest.raises(UsageError) as caught:
+        eval(f"run({arguments})", {"run": relight.run, "RunSpec": RunSpec})
+    for part in REFUSED[arguments]:
+        assert part in "".join(traceback.format_exception_only(caught.value))
+
+
+def test_two_threads_of_a_program_run_two_nodes_of_a_job(tmp_path: Path) -> None:
+    """Each with the events of its node; the output goes to what sys.stdout is, as in a notebook."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{sock.getsockname()[1]}"
+    spec = RunSpec(str(tmp_path / "train.py"), min_nodes=2, max_nodes=4, rdzv_backend="c10d",
+                   rdzv_endpoint=endpoint, rdzv_id="two", flags=["--rdzv-conf=last_call_timeout=1"],
+                   env={"RELIGHT_TOKEN": "secret", "OMP_NUM_THREADS": "1"})  # fmt: skip
+    events: list[list[Event]] = [[], []]
+    results: list[relight.RunResult] = []
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        threads = [
+            threading.Thread(target=lambda seen=seen: results.append(
+                relight.run(spec, on_event=seen.append, timeout_s=60)
+            ))
+            for seen in events
+        ]  # fmt: skip
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(text.getvalue().splitlines()) == ["rank 0", "rank 1"]
+    assert sorted(list(result.exit_codes.items()) for result in results) == [[(0, 0)], [(1, 0)]]
+    formed = [event for seen in events for event in seen if isinstance(event, Formed)]
+    assert {event.world_size for event in formed} == {2}
+
+
+def test_kill_9_of_the_program_ends_the_workers(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "caller.py").write_text(
+        textwrap.dedent("""
+        import relight
+        relight.run(relight.RunSpec("train.py", ["wait"]), on_event=lambda event: print(
+            getattr(event, "pid", ""), flush=True))
+    """)
+    )
+    program = start("caller.py", command=(sys.executable,))
+    assert program.stdout is not None
+    pid = 0
+    while not pid:
+        pid = int(program.stdout.readline().strip() or b"0")
+    program.send_signal(signal.SIGKILL)
+    end = time.monotonic() + 30
+    while is_running(pid):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_killed_agent_is_a_result(tmp_path: Path) -> None:
+    """Not an exception, and nothing waits for it."""
+    (tmp_path / "train.py").write_text(TRAIN)
+
+    def kill(event: Event) -> None:
+        if isinstance(event, Formed):
+            (agent,) = (
+                int(pid)
+                for thread in os.listdir("/proc/self/task")
+                for pid in Path(f"/proc/self/task/{thread}/children").read_text().split()
+                if b"relight.__main__" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            )
+            os.kill(agent, signal.SIGKILL)
+
+    result = relight.run(RunSpec(str(tmp_path / "train.py"), ["wait"]), on_event=kill)
+    assert result.exit_code == 137
+    assert result.reason.endswith("was killed by SIGKILL")

@@ -1,0 +1,121 @@
+"""On a terminal, one line says what the agent waits for; elsewhere there is none."""
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Launch, Start
+from test_logs_console import Terminal
+
+Script = Callable[[str], Path]
+CLEAR = b"\r\x1b[K"
+TWO_NODES = ("run", "--nnodes=2", "--rdzv-backend=file", "--rdzv-id=j")
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal(columns=60)
+    yield terminal
+    terminal.close()
+
+
+def on_screen(data: bytes) -> str:
+    """What is left when each line was rewritten in place."""
+    return re.sub(r"[^\n]*\r\x1b\[K", "", data.decode().replace("\r\n", "\n"))
+
+
+@pytest.mark.slow
+def test_while_a_node_waits_a_line_is_rewritten_until_work_goes_on(
+    start: Start, terminal: Terminal, script: Script, tmp_path: Path
+) -> None:
+    """Not wider than the terminal, without colours where the user wants none, and no worker has
+    it in its output.
+    """
+    flags = (*TWO_NODES, f"--rdzv-endpoint={tmp_path}", script("print('at work')"))
+    variables = {"TERM": "xterm", "NO_COLOR": "1"}
+    first = start(*flags, stdout=terminal.agents_end, stderr=terminal.agents_end,
+                  variables=variables)  # fmt: skip
+    terminal.read_until(b"relight: 2 s: ")
+    second = start(*flags, variables=variables)
+    seen = terminal.read_to_end(first)
+    assert (first.wait(), second.wait(60)) == (0, 0)
+    rows = [row.split(b"\r\n")[0] for row in seen.split(CLEAR)[1:]]
+    shown = [row.decode() for row in rows if row.startswith(b"relight: ") and b" s: " in row]
+    assert [row[:12] for row in shown[:2]] == ["relight: 1 s", "relight: 2 s"]
+    assert shown[0].startswith("relight: 1 s: 1 of 2 nodes have joined: ")
+    assert max(map(len, shown)) < 60
+    assert b"\x1b[2m" not in seen
+    left = on_screen(seen)
+    assert " s: " not in left and "have joined" not in left
+    assert re.search(
+        r"\nrelight: generation 0: 2 workers on 2 nodes; this is node \d\nat work\n", left
+    )
+    said = second.stderr.read()
+    assert b"\x1b" not in said and b" s: " not in said
+
+
+STUBBORN = """
+import signal, time
+def save(*_):
+    print("saving", end="", flush=True)
+    time.sleep(1.5)
+    print(" done", flush=True)
+    time.sleep(1.5)
+    raise SystemExit
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+def test_while_workers_stop_the_line_never_mixes_with_their_output(
+    start: Start, terminal: Terminal, script: Script
+) -> None:
+    """In the middle of a worker's line there is none; with colours it is dim."""
+    agent = start("run", script(STUBBORN), stdout=terminal.agents_end, stderr=terminal.agents_end,
+                  variables={"TERM": "xterm"})  # fmt: skip
+    terminal.read_until(b"ready")
+    agent.send_signal(signal.SIGTERM)
+    seen = terminal.read_to_end(agent)
+    assert agent.wait() == 143
+    assert b"\r\nsaving done\r\n" in seen
+    assert re.search(
+        rb"\r\x1b\[K\x1b\[2mrelight: \d s: waiting for local rank 0 to stop; they are", seen
+    )
+    assert on_screen(seen).splitlines()[-1] == "saving done"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["a pipe", "a dumb terminal"])
+def test_elsewhere_the_reason_is_a_line_as_ever(
+    start: Start, terminal: Terminal, script: Script, tmp_path: Path, where: str
+) -> None:
+    end = terminal.agents_end if where == "a dumb terminal" else subprocess.PIPE
+    term = "dumb" if where == "a dumb terminal" else "xterm"
+    flags = (*TWO_NODES, f"--rdzv-endpoint={tmp_path}", "--rdzv-conf=join_timeout=1.5")
+    agent = start(*flags, script(""), stdout=end, stderr=end, variables={"TERM": term})
+    if where == "a pipe":
+        seen = b"".join(reversed(agent.communicate(timeout=60)))
+    else:
+        seen = terminal.read_to_end(agent)
+    assert agent.wait() == 3
+    assert b"\x1b" not in seen and CLEAR not in seen
+    assert re.search(
+        rb"relight: 1 of 2 nodes have joined: \S+; waiting for 1 more \(join time", seen
+    )
+
+
+def test_a_restart_is_told_in_one_line(launch: Launch, script: Script) -> None:
+    """With its cause, its number and how many there are."""
+    failing = "import os; raise SystemExit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
+    done = launch("run", "--max-restarts=2", script(failing))
+    assert done.returncode == 0
+    host = os.uname().nodename
+    assert re.fullmatch(
+        rf"relight: rank 0 exited with code 1 \(pid \d+ on {host}\); restart 1 of 2\n", done.stderr
+    )

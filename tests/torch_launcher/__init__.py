@@ -1,0 +1,1 @@
+"""torch.distributed.launcher and the drop-in for it, side by side."""

@@ -1,0 +1,129 @@
+"""`relight.torch_launcher` does what torch.distributed.launcher does."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import clean_environment
+
+from relight import torch_launcher
+from relight.errors import UsageError
+from relight.torch_launcher import DefaultLogsSpecs, LaunchConfig, elastic_launch
+
+HERE = Path(__file__).parent
+
+
+def told_by(process: "subprocess.Popen[str]") -> dict[str, Any]:
+    out, errors = process.communicate(timeout=100)
+    assert process.returncode == 0, errors
+    if process.args[-1] == "torch":
+        shown = [line.strip() for line in out.splitlines()[-2:]]
+        assert shown == ["worker spawner"] * 2  # torchrun, with relight's launcher
+    return dict(json.loads(line) for line in out.splitlines() if line.startswith('["'))
+
+
+@pytest.mark.slow
+def test_results_and_errors_are_those_of_torch(tmp_path: Path) -> None:
+    """Functions and programs that succeed, fail, are killed, leave and restart, on one node and on
+    two. Then the drop-in in a program that has imported torch, and in torchrun itself.
+    """
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "cases.py", which], cwd=HERE, text=True,
+            env=clean_environment(TMPDIR=str(tmp_path)),  # torch leaves its directories of logs
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for which in ("torch", "relight")
+    ]  # fmt: skip
+    theirs, ours = map(told_by, processes)
+    assert theirs.pop("torch's config") == theirs["exception"]
+    assert len(ours) == 12
+    assert ours == theirs
+
+
+def config(**fields: Any) -> LaunchConfig:
+    return LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="run",
+                        max_restarts=0, **fields)  # fmt: skip
+
+
+def test_logs_go_where_the_configuration_says(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In torch's layout: `<log_dir>/<run id>_…/attempt_0/<local rank>/stdout.log`."""
+    logs = DefaultLogsSpecs(str(tmp_path), {0: 3}, {1: 1}, {1})
+    found = elastic_launch(config(logs_specs=logs), "sh")("-c", "echo rank $RANK")
+    assert found == {0: None, 1: None}
+    (attempt,) = tmp_path.glob("run_*/attempt_0")
+    assert [(attempt / f"{rank}/stdout.log").read_text() for rank in (0, 1)] == [
+        "rank 0\n", "rank 1\n"
+    ]  # fmt: skip
+    assert capfd.readouterr().out == "[default_role1]:rank 1\n"
+
+
+def test_a_signal_raises_torchs_exception_once_the_workers_have_ended(tmp_path: Path) -> None:
+    """Also where no torch is imported; the program's own handlers are back then."""
+    (tmp_path / "caller.py").write_text("""
+import os, signal, sys, threading, time
+from relight.torch_launcher import LaunchConfig, SignalException, elastic_launch
+def interrupt():
+    while not os.path.exists("pid"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=interrupt, daemon=True).start()
+config = LaunchConfig(1, 1, 1, rdzv_backend="c10d", run_id="run")
+try:
+    elastic_launch(config, "sh")("-c", "echo $$ > new; mv new pid; exec sleep 100")
+except SignalException as error:
+    print(error.sigval.name, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+    print(os.path.exists("/proc/" + open("pid").read().strip()))
+""")
+    result = subprocess.run(
+        [sys.executable, "caller.py"], cwd=tmp_path, env=clean_environment(), text=True,
+        capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert result.stdout == "SIGTERM True\nFalse\n", result.stderr
+
+
+@pytest.mark.parametrize(
+    ("fields", "entrypoint", "said"),
+    [
+        ({}, None, "entrypoint=None: expected a function, or the name of a program"),
+        ({"logs_specs": "logs"}, "true", "logs_specs='logs': only DefaultLogsSpecs is supported"),
+        ({}, "no-such-program", "there is no program no-such-program"),
+        ({"signals_to_handle": "SIGNONE"}, "true", "--signals-to-handle=SIGNONE"),
+        ({"numa_options": 3}, "true", "numa_options=3"),
+    ],
+)
+def test_a_wrong_configuration_is_refused(
+    fields: dict[str, Any], entrypoint: Any, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        elastic_launch(config(**fields), entrypoint)()
+
+
+def test_what_relight_lacks_is_refused() -> None:
+    with pytest.raises(UsageError, match="health_check_server: relight serves none"):
+        elastic_launch(config(), "true", health_check_server=object())()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [([], "no program was given"), (["nowhere"], "there is no script or program nowhere")],
+)
+def test_a_program_that_is_missing_is_refused(arguments: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        torch_launcher.main(arguments)
+
+
+def test_the_configuration_has_torchs_defaults() -> None:
+    """Those of torch 2.13, and its error for a negative time."""
+    own = torch_launcher.LaunchConfig(1, 2, 3)
+    assert (own.rdzv_backend, own.max_restarts, own.role) == ("etcd", 3, "default_role")
+    assert own.rdzv_configs == {"timeout": 900}
+    assert own.shutdown_timeout == 30
+    assert LaunchConfig(1, 1, 1, rdzv_timeout=5).rdzv_configs == {"timeout": 5}
+    with pytest.raises(ValueError, match="shutdown_timeout=-1"):
+        LaunchConfig(1, 1, 1, shutdown_timeout=-1)

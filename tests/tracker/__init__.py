@@ -1,0 +1,1 @@
+"""What jobs record, and `relight tracker`."""
