@@ -59,7 +59,7 @@ _NOT_IN_PROCESS = ("preload", "keep-warm")
 
 
 class RunSpec(NamedTuple):
-    """What `relight.run` runs on this node, as users write it; `spec.RunSpec` has the checked
+    """What `relight.run` runs on this node, as users write it; `spec.LaunchSpec` has the checked
     values of all flags.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Turns the checked flags (a RunSpec) into what this node runs (a NodeJob).
+"""Turns the checked flags (a LaunchSpec) into what this node runs (a NodeJob).
 
 All errors of a launch are found here, before anything is started.
 """
@@ -14,7 +14,7 @@ from relight.env import Environment
 from relight.errors import UsageError
 from relight.host import files, interpreter, system
 from relight.node_job import NodeJob
-from relight.spec import DEFAULT_GRACE_S, UNSET_RUN_ID, RunSpec, check, check_ranks
+from relight.spec import DEFAULT_GRACE_S, UNSET_RUN_ID, LaunchSpec, check, check_ranks
 from relight.values import AUTO, BACKENDS, EVENT_HANDLERS, Endpoint, parse_grace
 
 _CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION_INDEX",
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def prepare(
-    spec: RunSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
+    spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> tuple[NodeJob, list[str]]:
     """Check the request against this machine; return what to run, and notes for the user.
 
@@ -81,7 +81,7 @@ def prepare(
 
 
 def _job(
-    spec: RunSpec,
+    spec: LaunchSpec,
     env: Environment,
     nproc: int,
     python: str,
@@ -150,7 +150,7 @@ def _job(
     )
 
 
-def _settings_alone(spec: RunSpec) -> GroupSettings:
+def _settings_alone(spec: LaunchSpec) -> GroupSettings:
     """Return the settings of a job of one node."""
     budget, smart = spec.max_restarts, spec.restart_policy == "smart"
     return GroupSettings(1, 1, budget.most, restart_window_s=budget.window_s, smart=smart)
@@ -173,7 +173,7 @@ def _worker_program(command: Command, nproc: int) -> "WorkerProgram | None":
     return WorkerProgram(program, argv, variables, own, nproc, spec.keep_warm)
 
 
-def _run_directory(spec: RunSpec, env: Environment, run_id: str, notes: list[str]) -> str:
+def _run_directory(spec: LaunchSpec, env: Environment, run_id: str, notes: list[str]) -> str:
     if spec.log_dir == os.devnull or not spec.keeps_logs():
         return ""
     base = spec.log_dir or files.own_directory(env)
@@ -183,7 +183,7 @@ def _run_directory(spec: RunSpec, env: Environment, run_id: str, notes: list[str
     return directory
 
 
-def _grace(spec: RunSpec, env: Environment) -> float:
+def _grace(spec: LaunchSpec, env: Environment) -> float:
     """Return the seconds between asking workers to stop and killing them."""
     if spec.shutdown_timeout is not None:
         return spec.shutdown_timeout
@@ -217,7 +217,7 @@ def _timer_file(env: Environment) -> str:
     return env.get("TORCHELASTIC_TIMER_FILE", own)
 
 
-def _breakpoint(spec: RunSpec, env: Environment, python: str) -> dict[str, str]:
+def _breakpoint(spec: LaunchSpec, env: Environment, python: str) -> dict[str, str]:
     """Return the variables that let `breakpoint()` wait for relight debug; none if the user has
     said what it does, or where the system lacks what is needed for it.
     """
@@ -234,7 +234,7 @@ def _breakpoint(spec: RunSpec, env: Environment, python: str) -> dict[str, str]:
     }
 
 
-def _check_keep_warm(spec: RunSpec) -> None:
+def _check_keep_warm(spec: LaunchSpec) -> None:
     pid = spec.keep_warm.until if spec.keep_warm is not None else 0
     if not pid:
         return
@@ -260,7 +260,7 @@ def _run_path() -> tuple[str, ...]:
     return "-c", packaged("relight.worker").joinpath("run_path.py").read_text()
 
 
-def _count_workers(spec: RunSpec, env: Environment) -> int:
+def _count_workers(spec: LaunchSpec, env: Environment) -> int:
     if spec.nproc_per_node.isdecimal():
         return int(spec.nproc_per_node)
     from relight.host.devices import count
@@ -268,7 +268,7 @@ def _count_workers(spec: RunSpec, env: Environment) -> int:
     return count(spec.nproc_per_node, env)
 
 
-def _bind_cpus(spec: RunSpec, env: Environment, nproc: int) -> tuple[frozenset[int], ...]:
+def _bind_cpus(spec: LaunchSpec, env: Environment, nproc: int) -> tuple[frozenset[int], ...]:
     if not spec.numa_binding:
         return ()
     from relight.host.numa import bind
@@ -276,7 +276,7 @@ def _bind_cpus(spec: RunSpec, env: Environment, nproc: int) -> tuple[frozenset[i
     return bind(spec.numa_binding, nproc, env)
 
 
-def _find_python(spec: RunSpec, env: Environment) -> str:
+def _find_python(spec: LaunchSpec, env: Environment) -> str:
     python = interpreter.choose(env)
     if not spec.no_python and script.find_program(python, env) is None:
         raise UsageError(f"PYTHON_EXEC={python} is not a program that can be run")

@@ -9,7 +9,7 @@ import sys
 from relight.core.commands import with_local_rank
 from relight.env import Environment
 from relight.errors import UsageError
-from relight.spec import RunSpec
+from relight.spec import LaunchSpec
 from relight.values import AUTO
 
 _SHELL = (".sh", ".bash")
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
 
 
-def check(spec: RunSpec, env: Environment, python: str) -> None:
+def check(spec: LaunchSpec, env: Environment, python: str) -> None:
     """Look for the script, the program or the module.
 
     Raises:
@@ -63,7 +63,7 @@ def check(spec: RunSpec, env: Environment, python: str) -> None:
         )
 
 
-def late_flags(spec: RunSpec, given: "set[str]") -> list[str]:
+def late_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
     """Return a note if flags of the launcher stand after the script, which then gets them."""
     arguments = spec.script_args
     if "--" in arguments:  # what follows is certainly for the script

@@ -2,7 +2,7 @@
 
 `FLAGS` is the whole command line of `relight run`: each flag's name, parser, default and help.
 Names, defaults and meanings are those of torchrun (torch 2.13, `torch.distributed.run`), and so are
-the `PET_<NAME>` variables that supply defaults. A new setting is a field of `RunSpec`, a row of
+the `PET_<NAME>` variables that supply defaults. A new setting is a field of `LaunchSpec`, a row of
 `FLAGS`, and the one place that uses it.
 
 `check` compares the values with each other: it refuses what can't work, and returns a one-line note
@@ -62,7 +62,7 @@ UNSET_RUN_ID = "none"
 LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
 
 
-class RunSpec(NamedTuple):
+class LaunchSpec(NamedTuple):
     """All checked values of `relight run`, one field per flag, in the order of `FLAGS`."""
 
     nnodes: Nodes
@@ -162,7 +162,7 @@ class Flag(NamedTuple):
 
     @property
     def field(self) -> str:
-        """The field of `RunSpec` that holds the value."""
+        """The field of `LaunchSpec` that holds the value."""
         return self.name.replace("-", "_")
 
 
@@ -273,7 +273,7 @@ FLAGS: tuple[Flag, ...] = (
 FLAG_BY_NAME = {flag.name: flag for flag in FLAGS}
 
 
-def check(spec: RunSpec, given: "set[str]") -> list[str]:
+def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
     """Refuse values that contradict each other; return a note for each that has no effect.
 
     Args:
@@ -328,7 +328,7 @@ def check(spec: RunSpec, given: "set[str]") -> list[str]:
     return notes
 
 
-def _check_standalone(spec: RunSpec, given: "set[str]", notes: list[str]) -> None:
+def _check_standalone(spec: LaunchSpec, given: "set[str]", notes: list[str]) -> None:
     contradictions = []
     if spec.nnodes.most != 1:
         contradictions.append(f"--nnodes={spec.nnodes}")
@@ -351,7 +351,7 @@ def _check_standalone(spec: RunSpec, given: "set[str]", notes: list[str]) -> Non
         notes.append(f"{names}: no effect with --standalone, which takes any free port")
 
 
-def _check_script_form(spec: RunSpec, notes: list[str]) -> None:
+def _check_script_form(spec: LaunchSpec, notes: list[str]) -> None:
     if spec.module and (spec.no_python or spec.run_path):
         other = "--no-python" if spec.no_python else "--run-path"
         raise UsageError(f"-m and {other} contradict each other", hint="-m means python -m SCRIPT")
@@ -366,7 +366,7 @@ def _check_script_form(spec: RunSpec, notes: list[str]) -> None:
         ]
 
 
-def _check_logs(spec: RunSpec, notes: list[str]) -> None:
+def _check_logs(spec: LaunchSpec, notes: list[str]) -> None:
     if spec.record_group and not spec.keeps_logs():
         raise UsageError(
             "--record-group writes to events.jsonl, and this job keeps no log files",
@@ -382,7 +382,7 @@ def _check_logs(spec: RunSpec, notes: list[str]) -> None:
             notes.append(f"--duplicate-{name}-filters has no effect: no {name} is tee'd (--tee)")
 
 
-def check_ranks(spec: RunSpec, nproc: int) -> list[str]:
+def check_ranks(spec: LaunchSpec, nproc: int) -> list[str]:
     """Return a note for each local rank named in a flag that this node does not have."""
     notes = []
     for flag, ranks in (

@@ -10,7 +10,7 @@ from relight.cli import mistakes
 from relight.cli.arguments import parse, to_spec
 from relight.env import Environment
 from relight.errors import UsageError
-from relight.spec import FLAGS, RunSpec, check
+from relight.spec import FLAGS, LaunchSpec, check
 from relight.values import (
     CheckByName,
     Endpoint,
@@ -22,7 +22,7 @@ from relight.values import (
 )
 
 
-def spec_of(*argv: str, **variables: str) -> RunSpec:
+def spec_of(*argv: str, **variables: str) -> LaunchSpec:
     return to_spec(parse(list(argv), Environment(variables)))
 
 
@@ -329,7 +329,7 @@ def test_common_command_lines_need_no_note(argv: list[str]) -> None:
 def test_every_flag_has_a_field() -> None:
     """The table of flags and the record of values can't drift apart."""
     fields = [flag.field for flag in FLAGS if flag.name != "help"]
-    assert sorted([*fields, "script", "script_args"]) == sorted(RunSpec._fields)
+    assert sorted([*fields, "script", "script_args"]) == sorted(LaunchSpec._fields)
 
 
 @given(st.text(max_size=30), st.sampled_from([f for f in FLAGS if f.parse is not None]))

@@ -16,7 +16,7 @@ from relight.cli.main import main
 from relight.cli.usage import coordinator_help, run_help, shown_default
 from relight.env import Environment
 from relight.errors import UsageError
-from relight.spec import FLAGS, Flag, RunSpec
+from relight.spec import FLAGS, Flag, LaunchSpec
 
 Refused = Callable[..., str]
 EVERY_FLAG = list(dict.fromkeys([*FLAGS, *COORDINATOR_FLAGS, *DOCTOR_FLAGS]))
@@ -118,7 +118,7 @@ def test_a_flag_of_another_launcher_gets_the_right_one_suggested(
         assert meant in found, flag
 
 
-def spec_of(*argv: str) -> tuple[RunSpec, set[str]]:
+def spec_of(*argv: str) -> tuple[LaunchSpec, set[str]]:
     parsed = parse(list(argv), Environment({}))
     return to_spec(parsed), parsed.given
 

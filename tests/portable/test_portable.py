@@ -147,6 +147,14 @@ def test_preload_has_no_effect_on_macos_and_a_note_says_so(launch: Launch, tmp_p
     assert "note: --preload has no effect" in result.stderr
 
 
+def test_a_job_that_is_not_shown_runs_as_if_it_were(launch: Launch, tmp_path: Path) -> None:
+    """After a second, where a socket for `relight status` opens on Linux, nothing is said."""
+    script = tmp_path / "train.py"
+    script.write_text("import time; time.sleep(1.5)")
+    result = launch("run", script, command=MACOS)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("name", exceptions.REASONS)
 def test_each_exception_is_a_test(name: str) -> None:
     """What `make portable` leaves out is there."""

@@ -16,7 +16,7 @@ from relight.errors import UsageError
 from relight.rendezvous import hostlist
 from relight.rendezvous.environment import detect
 from relight.rendezvous.zero_flags import take
-from relight.spec import RunSpec, check
+from relight.spec import LaunchSpec, check
 
 STEP = {
     "SLURM_JOB_ID": "12",
@@ -79,7 +79,7 @@ TRAINJOB = {
 }
 
 
-def asked(variables: dict[str, str], *flags: str) -> tuple[RunSpec, list[str]]:
+def asked(variables: dict[str, str], *flags: str) -> tuple[LaunchSpec, list[str]]:
     """What `relight run FLAGS train.py` is asked for in an environment, and its notes."""
     env = Environment(variables)
     parsed = parse([*flags, "train.py"], env)

@@ -23,15 +23,15 @@ from relight.group import Group
 from relight.host.connection import Security
 from relight.node_job import NodeJob
 from relight.rendezvous.meeting import Meeting
-from relight.spec import FLAGS, RunSpec
+from relight.spec import FLAGS, LaunchSpec
 from relight.values import HangTimeout, Nodes
 
 from . import memory, node, processes, sockets
 from .sockets import Loop, Socket
 from .world import World
 
-SPEC = RunSpec(
-    **{flag.field: flag.default for flag in FLAGS if flag.field in RunSpec._fields}
+SPEC = LaunchSpec(
+    **{flag.field: flag.default for flag in FLAGS if flag.field in LaunchSpec._fields}
     | {"nnodes": Nodes(1, 2), "script": "train.py", "script_args": ()},
 )
 COMMAND = Command(

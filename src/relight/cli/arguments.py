@@ -1,4 +1,4 @@
-"""argv and PET_ variables -> a RunSpec.
+"""argv and PET_ variables -> a LaunchSpec.
 
 torchrun's grammar, which argparse does not give (docs/decisions/0002): each flag in both spellings
 (`--max-restarts`, `--max_restarts`), any unique beginning of a flag, values as `--flag=value` or
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from relight.env import Environment
 from relight.errors import UsageError
-from relight.spec import FLAGS, Flag, RunSpec
+from relight.spec import FLAGS, Flag, LaunchSpec
 from relight.typed import Any, NamedTuple
 from relight.values import is_number
 
@@ -51,8 +51,8 @@ def parse(argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS) -> P
     return ParsedFlags(values, given, tuple(command))
 
 
-def to_spec(parsed: ParsedFlags) -> RunSpec:
-    """Return the RunSpec of a parsed command line.
+def to_spec(parsed: ParsedFlags) -> LaunchSpec:
+    """Return the LaunchSpec of a parsed command line.
 
     Raises:
         UsageError: there is no script.
@@ -64,8 +64,8 @@ def to_spec(parsed: ParsedFlags) -> RunSpec:
                 hint = f"--{name} takes a value, and has taken the script for it"
         raise UsageError("no training script was given", hint=hint)
     script, *script_args = parsed.command
-    fields = {name: parsed.values[name] for name in RunSpec._fields if name in parsed.values}
-    return RunSpec(**fields, script=script, script_args=tuple(script_args))
+    fields = {name: parsed.values[name] for name in LaunchSpec._fields if name in parsed.values}
+    return LaunchSpec(**fields, script=script, script_args=tuple(script_args))
 
 
 def split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], list[str]]:

@@ -36,7 +36,7 @@ from relight.rendezvous.finder import (
 )
 from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, Meeting, arrange
 from relight.rendezvous.register_finder import RegisteredFinder
-from relight.spec import FLAGS, UNSET_RUN_ID, Flag, RunSpec
+from relight.spec import FLAGS, UNSET_RUN_ID, Flag, LaunchSpec
 from relight.values import BACKENDS, Endpoint, Nodes, parse_endpoint
 
 _FLUSH_S = 1.0
@@ -219,10 +219,10 @@ def _meeting(parsed: ParsedFlags, env: Environment) -> tuple[Meeting, GroupSetti
         if name not in KEY_BY_NAME:  # torchrun has no such command, no user relies on such keys
             hint = did_you_mean(name, KEY_BY_NAME, f"known are {', '.join(KEY_BY_NAME)}")
             raise UsageError(f"--rdzv-conf: {name} is not a known key", hint=hint)
-    fields = {flag.field: flag.default for flag in FLAGS if flag.field in RunSpec._fields}
+    fields = {flag.field: flag.default for flag in FLAGS if flag.field in LaunchSpec._fields}
     fields |= {name.replace("-", "_"): value for name, value in given.items() if name != "help"}
     fields |= {"nnodes": Nodes(1, 2)}
-    meeting, settings, notes = arrange(RunSpec(**fields, script="", script_args=()), env)
+    meeting, settings, notes = arrange(LaunchSpec(**fields, script="", script_args=()), env)
     if meeting.hosted is False:
         raise UsageError("--rdzv-conf: is_host=0 is for agents; this command coordinates")
     return meeting, settings, notes

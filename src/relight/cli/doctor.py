@@ -22,7 +22,7 @@ from relight.host import facts, interpreter
 from relight.rendezvous import backends
 from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, arrange
 from relight.rendezvous.zero_flags import take
-from relight.spec import FLAGS, Flag, RunSpec, check
+from relight.spec import FLAGS, Flag, LaunchSpec, check
 from relight.values import parse_interval
 
 EXIT_FOUND = 1
@@ -96,13 +96,13 @@ def usage() -> str:
     return "\n".join(lines)
 
 
-def _spec(parsed: ParsedFlags, env: Environment) -> RunSpec:
+def _spec(parsed: ParsedFlags, env: Environment) -> LaunchSpec:
     """Return the spec from the command line or the cluster's variables; a script is optional."""
-    fields = {name: parsed.values[name] for name in RunSpec._fields if name in parsed.values}
+    fields = {name: parsed.values[name] for name in LaunchSpec._fields if name in parsed.values}
     if "rdzv-backend" not in parsed.given and _STATIC & parsed.given:
         fields["rdzv_backend"] = "static"
     script, *arguments = [*parsed.command, ""][: len(parsed.command) or 1]
-    spec = RunSpec(**fields, script=script, script_args=tuple(arguments))
+    spec = LaunchSpec(**fields, script=script, script_args=tuple(arguments))
     spec, given, notes = take(spec, parsed.given, env)
     check(spec, given)
     backends.check(spec.rdzv_backend)
@@ -120,7 +120,7 @@ def _spec(parsed: ParsedFlags, env: Environment) -> RunSpec:
     return spec
 
 
-def _facts(spec: RunSpec, python: str) -> dict[str, str]:
+def _facts(spec: LaunchSpec, python: str) -> dict[str, str]:
     found = facts.collect(
         script=spec.script,
         arguments=spec.script_args,
@@ -132,7 +132,7 @@ def _facts(spec: RunSpec, python: str) -> dict[str, str]:
     return found
 
 
-def _network(spec: RunSpec, env: Environment, wait_s: float, known: dict[str, str]) -> Verdict:
+def _network(spec: LaunchSpec, env: Environment, wait_s: float, known: dict[str, str]) -> Verdict:
     """Return the findings on the network and the other nodes."""
     if not spec.runs_locally():
         meeting, _, _ = arrange(spec, env)

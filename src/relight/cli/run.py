@@ -8,7 +8,7 @@ from relight.cli import signals
 from relight.cli.arguments import parse, to_spec
 from relight.env import Environment
 from relight.prepare import prepare
-from relight.spec import FLAGS, RunSpec
+from relight.spec import FLAGS, LaunchSpec
 
 
 def main(argv: list[str]) -> int:
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
 
 
 def launch(
-    spec: RunSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
+    spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> int:
     """Run the agent, and return the job's exit code; takes what `make_agent` takes.
 
@@ -39,7 +39,7 @@ def launch(
 
 
 def make_agent(
-    spec: RunSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
+    spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> Agent:
     """Check the request, print notes on it, and return the agent that runs it.
 

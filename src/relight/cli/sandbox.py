@@ -15,7 +15,7 @@ from relight.env import Environment
 from relight.errors import EXIT_OK, UsageError, many
 from relight.host import interpreter, system
 from relight.sandbox import access
-from relight.spec import FLAGS, Flag, RunSpec, check
+from relight.spec import FLAGS, Flag, LaunchSpec, check
 from relight.values import parse_pattern
 
 _OWN = (Flag("faults", parse_pattern, "", "FILE",
@@ -96,7 +96,7 @@ def _count(argv: Sequence[str]) -> tuple[int, list[str]]:
     return int(word), rest
 
 
-def _derived(spec: RunSpec, given: "set[str]", count: int) -> list[str]:
+def _derived(spec: LaunchSpec, given: "set[str]", count: int) -> list[str]:
     """Return the flags by which the agents meet, of those that the user has not given."""
     endpoint = ",".join(f"host{n}" for n in range(1, min(count, 3) + 1)) if count > 2 else "host1"
     flags = {
@@ -108,7 +108,7 @@ def _derived(spec: RunSpec, given: "set[str]", count: int) -> list[str]:
     return [f"--{name}={text}" for name, text in flags.items() if text and name not in given]
 
 
-def _check(spec: RunSpec, given: "set[str]", count: int, env: Environment) -> None:
+def _check(spec: LaunchSpec, given: "set[str]", count: int, env: Environment) -> None:
     """Refuse what can't run on the hosts."""
     for name in _OF_ONE_HOST:
         if name in given:
@@ -130,7 +130,7 @@ def _check(spec: RunSpec, given: "set[str]", count: int, env: Environment) -> No
     script.check(spec, env, interpreter.choose(env))
 
 
-def _faults(path: str, spec: RunSpec, count: int) -> list[Fault]:
+def _faults(path: str, spec: LaunchSpec, count: int) -> list[Fault]:
     if not path:
         return []
     try:

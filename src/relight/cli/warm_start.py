@@ -18,7 +18,7 @@ from relight.host.loop import Loop
 from relight.host.warm_processes import WarmProcesses, script
 from relight.host.warm_spawner import WarmSpawner, WorkerProgram
 from relight.prepare import prepare
-from relight.spec import RunSpec
+from relight.spec import LaunchSpec
 from relight.values import AUTO, KEEP_WARM_S, KeepWarm
 
 _OF_LAUNCH = ("-m", "relight.worker.call", "ahead")
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
     return EXIT_OK
 
 
-def _complete(spec: RunSpec) -> RunSpec:
+def _complete(spec: LaunchSpec) -> LaunchSpec:
     """Return the options with what is usual for a process that is made ahead."""
     is_of_launch = spec.module and spec.script == _OF_LAUNCH[1]
     preload = spec.preload or (("torch",) if is_of_launch else (AUTO,))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from relight.core.ranks import Assignment, Generation, visible_device, worker_variables
 from relight.env import Environment
 from relight.errors import signal_name
-from relight.spec import RunSpec
+from relight.spec import LaunchSpec
 from relight.typed import NamedTuple
 
 OF_ONE_WORKER = (
@@ -43,7 +43,7 @@ class Command(NamedTuple):
     whether the agent serves MASTER_PORT.
     """
 
-    spec: RunSpec
+    spec: LaunchSpec
     env: Environment
     python: str
     run_path: tuple[str, ...]

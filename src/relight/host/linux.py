@@ -17,7 +17,7 @@ from relight.typed import Any, NoReturn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.spec import RunSpec
+    from relight.spec import LaunchSpec
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
@@ -48,7 +48,7 @@ wait = os.waitpid
 """Reap a worker, in the spawner."""
 
 
-def fit(spec: "RunSpec", notes: list[str]) -> "RunSpec":
+def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
     """Return the spec unchanged: everything works on Linux."""
     del notes
     return spec

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from relight.host.console import Console, Consoles, ConsoleStream
 from relight.host.loop import Loop, Timer
 from relight.host.readers import TAIL_SIZE, FileTail, FileTails, PipeReader, channel
-from relight.spec import RunSpec
+from relight.spec import LaunchSpec
 from relight.typed import NamedTuple
 from relight.values import STDERR, STDOUT
 
@@ -41,7 +41,7 @@ class Destination(NamedTuple):
     console: bool
 
 
-def destination(spec: RunSpec, local_rank: int, stream: int) -> Destination:
+def destination(spec: LaunchSpec, local_rank: int, stream: int) -> Destination:
     """Return where a stream goes, from `--redirects`, `--tee`, `--local-ranks-filter`, `--log-dir`.
 
     The rules are those of torchrun: tee and redirect go to the file, tee and neither to the
@@ -68,7 +68,7 @@ class Logs:
         OSError: the directory or a file can't be made.
     """
 
-    def __init__(self, loop: Loop, consoles: Consoles, spec: RunSpec, directory: str) -> None:
+    def __init__(self, loop: Loop, consoles: Consoles, spec: LaunchSpec, directory: str) -> None:
         self.is_ending: Callable[[int], bool | None] = lambda _: None
         """Returns whether a worker no longer runs its program; None if that can't be seen."""
         self.on_late: Callable[[], None] = lambda: None

@@ -21,7 +21,7 @@ from relight.typed import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.spec import RunSpec
+    from relight.spec import LaunchSpec
 
 IN_MODIFY = IN_MOVED_TO = 0
 _MOST_FILES = 1024
@@ -55,7 +55,7 @@ _running: set[int] = set()
 _reaped: set[int] = set()
 
 
-def fit(spec: "RunSpec", notes: list[str]) -> "RunSpec":
+def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
     """Return the spec without the options that have no effect on this system.
 
     Args:

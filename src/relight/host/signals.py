@@ -4,14 +4,14 @@ import signal
 from collections.abc import Callable
 
 from relight.host.loop import Loop
-from relight.spec import RunSpec
+from relight.spec import LaunchSpec
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 Callback = Callable[[int], None]
 
 
 def listen(
-    loop: Loop, spec: RunSpec, on_stop: Callback, on_other: Callback, on_resize: Callback
+    loop: Loop, spec: LaunchSpec, on_stop: Callback, on_other: Callback, on_resize: Callback
 ) -> None:
     """Call back for signals of this process.
 

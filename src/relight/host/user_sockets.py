@@ -58,8 +58,10 @@ def listen(path: str) -> socket.socket:
     """Return a listening socket.
 
     Raises:
-        OSError: it can't be made.
+        OSError: it can't be made, or this system does not say who connects (macOS).
     """
+    if not hasattr(socket, "SO_PEERCRED"):
+        raise OSError(errno.ENOTSUP, "this system does not say who connects")
     listener = socket.socket(socket.AF_UNIX)
     folder, shorter = _shortened(path)
     try:

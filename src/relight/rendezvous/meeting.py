@@ -13,7 +13,7 @@ from relight.errors import UsageError
 from relight.host.connection import Security
 from relight.rendezvous import conf as rdzv_conf
 from relight.rendezvous.conf import Conf
-from relight.spec import DEFAULT_MASTER_PORT, LOCAL_HOSTS, UNSET_RUN_ID, RunSpec
+from relight.spec import DEFAULT_MASTER_PORT, LOCAL_HOSTS, UNSET_RUN_ID, LaunchSpec
 from relight.typed import NamedTuple
 from relight.values import Endpoint
 
@@ -87,7 +87,7 @@ class Meeting(NamedTuple):
         return self.hosts[0][1]
 
 
-def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, GroupSettings, list[str]]:
+def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings, list[str]]:
     """Return where the nodes of a job of several nodes meet, and notes for the user.
 
     Raises:
@@ -155,7 +155,7 @@ def _replica(env: Environment) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS else -1
 
 
-def _with_file_store(spec: RunSpec) -> RunSpec:
+def _with_file_store(spec: LaunchSpec) -> LaunchSpec:
     """Return the spec with backend `file` if it asks for torchrun's c10d store in a file."""
     pairs = dict(spec.rdzv_conf)
     if spec.rdzv_backend != "c10d" or pairs.get("store_type", "").strip().lower() != "file":
@@ -167,7 +167,7 @@ def _with_file_store(spec: RunSpec) -> RunSpec:
     )
 
 
-def _exit_barrier_s(spec: RunSpec, conf: Conf, env: Environment) -> float:
+def _exit_barrier_s(spec: LaunchSpec, conf: Conf, env: Environment) -> float:
     """Return how long a node that is done waits for the others."""
     text = env.get(EXIT_BARRIER)
     if not text or "exit_barrier_timeout" in dict(spec.rdzv_conf):
@@ -181,7 +181,7 @@ def _exit_barrier_s(spec: RunSpec, conf: Conf, env: Environment) -> float:
         ) from None
 
 
-def _hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:
+def _hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
     endpoint = spec.rdzv_endpoint
     if not endpoint.host:
         raise UsageError(
@@ -204,7 +204,7 @@ def _hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:
     return hosts
 
 
-def _register(spec: RunSpec) -> "Register":
+def _register(spec: LaunchSpec) -> "Register":
     from relight.rendezvous import backends
 
     endpoint = str(spec.rdzv_endpoint)
@@ -216,7 +216,7 @@ def _register(spec: RunSpec) -> "Register":
     return backends.open(spec.rdzv_backend, endpoint, spec.rdzv_id, dict(spec.rdzv_conf))
 
 
-def _static_hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:
+def _static_hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
     host, port, others = spec.rdzv_endpoint
     if others:
         raise UsageError(

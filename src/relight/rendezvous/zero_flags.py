@@ -14,7 +14,7 @@ import socket
 from relight.env import Environment
 from relight.errors import UsageError, many
 from relight.rendezvous.environment import NOTHING, FoundFlags, Number, detect
-from relight.spec import FLAG_BY_NAME, RunSpec
+from relight.spec import FLAG_BY_NAME, LaunchSpec
 from relight.typed import Any, NamedTuple
 from relight.values import Endpoint, Nodes
 
@@ -37,7 +37,9 @@ class Taken(NamedTuple):
         return f"{self.flag}={value}, from {self.source}"
 
 
-def take(spec: RunSpec, given: set[str], env: Environment) -> tuple[RunSpec, set[str], list[str]]:
+def take(
+    spec: LaunchSpec, given: set[str], env: Environment
+) -> tuple[LaunchSpec, set[str], list[str]]:
     """Return the spec completed from the environment, the flags that are set now, and notes.
 
     Args:
@@ -68,8 +70,8 @@ def take(spec: RunSpec, given: set[str], env: Environment) -> tuple[RunSpec, set
 
 
 def fill(
-    spec: RunSpec, given: set[str], found: FoundFlags
-) -> tuple[RunSpec, list[Taken], list[str]]:
+    spec: LaunchSpec, given: set[str], found: FoundFlags
+) -> tuple[LaunchSpec, list[Taken], list[str]]:
     """Fill in missing flags; return the spec, the flags filled in, and notes.
 
     Raises:
@@ -107,7 +109,7 @@ def fill(
     return spec._replace(**changes), taken, notes
 
 
-def _is_settled(spec: RunSpec, given: set[str]) -> bool:
+def _is_settled(spec: LaunchSpec, given: set[str]) -> bool:
     """Return whether the flags decide everything, so that the environment does not matter."""
     if "nnodes" not in given:
         return False
@@ -115,7 +117,7 @@ def _is_settled(spec: RunSpec, given: set[str]) -> bool:
     return spec.nnodes.most == 1 or (bool(_PLACE & given) and ranked)
 
 
-def _nodes(spec: RunSpec, given: set[str], found: FoundFlags, notes: list[str]) -> Nodes:
+def _nodes(spec: LaunchSpec, given: set[str], found: FoundFlags, notes: list[str]) -> Nodes:
     """Return how many nodes the job has, or 1 if the environment is to be ignored."""
     number = found.nnodes.value if found.nnodes else 1
     agents = found.agents.value if found.agents else number
@@ -152,7 +154,7 @@ def _crowded(found: FoundFlags) -> UsageError:
     )
 
 
-def _backend(spec: RunSpec, given: set[str], found: FoundFlags, nodes: Nodes) -> str:
+def _backend(spec: LaunchSpec, given: set[str], found: FoundFlags, nodes: Nodes) -> str:
     if "rdzv-backend" in given:
         return spec.rdzv_backend
     agents = nodes.most if found.agents is None else found.agents.value
@@ -161,7 +163,7 @@ def _backend(spec: RunSpec, given: set[str], found: FoundFlags, nodes: Nodes) ->
 
 
 def _place(
-    spec: RunSpec, given: set[str], found: FoundFlags, backend: str, *, needs_rank: bool
+    spec: LaunchSpec, given: set[str], found: FoundFlags, backend: str, *, needs_rank: bool
 ) -> list[Taken]:
     """Return the flags for the place where the nodes meet."""
     host, rank, port = found.host, found.node_rank, found.port
@@ -188,7 +190,7 @@ def _place(
     return taken
 
 
-def _given(spec: RunSpec, given: set[str], env: Environment) -> list[Taken]:
+def _given(spec: LaunchSpec, given: set[str], env: Environment) -> list[Taken]:
     """Return the rendezvous flags that the user set, and their sources."""
     taken = []
     for name in _MEETING:

@@ -116,7 +116,7 @@ class Sight:
             self._socket = JobSocket(self._loop, self._job, began, self._view, self._link)
         except OSError as error:
             if self._journal.verbose or self._job.command.spec.status is not None:
-                self._journal.say(f"relight status can't show this job: {error}")
+                self._journal.say(f"relight status can't show this job: {error.strerror or error}")
             return
         if (where := self._job.command.spec.status) is not None:
             from relight.sight.page_process import PageProcess
