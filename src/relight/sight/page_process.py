@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import relight
 from relight.env import Environment
-from relight.host.loop import Loop
+from relight.host.loop import Loop, Timer
 from relight.values import Endpoint
 
 _LOOK_S = 1.0
@@ -47,10 +47,13 @@ class PageProcess:
             *("--listen", str(where), job),
         ]
         self._process: subprocess.Popen[bytes] | None = None
+        self._next: Timer | None = None
         self._look()
 
     def close(self) -> None:
-        """End it."""
+        """End it, and begin none any more."""
+        if self._next is not None:
+            self._next.cancel()
         process = self._process
         if process is None:
             return
@@ -63,7 +66,7 @@ class PageProcess:
 
     def _look(self) -> None:
         if not self._has_rank_0():
-            self._loop.call_after(_LOOK_S, self._look)
+            self._next = self._loop.call_after(_LOOK_S, self._look)
             return
         # -P: a module of the script's directory must not take the place of one of Python's.
         above = os.path.dirname(os.path.dirname(relight.__file__))
