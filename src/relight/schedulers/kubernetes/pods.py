@@ -102,7 +102,7 @@ def template(app: AppDef, role: Role, cfg: Mapping[str, Any], place: Place) -> d
         "volumes": volumes,
     }
     spec |= _placement(role, cfg, place)
-    if seconds:
+    if seconds:  # of the pod: none can know how long its Job has run
         spec["activeDeadlineSeconds"] = seconds
     if cfg.get("service_account"):
         spec["serviceAccountName"] = cfg["service_account"]
