@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from relight.core.goodput import Account, Phases
+from relight.core.goodput import Account, NodeFailures, Phases
 from relight.core.rates import Rates
 from relight.core.snapshot import NodeSnapshot, RankSnapshot, RankUse, WholeJob
 from relight.core.timeline import history
@@ -31,7 +31,7 @@ LIMIT_S = 60.0
 
 
 ACCOUNT = Account(10.0, Phases(imports=1.0, productive=9.0), 0.9, False, 2, 1, 2.0, "spawn", 100.0,
-                  1, 100.0, ())  # fmt: skip
+                  (NodeFailures("gpu-02", 1, 100.0),), ())  # fmt: skip
 
 
 def reading(exit_code: int | None = None) -> Reading:

@@ -123,9 +123,9 @@ def open_page(browser: Any, job: Job) -> Iterator[Open]:
 
 
 def rows(page: Any) -> list[str]:
-    return [
-        row.split("\t")[0] for row in page.locator("#rank-rows tr:not(.space)").all_inner_texts()
-    ]
+    """The ranks of the rows that are in the document."""
+    script = "[...document.querySelectorAll('[data-rank]')].map((each) => each.dataset.rank)"
+    return list(page.evaluate(script))
 
 
 def test_a_job_is_seen_live_through_a_restart(open_page: Open, job: Job) -> None:

@@ -131,8 +131,9 @@ def generations(records: Iterable[Record]) -> list[GenerationRow]:
         if isinstance(event, Formed | Ended) and found and found[-1].ended is None:
             found[-1] = found[-1]._replace(ended=at)
         if isinstance(event, Formed):
-            number, restart, _, nodes, ranks, *_, cause = event
-            found.append(GenerationRow(number, restart, at, None, nodes, ranks, cause))
+            size = event.nodes, event.world_size
+            numbers = event.generation, event.restart
+            found.append(GenerationRow(*numbers, at, None, *size, event.cause))
     return found
 
 

@@ -6,15 +6,14 @@ concern the job. The page is on the node of rank 0, which users know: it is MAST
 node is lost, the one that has rank 0 next begins a page too.
 """
 
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 
-import relight
 from relight.env import Environment
-from relight.host.loop import Loop
+from relight.host.loop import Loop, Timer
 from relight.values import Endpoint
 
 _LOOK_S = 1.0
@@ -43,14 +42,18 @@ class PageProcess:
     ) -> None:
         self._loop, self._env, self._has_rank_0 = loop, env, has_rank_0
         self._command = [
+            # -P: a module of the script's directory must not take the place of one of Python's.
             *(sys.executable, "-P", "-m", "relight", "status", "--web", "--until-end"),
             *("--listen", str(where), job),
         ]
         self._process: subprocess.Popen[bytes] | None = None
+        self._next: Timer | None = None
         self._look()
 
     def close(self) -> None:
-        """End it."""
+        """End it, and begin none any more."""
+        if self._next is not None:
+            self._next.cancel()
         process = self._process
         if process is None:
             return
@@ -63,19 +66,22 @@ class PageProcess:
 
     def _look(self) -> None:
         if not self._has_rank_0():
-            self._loop.call_after(_LOOK_S, self._look)
+            self._next = self._loop.call_after(_LOOK_S, self._look)
             return
-        # -P: a module of the script's directory must not take the place of one of Python's.
-        above = os.path.dirname(os.path.dirname(relight.__file__))
-        path = [above, *filter(None, [self._env.get("PYTHONPATH")])]
-        variables = {**self._env.variables, "PYTHONPATH": os.pathsep.join(path)}
+        if find_spec("relight.cli.status") is None:
+            _tell("the launcher that travels with a job has none; relight is to be installed here")
+            return
         try:
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=variables,
+                env={**self._env.variables},
                 start_new_session=True,  # ctrl-C is for the agent, and the page shows what follows
             )
         except OSError as error:
-            sys.stderr.write(f"relight: no status page: {error}\n")
+            _tell(str(error))
+
+
+def _tell(why: str) -> None:
+    sys.stderr.write(f"relight: no status page: {why}\n")

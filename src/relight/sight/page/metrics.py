@@ -30,11 +30,16 @@ HELP = {
     "relight_phase_seconds": "Time of the job by phase, as the node of rank 0 knows it.",
     "relight_goodput_ratio": "Share of the time that was productive.",
     "relight_job_failures": "Failures of the job.",
+    "relight_host_failures": "Failures that began on the host.",
+    "relight_host_between_failures_seconds_mean": "Mean time that workers ran, for each of those.",
     "relight_recovery_seconds_mean": "Mean time from a failure until the workers went on.",
     "relight_between_failures_seconds_mean": "Mean time that workers ran, for each failure.",
 }
 """All metrics, and what they tell."""
-COUNTERS = frozenset({"relight_job_restarts", "relight_job_failures", "relight_rank_cpu_seconds"})
+COUNTERS = frozenset({
+    "relight_job_restarts", "relight_job_failures", "relight_host_failures",
+    "relight_rank_cpu_seconds",
+})  # fmt: skip
 """Those that only rise; for Prometheus, their names end with `_total`."""
 Samples = list[tuple[dict[str, str], float]]
 """Labels and values."""
@@ -109,6 +114,11 @@ def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
     if (account := job.account) is not None:
         phases = account.total._asdict().items()
         yield "relight_phase_seconds", [({"phase": n}, s) for n, s in phases if s is not None]
+        if account.nodes:
+            hosts = [({"host": node.host}, node) for node in account.nodes]
+            yield "relight_host_failures", [(host, float(n.failures)) for host, n in hosts]
+            name = "relight_host_between_failures_seconds_mean"
+            yield name, [(host, n.mtbf_s) for host, n in hosts]
         values["relight_goodput_ratio"] = account.goodput
         values["relight_job_failures"] = account.failures
         values["relight_recovery_seconds_mean"] = account.mttr_s

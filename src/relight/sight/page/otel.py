@@ -154,7 +154,7 @@ class _Trace:
     def _take_phases(self, node: str, bars: Iterable[Bar]) -> None:
         for bar in bars:
             key = (node, bar.generation, bar.phase, bar.began)
-            if bar.ended is not None and key not in self._sent:
+            if bar.ended is not None and bar.ended > bar.began and key not in self._sent:
                 self._sent.add(key)
                 above = self._generations.get(bar.generation, self._job)
                 span = self._begin(bar.phase, above, bar.began, {"host.name": node})
