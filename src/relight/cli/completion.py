@@ -1,13 +1,14 @@
 """`relight completion`: prints the completion script of a shell."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 
 from relight.cli import warm
 from relight.cli.jobs import HELP, Page, read_arguments
 from relight.cli.main import COMMANDS, JOB_COMMANDS
-from relight.errors import EXIT_OK, UsageError, did_you_mean
+from relight.errors import EXIT_OK, RelightError, UsageError, did_you_mean
 from relight.job import components
+from relight.runner.runner import DEFAULT_SCHEDULER
 from relight.schedulers import registry
 from relight.spec import FLAGS, Flag
 
@@ -25,16 +26,27 @@ PAGE = Page(
 _BASH = """\
 _relight() {
     local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD-1]} words=
+    local each flag= scheduler= list=
+    for each in "${COMP_WORDS[@]:1:$((COMP_CWORD-1))}"; do
+        case $flag in -s|--scheduler) [ "$each" = = ] && continue; scheduler=$each ;; esac
+        case $each in -*) flag=$each ;; =) ;; *) [ "$flag" = -cfg ] || flag= ;; esac
+    done
     if [ "$COMP_CWORD" -eq 1 ]; then
         words="@COMMANDS@"
     elif [ "$before" = -s ] || [ "$before" = --scheduler ]; then
         words="@SCHEDULERS@"
+    elif [ "$flag" = -cfg ] && { [ "$before" = -cfg ] || [ "$word" != "${word%,*}" ]; }; then
+        case $scheduler in
+@OPTIONS@
+        esac
+        [ "$word" = "${word%,*}" ] || list=${word%,*},
+        compopt -o nospace 2>/dev/null || true
     else
         case "${COMP_WORDS[1]}:$word" in
 @CASES@
         esac
     fi
-    COMPREPLY=($(compgen -W "$words" -- "$word"))
+    COMPREPLY=($(compgen -P "$list" -W "$words" -- "${word#"$list"}"))
 }
 complete -o default -o bashdefault -F _relight relight"""
 _ZSH = "autoload -U +X bashcompinit && bashcompinit\n"
@@ -64,9 +76,13 @@ def bash() -> str:
         more = _ARGUMENTS.get(command)
         if more is not None:
             cases.append(f'            {command}:*) words="{" ".join(more())}" ;;')
+    options = [
+        f'            {name}) words="{" ".join(names)}" ;;' for name, names in _options().items()
+    ]
     return (
         _BASH.replace("@COMMANDS@", " ".join(COMMANDS))
         .replace("@SCHEDULERS@", " ".join(_schedulers()))
+        .replace("@OPTIONS@", "\n".join(options))
         .replace("@CASES@", "\n".join(cases))
     )
 
@@ -91,6 +107,8 @@ def fish() -> str:
             if flag.name == "scheduler":
                 takes = f" -x -a {_quoted(' '.join(_schedulers()))}"
             lines.append(f"{where} -l {flag.name}{short}{takes} -d {_quoted(flag.help)}")
+        if command == "submit":
+            lines += _options_of_fish()
         more = _ARGUMENTS.get(command)
         if more is not None:
             lines.append(f"{where} -a {_quoted(' '.join(more()))}")
@@ -108,6 +126,29 @@ def flags_of_commands() -> dict[str, tuple[Flag, ...]]:
 
 def _schedulers() -> list[str]:
     return [*registry.names(), "auto"]
+
+
+def _options() -> dict[str, list[str]]:
+    """Return what may follow -cfg, by scheduler; `*` stands for the scheduler that is not given."""
+    found = {}
+    for name in registry.names():
+        try:
+            found[name] = [f"{option.name}=" for option in registry.find(name).options]
+        except RelightError:  # a plug-in that does not load
+            continue
+    return {**found, "*": found[DEFAULT_SCHEDULER]}
+
+
+def _options_of_fish() -> Iterator[str]:
+    """Return the lines for -cfg: a condition on the scheduler, and the names of its options."""
+    for name, names in _options().items():
+        is_it = f"string match -qr -- '(-s|--scheduler)[ =]*{name}' (commandline -c)"
+        if name == "*":
+            is_it = "not string match -qr -- ' (-s|--scheduler)' (commandline -c)"
+        where = _quoted(f"__fish_seen_subcommand_from submit; and {is_it}")
+        words = _quoted(f'(__fish_complete_list , \'string split " " "{" ".join(names)}"\')')
+        if names:
+            yield f"complete -c relight -n {where} -o cfg -x -a {words}"
 
 
 def _quoted(text: str) -> str:
