@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # Most tests wait most of the time; those of a file stay together, as they share servers. Files come
 # in the order of tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo test check lint types unit portable bench simulate mutants chaos long dist docs pages packages clean
 

@@ -36,7 +36,7 @@ def until_told(log: Path, agent: "subprocess.Popen[bytes]") -> dict[str, object]
     while True:
         lines = log.read_text(errors="replace").splitlines()
         for line in lines:
-            if line.startswith('{"t"') and json.loads(line)["event"] == "RanksSlow":
+            if line.startswith('{"v"') and json.loads(line)["event"] == "RanksSlow":
                 return dict(json.loads(line))
         assert agent.poll() is None, lines
         assert time.monotonic() < deadline, lines

@@ -6,6 +6,7 @@ from typing import cast
 import pytest
 
 from relight import events
+from relight.env import Environment
 from relight.events import Recorded
 from relight.host.console import Consoles
 from relight.host.journal import Journal
@@ -14,7 +15,7 @@ from relight.host.journal import Journal
 def journal(said: list[str]) -> Journal:
     stderr = SimpleNamespace(say=said.append, fd=2)
     consoles = cast(Consoles, SimpleNamespace(stderr=stderr))
-    return Journal(consoles, "", verbose=False, on_console=False)
+    return Journal(consoles, "", Environment({}), verbose=False, on_console=False)
 
 
 @pytest.mark.mistakes

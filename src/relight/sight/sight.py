@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from relight.link import RemoteLink
     from relight.sight.page_process import PageProcess
 
+_ACCOUNTED_S = 60.0
+"""Of a shorter job whose steps are not known, the end tells nothing about the time."""
 _TOLD_S = 3.0
 """A cold restart whose workers took that long to come is told, with what would save it."""
 
@@ -97,7 +99,8 @@ class Sight:
         """Say where the time went, if the job was restarted; one node does that for all."""
         account, workers = self._account(), self._look().workers
         is_first = workers is not None and workers.formed.place.group_rank == 0
-        if account.generations > 1 and is_first:
+        tells = account.goodput is not None or account.wall_s >= _ACCOUNTED_S
+        if account.generations > 1 and is_first and tells:
             self._journal.say("\n  ".join(in_words(account)))
 
     def _tell_cold_restart(self) -> None:

@@ -153,7 +153,7 @@ def create(config: str | None) -> FileSystemTracker:
         import fsspec
     except ImportError:
         raise UsageError(
-            "the tracker fsspec needs fsspec", hint="pip install 'relight[fsspec]'"
+            "the tracker fsspec needs fsspec", hint="pip install 'fsspec>=2024.2'"
         ) from None
     if not config:
         raise UsageError(
