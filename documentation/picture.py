@@ -18,6 +18,8 @@ PICTURE = CAST.with_suffix(".svg")
 BEFORE, AFTER = 2, 3
 """Lines of training that are shown before the kill and after the restart."""
 _CHARACTER, _LINE, _MARGIN, _TIME = 7.2, 19, 16, 9
+_ERASED = re.compile(r"\r\x1b\[K(\x1b\[2m[^\r\n]*\x1b\[0m)?")
+"""Status lines, which a terminal does not keep."""
 _STYLE = """
   rect { fill: #17191e; stroke: #4a4f5a; }
   text { font: 12px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; fill: #d8dbe2; }
@@ -43,7 +45,7 @@ def lines(cast: str) -> tuple[list[Line], float]:
             killed_at = at
             found.append(Line(at, "killed", f"(another terminal) $ {data}"))
             continue
-        for text in data.splitlines():
+        for text in _ERASED.sub("", data).splitlines():
             style = "relight" if text.startswith("relight:") else "output"
             found.append(Line(at, style, text))
     return found, killed_at

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from benchmarks import readme
@@ -139,6 +140,7 @@ def test_the_picture_is_drawn_from_the_recording() -> None:
     """`python -m documentation.picture` draws it."""
     assert picture.PICTURE.read_text() == picture.draw(CAST.read_text())
     assert picture.PICTURE.stat().st_size < 10_000
+    ElementTree.parse(picture.PICTURE)  # browsers show nothing of a picture that is not XML
 
 
 def test_the_failure_guide_is_current() -> None:
