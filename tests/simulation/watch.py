@@ -348,6 +348,14 @@ class Watch:
     def _runs(self, node: str) -> bool:
         return node in self._with and self._with[node].formed is not None
 
+    def _flaps(self, agent: "Node") -> bool:
+        """Return whether a node is still kept out because those of its host come and go."""
+        membership = self.coordinating()
+        if membership is None or agent.id not in membership.members:
+            return False
+        now = membership.process.host.now()
+        return membership.members[agent.id].may_enter_at > now
+
     def settled(self) -> str:
         """Return why the world is not as it should be in the end, or nothing."""
         membership = self.coordinating()
@@ -363,7 +371,7 @@ class Watch:
                 continue
             formed = agent.formed
             if formed is None:
-                if not (agent.waits and (agent.waits.spare or ending)):
+                if not (agent.waits and (agent.waits.spare or ending or self._flaps(agent))):
                     return f"{agent.name} is not told that it is a spare"
             elif formed.generation.id != membership.generation:
                 return f"{agent.name} runs generation {formed.generation.number}"
