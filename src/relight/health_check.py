@@ -15,7 +15,7 @@ from collections.abc import Callable
 from relight.core.waiting import duration
 from relight.doctor import inspection, machine
 from relight.env import Environment
-from relight.errors import signal_name
+from relight.errors import many, signal_name
 from relight.events import HealthChecked
 from relight.host import background
 from relight.host.journal import Journal
@@ -188,7 +188,8 @@ def _gpu(check: CheckByName, env: Environment, job: NodeJob) -> Unfit:
     gpus = inspection.gpus(env)
     if gpus.visible < job.nproc:
         hiding = f" ({gpus.hiding})" if gpus.hiding else ""
-        why = f"{gpus.visible} of {gpus.present} GPUs can be used{hiding}, for {job.nproc} workers"
+        workers = many(job.nproc, "worker")
+        why = f"{gpus.visible} of {gpus.present} GPUs can be used{hiding}, for {workers}"
         return Unfit(why, "relight doctor says what is missing; or fewer --nproc-per-node")
     if gpus.holders:
         shown = ", ".join(gpus.holders[:3])

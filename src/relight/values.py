@@ -358,7 +358,7 @@ def parse_name(text: str) -> str:
     plain = text.replace(".", "_").replace("-", "_")
     if not (text.isascii() and f"_{plain}".isidentifier() and text[:1] not in ("", ".", "-")):
         raise ValueError(
-            "expected letters, digits, '_', '.' and '-', the first none of the last two"
+            "expected letters, digits, '_', '.' and '-', and '.' and '-' not at the beginning"
         )
     if len(text) > MOST_NAME:
         raise ValueError(f"expected at most {MOST_NAME} characters")

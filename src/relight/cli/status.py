@@ -116,10 +116,10 @@ def main(argv: list[str]) -> int:
         print(f"  {text}")
     if found.restarts:
         print(f"  restarted {many(found.restarts, 'time')}")
-    if found.account is not None and found.account.generations:
-        from relight.core.goodput import in_words
+    if found.account is not None:
+        from relight.core.goodput import in_words, is_worth_telling
 
-        for text in in_words(found.account):
+        for text in in_words(found.account) if is_worth_telling(found.account) else ():
             print(f"  {text}")
     if found.url:
         print(f"  {'logs' if found.url.startswith('file:') else 'URL'}: {found.url}")

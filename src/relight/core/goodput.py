@@ -37,6 +37,8 @@ from relight.events import (
 )
 from relight.typed import Any, NamedTuple
 
+_SHORT_S = 60.0
+"""Nobody asks where the time of a shorter job goes, if its steps are not known."""
 _MOST_SHOWN = 20
 """Generations and nodes in an account."""
 _MOST_HOSTS = 1000
@@ -347,6 +349,12 @@ def _sum(one: Phases, other: Phases) -> Phases:
     return Phases(**sums)
 
 
+def is_worth_telling(account: Account) -> bool:
+    """Return whether an account says something: not of a short job that reports no steps."""
+    known = account.goodput is not None
+    return account.generations > 0 and (known or account.wall_s >= _SHORT_S)
+
+
 def in_words(account: Account) -> list[str]:
     """Return an account in lines."""
     wall = duration(account.wall_s, digits=1)
@@ -357,7 +365,7 @@ def in_words(account: Account) -> list[str]:
         most = "at most " if account.is_most else ""
         lines = [f"goodput {most}{account.goodput:.0%} of {wall}"]
         if account.is_most:
-            lines[0] += ", as --checkpoints does not say what was lost"
+            lines[0] += ": what was lost since the last checkpoint is known with --checkpoints"
     lines.append(f"time: {_times(account.total)}")
     if account.failures:
         text = many(account.failures, "failure")

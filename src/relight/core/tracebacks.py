@@ -46,8 +46,8 @@ class Frame(NamedTuple):
 
     @property
     def starter(self) -> bool:
-        """Whether the frame only starts the user's program, for `-m` and `--run-path`."""
-        return self.file == "<frozen runpy>" or self.file.endswith("/relight/worker/run_path.py")
+        """Whether the frame only starts the user's program: `-m`, `--run-path`, or a function."""
+        return self.file == "<frozen runpy>" or self.file.endswith(_STARTERS)
 
     @property
     def own(self) -> bool:
@@ -55,6 +55,9 @@ class Frame(NamedTuple):
         return not (self.library or self.starter or self.file.startswith("<"))
 
 
+_STARTERS = ("/relight/worker/run_path.py", "/relight/worker/call.py")
+_FROM_TEXT = ("<string>", "<stdin>", "<dynamic-code>")
+"""Files of code without a file; the last is that of cloudpickle, for functions of a notebook."""
 _ESCAPE = re.compile(
     r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|[]PX^_][^\x07\x1b\n]*+(?:\x07|\x1b\\)?|[ -/]*+[0-~])?"
 )
@@ -482,7 +485,7 @@ def _innermost(found: Sequence[tuple[int, Frame]]) -> tuple[int, Frame]:
     packages = [match[0] for file in files if (match := _PACKAGE.match(file)) is not None]
     own = [each for each in found if each[1].own and not _is_stub(each[1].file, files)]
     program = [each for each in found if packages and each[1].file.startswith(packages[0])]
-    text = [each for each in found if each[1].file in ("<string>", "<stdin>")]
+    text = [each for each in found if each[1].file in _FROM_TEXT]
     return (own or program or text or found)[-1]
 
 

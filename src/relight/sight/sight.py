@@ -4,7 +4,7 @@ is something left to show.
 
 from collections.abc import Callable
 
-from relight.core.goodput import Account, Ledger, in_words
+from relight.core.goodput import Account, Ledger, in_words, is_worth_telling
 from relight.core.messages import NodeAnswered, Question
 from relight.core.waiting import duration
 from relight.events import Recorded, StoreReached
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from relight.link import RemoteLink
     from relight.sight.page_process import PageProcess
 
-_ACCOUNTED_S = 60.0
-"""Of a shorter job whose steps are not known, the end tells nothing about the time."""
 _TOLD_S = 3.0
 """A cold restart whose workers took that long to come is told, with what would save it."""
 
@@ -99,8 +97,7 @@ class Sight:
         """Say where the time went, if the job was restarted; one node does that for all."""
         account, workers = self._account(), self._look().workers
         is_first = workers is not None and workers.formed.place.group_rank == 0
-        tells = account.goodput is not None or account.wall_s >= _ACCOUNTED_S
-        if account.generations > 1 and is_first and tells:
+        if account.generations > 1 and is_first and is_worth_telling(account):
             self._journal.say("\n  ".join(in_words(account)))
 
     def _tell_cold_restart(self) -> None:
