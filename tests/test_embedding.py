@@ -287,3 +287,30 @@ def test_a_killed_agent_is_a_result(tmp_path: Path) -> None:
     result = relight.run(RunSpec(str(tmp_path / "train.py"), ["wait"]), on_event=kill)
     assert result.exit_code == 137
     assert result.reason.endswith("was killed by SIGKILL")
+
+
+def test_a_program_whose_stdout_is_closed_gets_its_result(tmp_path: Path) -> None:
+    """As that of a daemon: what workers print goes nowhere."""
+    (tmp_path / "train.py").write_text("print('trained')")
+    program = (
+        "import os, sys, relight\n"
+        "os.close(1)\n"
+        "sys.stderr.write(str(relight.run(relight.RunSpec('train.py')).exit_code))\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "0"), done.stderr
+
+
+def test_a_sys_stdout_that_fails_does_not_harm_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More output than a pipe holds is read all the same."""
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint('x' * 1_000_000)\nsys.exit(5)")
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed)
+    assert relight.run(relight.RunSpec(str(script))).exit_code == 5

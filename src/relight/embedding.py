@@ -300,12 +300,12 @@ def _start_child(
     its messages and its output.
     """
     messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    read, write = os.pipe()
-    tell = fcntl.fcntl(write, fcntl.F_DUPFD_CLOEXEC, 3)  # stdout of this process may be closed
-    os.close(write)
+    output = _output()
+    # stdout of this process may be closed, and its number is not to be used for something else.
+    read, tell = (_above_standard(fd) for fd in os.pipe())
     try:
         command = [sys.executable, "-m", "relight", "run", *words]
-        agent = start_agent(command, variables, _output(), tell=tell)
+        agent = start_agent(command, variables, output, tell=tell)
     except BaseException:
         os.close(read)
         raise
@@ -325,12 +325,27 @@ def _output() -> int | None:
     code shows them elsewhere, as a notebook does.
     """
     streams = sys.stdout, sys.stderr
-    if None in streams:
+    if None in streams or not all(map(_is_open, (1, 2))):
         return subprocess.DEVNULL
     if streams != (sys.__stdout__, sys.__stderr__):
         return subprocess.PIPE
     _flush()
     return None
+
+
+def _above_standard(fd: int) -> int:
+    """Move a descriptor above those of stdin, stdout and stderr."""
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def _flush() -> None:
@@ -472,6 +487,8 @@ def _check_process(given: Collection[str]) -> None:
     elif threading.active_count() > 1:
         names = [each.name for each in threading.enumerate()[1:]]
         why = f"this program has threads ({', '.join(names[:3])}), and the agent forks"
+    elif not all(map(_is_open, (0, 1, 2))):
+        why = "stdin, stdout or stderr of this program is closed"
     elif linux.children():
         why = "this program has child processes, which the agent may take for workers"
     elif found:

@@ -371,5 +371,6 @@ def copy_output(source: Any, name: str, refusal: LaunchRefusal | None = None) ->
             if name == "stderr" and refusal and refusal.takes(line.decode(errors="replace")):
                 continue
             stream = getattr(sys, name)
-            stream.write(line.decode(errors="replace"))
-            stream.flush()
+            with contextlib.suppress(OSError, ValueError):  # closed, or it fails: the job goes on
+                stream.write(line.decode(errors="replace"))
+                stream.flush()

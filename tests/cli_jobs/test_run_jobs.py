@@ -14,8 +14,12 @@ import pytest
 from conftest import Start
 
 from relight.core.snapshot import NodeSnapshot
-from relight.host import user_sockets
+from relight.errors import MachineError
+from relight.host import run_jobs, user_sockets
 from relight.host.run_jobs import JobDirectory
+from relight.job import handles
+from relight.job.app import AppState
+from relight.schedulers.run.scheduler import Run
 from relight.sight.job_socket import _name_of
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -142,6 +146,35 @@ def test_log_files_are_followed_until_the_worker_ends(
     (path.parent / "go").touch()
     assert follower.wait(LIMIT_S) == 0
     assert relight("logs", "train", "--regex", "las").stdout == "last\n"
+
+
+def test_a_stopped_agent_is_not_taken_for_a_job_that_is_gone(
+    start: Start,
+    find: Find,
+    script: Callable[[str], Path],
+    variables: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Somebody who waits for the job, or follows it, goes on."""
+    start("run", script(WAITS), variables=variables)
+    job = find(lambda job: bool(job.ranks))
+    monkeypatch.setattr(run_jobs, "_TIMEOUT_S", 0.3)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    jobs = Run()
+    os.kill(job.pid, signal.SIGSTOP)
+    try:
+        status = jobs.status([job.id, "other-1"])
+        assert {name: each.state for name, each in status.items()} == {job.id: AppState.RUNNING}
+        assert f"its agent (pid {job.pid}) does not answer" in status[job.id].message
+        assert [each.app_id for each in jobs.list({})] == [job.id]
+        with pytest.raises(MachineError, match="does not answer"):
+            jobs.cancel(job.id)
+        assert handles.parse("train").app_id == job.id
+    finally:
+        os.kill(job.pid, signal.SIGCONT)
+    find(lambda job: bool(job.ranks))
+    assert jobs.status([job.id])[job.id].replicas
 
 
 def test_an_agent_that_was_killed_leaves_nothing(

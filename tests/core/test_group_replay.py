@@ -116,3 +116,11 @@ def test_a_log_that_does_not_hold_the_steps_is_refused(
     broken = log[1]._replace(fields={**log[1].fields, **changes})
     with pytest.raises(Malformed, match=why):
         list(replay([log[0], broken]))
+
+
+def test_a_log_without_some_of_its_events_is_refused() -> None:
+    """Without a step that is missing, the group would decide otherwise."""
+    texts = [json.dumps({"n": n, "t": 0.0, "time": 0.0, "event": "Tick"}) for n in (1, 2, 5)]
+    lines = [line for text in texts if (line := event_lines.read(text)) is not None]
+    with pytest.raises(Malformed, match="events 3 to 4 are not in the log"):
+        list(replay(lines))

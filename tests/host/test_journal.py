@@ -1,5 +1,7 @@
 """The event log of an agent, and who hears of its events."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -9,7 +11,7 @@ from relight import events
 from relight.env import Environment
 from relight.events import Recorded
 from relight.host.console import Consoles
-from relight.host.journal import Journal
+from relight.host.journal import EventLog, Journal
 
 
 def journal(said: list[str]) -> Journal:
@@ -45,3 +47,20 @@ def test_an_event_has_its_number_and_both_times() -> None:
     assert found.events.began <= first.t <= second.t
     assert first.time <= second.time
     assert found.events.after(1) == [second]
+
+
+def test_the_log_goes_on_when_a_full_disk_has_room_again(tmp_path: Path) -> None:
+    """A line that is there in part does not spoil the next one."""
+    log = EventLog(str(tmp_path))
+    path = tmp_path / "events.jsonl"
+    log.write(events.WorkersFrozen(True))
+    path.rename(tmp_path / "kept")
+    path.mkdir()  # so that writing fails
+    log.write(events.WorkersFrozen(False))
+    path.rmdir()
+    (tmp_path / "kept").rename(path)
+    with path.open("a") as file:
+        file.write('{"v": 1, "n": 2, "ev')
+    log.write(events.WorkersFrozen(True))
+    lines = path.read_text().splitlines()
+    assert [json.loads(lines[at])["n"] for at in (0, -1)] == [1, 3]

@@ -267,3 +267,24 @@ def test_connections_above_the_limit_are_closed(page: Page) -> None:
     finally:
         for each in idle:
             each.close()
+
+
+def test_a_request_that_comes_byte_by_byte_is_given_up(
+    page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that slow clients do not keep all places for ever."""
+    monkeypatch.setattr(page_server, "_LIMIT_S", 0.3)
+    with page.connect() as slow:
+        slow.settimeout(0.05)
+        slow.sendall(b"GET / HTTP/1.1\r\nX")
+        for _ in range(400):
+            try:
+                slow.sendall(b"x")
+                if slow.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        else:
+            raise AssertionError("it is still connected")

@@ -5,6 +5,7 @@ from typing import Any
 
 from relight.cli.arguments import ParsedFlags
 from relight.cli.jobs import HELP, JSON, Page, print_json, read_arguments, say, table
+from relight.core.fields import printable
 from relight.errors import EXIT_OK, MachineError, RelightError, UsageError, did_you_mean
 from relight.job.handles import SESSION
 from relight.runner.injected import TORCHX_SESSION, trackers
@@ -151,8 +152,8 @@ def _lineage(tracker: Any, run: str, parsed: ParsedFlags) -> Listed:
 
 def _text(value: object) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={_text(each)}" for key, each in value.items())
-    return "" if value is None else str(value)
+        return ", ".join(f"{_text(key)}={_text(each)}" for key, each in value.items())
+    return "" if value is None else printable(str(value), lines=False)
 
 
 _LISTED: dict[str, Callable[[Any, str, ParsedFlags], Listed]] = {

@@ -79,8 +79,13 @@ def replay(lines: Iterable[Line]) -> Iterator[Step]:
     """
     groups: dict[str, _Group] = {}
     first: float | None = None
-    number = 0
+    number = expected = 0
     for line in lines:
+        found = fields.decode(line.text).get("n")
+        if isinstance(found, int):
+            if expected and found > expected:
+                raise Malformed(f"events {expected} to {found - 1} are not in the log")
+            expected = found + 1
         job = line.fields.get("job")
         if line.name == GroupBegan.__name__ and isinstance(job, str):
             groups[job] = _Group(line.fields)

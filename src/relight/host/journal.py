@@ -159,6 +159,7 @@ class EventLog:
         self.began = time.monotonic()
         self._console = console
         self._path = os.path.join(directory, "events.jsonl") if directory else ""
+        self._before = ""
         self._number = 0
         self._kept: deque[tuple[Recorded, int]] = deque()
         self._size = 0
@@ -196,6 +197,7 @@ class EventLog:
             return
         try:
             with open(self._path, "a") as file:
-                file.write(line_of(recorded) + "\n")
+                file.write(self._before + line_of(recorded) + "\n")
+            self._before = ""
         except OSError:
-            self._path = ""  # the disk is full; the job goes on
+            self._before = "\n"  # the disk is full; a part of the line may be there

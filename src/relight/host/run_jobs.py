@@ -10,7 +10,7 @@ its socket, which the next reader removes.
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from relight.core import fields
 from relight.core.snapshot import (
@@ -23,8 +23,9 @@ from relight.core.snapshot import (
     Question,
     WholeJob,
 )
-from relight.host import files, user_sockets
+from relight.host import agents, files, user_sockets
 from relight.host.user_sockets import JOBS, OF_JOB
+from relight.typed import NamedTuple
 
 _ENDED = ".json"
 _MOST_ENDED = 100
@@ -32,6 +33,14 @@ _TIMEOUT_S = 3.0
 MOST_BYTES = 32 << 20
 """Most bytes of an answer."""
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+
+
+class SilentJob(NamedTuple):
+    """A job whose agent does not answer."""
+
+    id: str
+    name: str
+    pid: int
 
 
 class JobDirectory:
@@ -64,6 +73,25 @@ class JobDirectory:
     def ask(self, job: str) -> NodeSnapshot | None:
         """Return what the agent of a job says; None if it does not answer, or says nonsense."""
         return _snapshot(self._answer(job, b"\n"))
+
+    def silent(self, answered: Collection[str]) -> list[SilentJob]:
+        """Return the jobs whose agents live, except for those that have just answered: they are
+        stopped, or late.
+        """
+        found = []
+        for job in self._names(OF_JOB):
+            name, _, pid = job.rpartition("-")
+            if job not in answered and pid.isdigit() and agents.lives(int(pid)):
+                found.append(SilentJob(job, name, int(pid)))
+        return found
+
+    def silent_pid(self, job: str) -> int:
+        """Return the pid of the agent of a job that has not answered, if it lives; else 0."""
+        return next((each.pid for each in self.silent(()) if each.id == job), 0)
+
+    def answers_or_lives(self, job: str) -> bool:
+        """Return whether the agent of a job is there, even if it does not answer."""
+        return self.ask(job) is not None or bool(self.silent_pid(job))
 
     def find_whole(self, job: str) -> WholeJob | None:
         """Return a job on all its nodes: of one that has ended, or is of one node, this one."""

@@ -57,7 +57,9 @@ def _by_name(text: str) -> Handle | None:
 
     try:
         jobs = JobDirectory(env.read().variables)
-        for found in (jobs.running(), jobs.ended()):
+        running = jobs.running()
+        silent = jobs.silent({job.id for job in running})
+        for found in (running, silent, jobs.ended()):
             for job in found:
                 if text in (job.id, job.name, str(job.pid)):
                     return Handle(RUN, SESSION, job.id)

@@ -10,7 +10,7 @@ from glob import escape, glob
 from relight.core import event_lines
 from relight.core.goodput import Account, Ledger
 from relight.core.snapshot import ENDED, EventsAfter
-from relight.errors import UsageError
+from relight.errors import MachineError, UsageError
 from relight.events import CheckpointFound, Formed, WorkerStarted
 from relight.host import files, growing_files
 from relight.host.run_jobs import JobDirectory
@@ -174,12 +174,16 @@ def of_file(path: str, *, follow: bool) -> Lines:
 
 def _of_run(jobs: JobDirectory, job: Handle, *, follow: bool) -> Lines:
     found = jobs.find(job.app_id)
+    if found is None and jobs.silent_pid(job.app_id):
+        raise MachineError(
+            f"the agent of {job} does not answer: it is stopped, or this machine is very busy"
+        )
     if found is None:
         raise UsageError(f"there is no job {job}", hint="relight list shows what there is")
     path = os.path.join(found.run_directory, NAME) if found.run_directory else ""
     if path and os.path.exists(path):
         return growing_files.lines_by_path(
-            lambda: [path], lambda: follow and jobs.ask(job.app_id) is not None
+            lambda: [path], lambda: follow and jobs.answers_or_lives(job.app_id)
         )
     if found.state == ENDED:
         raise UsageError(f"{job} is over, and has kept no event log", hint=_OPTIONS)

@@ -410,7 +410,7 @@ class Runner:
         from relight.runner import submitted
 
         job = _parsed(handle)
-        record = submitted.record_of(job)
+        record, why = submitted.record_of(job), ""
         if record is not None and record.get("app") is not None:
             found = [
                 (role.name, number)
@@ -418,7 +418,9 @@ class Runner:
                 for number in range(role.num_replicas)
             ]
         else:
-            found = [(each.role, each.replica) for each in self.status(job).replicas]
+            status = self.status(job)
+            why = status.message
+            found = [(each.role, each.replica) for each in status.replicas]
         wanted = [
             (role, number)
             for role, number in found
@@ -429,7 +431,7 @@ class Runner:
         shown = ", ".join(f"{role}/{number}" for role, number in found[:20])
         part = "/".join([job.role, ",".join(map(str, job.replicas))]).strip("/")
         raise UsageError(
-            f"{job} has no replica {part}".rstrip(), hint=f"it has {shown}" if shown else ""
+            f"{job} has no replica {part}".rstrip(), hint=f"it has {shown}" if shown else why
         )
 
     def list(self, scheduler: str = "") -> Sequence[Job]:

@@ -23,7 +23,13 @@ from relight.core.snapshot import (
     ranks_of,
 )
 from relight.core.waiting import duration, names
-from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError
+from relight.errors import (
+    EXIT_OK,
+    EXIT_SIGNAL_BASE,
+    MachineError,
+    RelightError,
+    UsageError,
+)
 from relight.host import files, growing_files, system
 from relight.host.run_jobs import JobDirectory
 from relight.job.app import AppDef, AppState
@@ -95,7 +101,12 @@ class Run:
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
         """Return the statuses of those jobs that exist."""
         found = {app_id: self._jobs.find_whole(app_id) for app_id in app_ids}
-        return {app_id: _status(each) for app_id, each in found.items() if each is not None}
+        statuses = {app_id: _status(each) for app_id, each in found.items() if each is not None}
+        if len(statuses) < len(found):
+            for job in self._jobs.silent(statuses):
+                if job.id in found:
+                    statuses[job.id] = AppStatus(AppState.RUNNING, _silence(job.pid))
+        return statuses
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
         """Return the lines of a worker: of its log files, or else the last that its agent has."""
@@ -159,8 +170,12 @@ class Run:
         del cfg
         running = self._jobs.running()
         ids = {job.id for job in running}  # one that is about to end is in both
+        silent = self._jobs.silent(ids)
         every = [*running, *(job for job in self._jobs.ended() if job.id not in ids)]
-        return [Listed(each.id, _state(each), each.name, _time(each.started)) for each in every]
+        return [
+            *(Listed(job.id, AppState.RUNNING, job.name, "") for job in silent),
+            *(Listed(each.id, _state(each), each.name, _time(each.started)) for each in every),
+        ]
 
     def close(self) -> None:
         """Do nothing: jobs belong to their own commands."""
@@ -168,7 +183,7 @@ class Run:
     def _job(self, app_id: str) -> NodeSnapshot:
         found = self._jobs.find(app_id)
         if found is None:
-            raise UsageError(f"there is no job {app_id}", hint="relight list shows what there is")
+            raise self._missing(app_id)
         return found
 
     def _runs(self, app_id: str, node: NodeSnapshot, worker: RankSnapshot) -> bool:
@@ -176,6 +191,8 @@ class Run:
         whether its generation goes on.
         """
         own = self._jobs.ask(app_id)
+        if own is None and self._jobs.silent_pid(app_id):
+            return True
         if own is None or (own.host, own.id) != (node.host, node.id):
             return own is not None and own.generation == node.generation
         return any(each.pid == worker.pid and each.exitcode is None for each in own.ranks)
@@ -183,8 +200,19 @@ class Run:
     def _whole(self, app_id: str) -> WholeJob:
         found = self._jobs.find_whole(app_id)
         if found is None:
-            raise UsageError(f"there is no job {app_id}", hint="relight list shows what there is")
+            raise self._missing(app_id)
         return found
+
+    def _missing(self, app_id: str) -> RelightError:
+        if pid := self._jobs.silent_pid(app_id):
+            return MachineError(
+                f"{app_id}: {_silence(pid)}", hint=f"kill -CONT {pid} lets a stopped one go on"
+            )
+        return UsageError(f"there is no job {app_id}", hint="relight list shows what there is")
+
+
+def _silence(pid: int) -> str:
+    return f"its agent (pid {pid}) does not answer: it is stopped, or this machine is very busy"
 
 
 def _status(job: WholeJob) -> AppStatus:

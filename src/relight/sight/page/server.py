@@ -127,6 +127,29 @@ class _Request(BaseHTTPRequestHandler):
     timeout = _LIMIT_S
     server_version, sys_version = "relight", ""
 
+    def handle_one_request(self) -> None:
+        """Take a request, if its head comes in time: a client that sends it byte by byte would
+        keep its place for ever.
+        """
+        self._head_limit = threading.Timer(_LIMIT_S, self._give_up)
+        self._head_limit.daemon = True
+        self._head_limit.start()
+        try:
+            super().handle_one_request()
+        finally:
+            self._head_limit.cancel()
+
+    def parse_request(self) -> bool:
+        """Parse the head, which has come now."""
+        try:
+            return super().parse_request()
+        finally:
+            self._head_limit.cancel()
+
+    def _give_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
     def do_GET(self) -> None:
         """Answer what reads."""
         url = urlsplit(self.path)
