@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from relight.host.store_port import StorePort
     from relight.host.worker_memory import WorkerMemory
     from relight.network_check import NetworkCheck
-    from relight.worker_watches import WorkerWatches
 
 _AFTER_ERROR = (1, -signal.SIGABRT)
 """How a worker ends that blames a peer: by an exception, or by the watchdog of NCCL."""
@@ -173,10 +172,10 @@ class WorkerGroup:
             from relight.host import checkpoints
 
             newest = checkpoints.newest(pattern)
-        self._watch_store(store)
         supervisor = self.supervisor = self._start()
         self.logs.passed_on()
         supervisor.lease(lease_until())
+        self._watch_store(store)
         if self.stopped_by is not None:  # StopWorkers came while the workers were forked
             self.stop(self.stopped_by)
         watches = self.watches = WorkerWatches(
