@@ -12,8 +12,9 @@ import pytest
 from clusters.kubernetes import LIMIT_S, ApiServer
 from conftest import RELIGHT, Launch, clean_environment
 
+from schedulers import small_disk
+
 ECHO = ("submit", "-s", "kubernetes", "utils.echo", "--image", "i")
-UNSHARE = ("unshare", "--mount", "--map-root-user")
 
 
 @pytest.fixture
@@ -86,20 +87,11 @@ def test_what_a_killed_submit_has_made_can_be_deleted(
     assert records(variables) == []
 
 
-@pytest.mark.parametrize("how", ["size=64k", "ro"])
+@pytest.mark.parametrize("how", small_disk.KINDS)
 def test_a_state_directory_without_room_refuses_before_anything_is_made(
     server: ApiServer, variables: dict[str, str], launch: Launch, tmp_path: Path, how: str
 ) -> None:
-    if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no mount namespaces here")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    fill = "head -c 1M /dev/zero >$0/filler 2>/dev/null;" if how != "ro" else ""
-    program = f'mount -t tmpfs -o {how} none "$0" && {{ {fill} exec "$@"; }}'
-    result = launch(
-        *ECHO, command=(*UNSHARE, "sh", "-c", program, str(disk), *RELIGHT),
-        **{**variables, "RELIGHT_STATE_DIR": str(disk), "HOME": str(disk)},
-    )  # fmt: skip
+    result = small_disk.submit(launch, ECHO, variables, tmp_path, how)
     assert (result.returncode, result.stdout) == (4, ""), result.stderr
     assert result.stderr.startswith("relight: error: ")
     assert "Traceback" not in result.stderr

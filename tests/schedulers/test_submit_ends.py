@@ -21,8 +21,8 @@ from relight.errors import MachineError, UsageError
 from relight.job.app import AppDef, Resource, Role
 from relight.schedulers.aws_batch import client
 from relight.schedulers.aws_batch import scheduler as aws_batch
+from schedulers import small_disk
 
-UNSHARE = ("unshare", "--mount", "--map-root-user")
 ECHO = ("utils.echo", "--image", "i")
 Result = subprocess.CompletedProcess[str]
 
@@ -174,21 +174,12 @@ def test_who_does_not_wait_for_the_answer_is_told_what_removes_what_is_made(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["size=64k", "ro"])
+@pytest.mark.parametrize("how", small_disk.KINDS)
 @pytest.mark.parametrize("service", ["job", "ray"], indirect=True)
 def test_a_state_directory_without_room_refuses_before_anything_is_sent(
     service: Service, variables: dict[str, str], launch: Launch, tmp_path: Path, how: str
 ) -> None:
-    if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no mount namespaces here")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    fill = "head -c 1M /dev/zero >$0/filler 2>/dev/null;" if how != "ro" else ""
-    program = f'mount -t tmpfs -o {how} none "$0" && {{ {fill} exec "$@"; }}'
-    result = launch(
-        *service.words, command=(*UNSHARE, "sh", "-c", program, str(disk), *RELIGHT),
-        **{**variables, "RELIGHT_STATE_DIR": str(disk), "HOME": str(disk)},
-    )  # fmt: skip
+    result = small_disk.submit(launch, service.words, variables, tmp_path, how)
     assert (result.returncode, result.stdout) == (4, ""), result.stderr
     assert result.stderr.startswith("relight: error: can't ")
     assert "Traceback" not in result.stderr

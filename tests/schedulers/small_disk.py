@@ -1,0 +1,27 @@
+"""`relight submit` whose HOME and state directory are on a disk that takes nothing."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import RELIGHT, Launch
+
+UNSHARE = ("unshare", "--mount", "--map-root-user")
+KINDS = ("size=64k", "ro")
+"""Options of mount: a disk that is full, and one that is read-only."""
+
+
+def submit(
+    launch: Launch, words: tuple[str, ...], variables: dict[str, str], folder: Path, kind: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command there; skip the test where nobody may mount."""
+    if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespaces here")
+    disk = folder / "disk"
+    disk.mkdir()
+    fill = "head -c 1M /dev/zero >$0/filler 2>/dev/null;" if kind != "ro" else ""
+    program = f'mount -t tmpfs -o {kind} none "$0" && {{ {fill} exec "$@"; }}'
+    return launch(
+        *words, command=(*UNSHARE, "sh", "-c", program, str(disk), *RELIGHT),
+        **{**variables, "RELIGHT_STATE_DIR": str(disk), "HOME": str(disk)},
+    )  # fmt: skip
