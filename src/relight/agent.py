@@ -235,7 +235,8 @@ class Agent:
                     what = f"{workers.stuck} can't be killed: it is in an uninterruptible call"
                     reason = f"{workers.stuck} may still hold its GPU and memory"
                     return self._give_up(workers, outcome, f"its {what}", reason)
-                if self._preempted and workers.stopped_by is not None and not self.signals:
+                ended = bool(outcome.failures) or workers.stopped_by is not None
+                if self._preempted and ended and not self.signals:
                     return self._leave_preempted(workers, outcome)
                 if not (outcome.failures or workers.stopped_by or self.signals):
                     self._wait_for_others(workers)
@@ -515,6 +516,8 @@ class Agent:
                     self._state = self._state._replace(prober=self._services.network.prober)
             case JobEnded(reason=reason):
                 self._end = message
+                if not message.others_run:
+                    self._preempted = ""  # a coordinator has time to tell the other nodes
                 if isinstance(self._state, WorkerGroup):
                     self._state.stop(StopWorkers(self._generation, reason, gently=False))
             case WaitReason(text, _, generation):

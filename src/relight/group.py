@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Recipient = Callable[[FromCoordinator], None]
 
+_AGAIN_S = 0.05
+"""How soon a process that does not coordinate looks whether it does again."""
+
 
 class LinkOwner(Protocol):
     """The agent, as its link sees it."""
@@ -67,12 +70,24 @@ class Group:
         """Called with each step, its time and its effects, before these are carried out."""
         self._loop = loop
         self._alarm = Alarm(loop, lambda: self.step(Tick()))
+        self._put_off: list[Event] = []
+        """What has happened while this process did not coordinate."""
         self._questions: Questions | None = None  # until a node asks all of them something
 
     def step(self, event: Event) -> None:
-        """Take an event and carry out its effects."""
+        """Take an event and carry out its effects; if this process does not coordinate now, as
+        after it was suspended, later: nothing may be missed if it coordinates again.
+        """
         if not self._coordinates():
+            if not isinstance(event, Tick):
+                self._put_off.append(event)
+            self._alarm.set_after(_AGAIN_S)
             return
+        events, self._put_off = [*self._put_off, event], []
+        for each in events:
+            self._take(each)
+
+    def _take(self, event: Event) -> None:
         match event:
             case Received(node, AskNodes() | Answer() as asked):
                 self._relay(node, asked)
@@ -92,8 +107,9 @@ class Group:
             self._alarm.set(due)
 
     def close(self) -> None:
-        """Cancel the alarm, and forget the nodes."""
+        """Cancel the alarm, and forget the nodes and what was put off."""
         self._alarm.set(None)
+        self._put_off.clear()
         self.recipients.clear()
 
     def _relay(self, node: str, message: AskNodes | Answer) -> None:

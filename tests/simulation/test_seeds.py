@@ -29,6 +29,15 @@ def test_a_short_run_of_seeds_breaks_no_invariant_and_ends() -> None:
         assert not wrong, wrong
 
 
+@pytest.mark.parametrize("seed", [8_008_351, 8_021_866, 8_050_320])
+def test_a_seed_that_has_found_a_defect_finds_none_now(seed: int) -> None:
+    """A preempted coordinator told nobody the end; a node lost while its coordinator was suspended
+    was waited for; a preempted node whose workers failed came back, without a restart counted.
+    """
+    _, _, wrong = play(seed)
+    assert not wrong, wrong
+
+
 def test_the_same_seed_gives_the_same_run() -> None:
     """A run can be replayed from its seed in another process, whatever its hash seed is."""
 

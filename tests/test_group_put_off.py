@@ -1,0 +1,31 @@
+"""A process that does not coordinate for a moment, as after it was suspended, misses nothing."""
+
+from relight.core.group_types import GroupSettings, GroupState, NodeLost, Received
+from relight.core.messages import Join, NodeReady
+from relight.core.ranks import NO_GENERATION
+from relight.group import Group
+from relight.host.loop import Loop
+
+
+def test_a_node_that_is_lost_while_nobody_coordinates_is_missed_afterwards() -> None:
+    """The process was suspended: its record has run out, the node's connection has ended, and then
+    it renews the record.
+    """
+    loop, coordinates = Loop(), True
+    try:
+        group = Group(loop, GroupSettings(2, 2, 0), lambda: coordinates)
+        for node in ("a", "b"):
+            join = Join(node, f"host-{node}", "", 1, "default", -1, 2, 2, 0, {}, None)
+            group.step(Received(node, join))
+            group.step(Received(node, NodeReady(NO_GENERATION, 29500, (), ())))
+        assert group.membership.state is GroupState.RUNNING
+        coordinates = False
+        group.step(NodeLost("b", "the peer closed the connection"))
+        loop.run_until(lambda: False, 0.2)
+        assert group.membership.state is GroupState.RUNNING
+        coordinates = True
+        loop.run_until(lambda: group.membership.state is not GroupState.RUNNING, 10)
+        assert group.membership.state is not GroupState.RUNNING
+        assert "b" not in group.membership.members
+    finally:
+        loop.close()
