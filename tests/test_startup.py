@@ -34,6 +34,7 @@ OWN = {
     "relight.host.console",
     "relight.host.descriptors",
     "relight.host.files",
+    "relight.host.generation_pipe",
     "relight.host.interpreter",
     "relight.host.journal",
     "relight.host.linux",

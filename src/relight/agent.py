@@ -79,8 +79,10 @@ from relight.host.descriptors import raise_limit
 from relight.host.journal import Journal
 from relight.host.logs import UnshownOutput
 from relight.host.loop import Loop
+from relight.host.process import Fork
 from relight.host.scratch import Scratch
 from relight.host.signals import listen
+from relight.host.spawner import SpawnerProcess
 from relight.host.store_port import StorePort
 from relight.node_job import NodeJob
 from relight.values import EVENT_HANDLERS
@@ -145,13 +147,15 @@ class Agent:
         if job.nproc > 8:  # raising it costs an import; few workers never need it
             raise_limit()
         listen(self.loop, spec, self._on_signal, self._pass_on, self._on_resize)
+        self._spawner = SpawnerProcess()
         self._services = AgentServices(
             socket.gethostname(),
             self.loop,
             consoles,
             self.journal,
             Scratch(self.loop, job.scratch),
-            _preload(job, self.loop, self.journal),
+            self._spawner.fork,
+            _preload(job, self.loop, self.journal, self._spawner.fork),
             _network_check(job, self.loop),
         )
         self.link = self._make_link()
@@ -213,12 +217,14 @@ class Agent:
             self._services.scratch.remove()
             if goes_on:
                 self._release()
+            self._spawner.close()
             self.loop.close()  # last: from here on, signals have their default effect
 
     def _release(self) -> None:
         """Close what otherwise ends with this process."""
         if self._workers is not None and self._workers.supervisor is not None:
             self._workers.supervisor.workers.finish()
+        self._spawner.wait(self.loop, _READY_S)
         self._services.consoles.close()
 
     def _run(self) -> tuple[int, str]:
@@ -709,12 +715,13 @@ def _stop_s(job: NodeJob) -> float | None:
     return job.grace_s + checkpoint_s + health_s + look_s + _READY_S
 
 
-def _preload(job: NodeJob, loop: Loop, journal: Journal) -> "Preload | None":
+def _preload(job: NodeJob, loop: Loop, journal: Journal, fork: Fork) -> "Preload | None":
     if job.worker_program is None:
         return None
     from relight.host.preloading import Preload
 
-    return Preload(loop, job.worker_program, job.command.spec.preload, journal.record, journal.say)
+    modules = job.command.spec.preload
+    return Preload(loop, job.worker_program, modules, fork, journal.record, journal.say)
 
 
 def _network_check(job: NodeJob, loop: Loop) -> "NetworkCheck | None":

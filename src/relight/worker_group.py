@@ -46,12 +46,11 @@ from relight.host.files import attempt_directory
 from relight.host.journal import Journal
 from relight.host.logs import Logs
 from relight.host.loop import Loop
-from relight.host.process import ProcessEvent, WorkerPlan
+from relight.host.process import Fork, ProcessEvent, WorkerPlan
 from relight.host.scratch import Scratch
 from relight.host.supervisor import Supervisor
 from relight.node_job import NodeJob
 from relight.typed import NamedTuple
-from relight.worker_watches import WorkerWatches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,6 +58,7 @@ if TYPE_CHECKING:
     from relight.host.store_port import StorePort
     from relight.host.worker_memory import WorkerMemory
     from relight.network_check import NetworkCheck
+    from relight.worker_watches import WorkerWatches
 
 _AFTER_ERROR = (1, -signal.SIGABRT)
 """How a worker ends that blames a peer: by an exception, or by the watchdog of NCCL."""
@@ -69,9 +69,9 @@ _HELD_S = 5.0
 class AgentServices(NamedTuple):
     """What an agent provides to the workers of all generations.
 
-    `host` is the name of this node. `preload` forks workers from a process that has imported
-    modules; None without --preload. `network` tries to reach other nodes before they start; None
-    without --health-check=network.
+    `host` is the name of this node. `fork` starts workers cold, and `preload` forks them from a
+    process that has imported modules; None without --preload. `network` tries to reach other nodes
+    before they start; None without --health-check=network.
     """
 
     host: str
@@ -79,6 +79,7 @@ class AgentServices(NamedTuple):
     consoles: Consoles
     journal: Journal
     scratch: Scratch
+    fork: Fork
     preload: "Preload | None"
     network: "NetworkCheck | None"
 
@@ -178,6 +179,8 @@ class WorkerGroup:
         self._watch_store(store)
         if self.stopped_by is not None:  # StopWorkers came while the workers were forked
             self.stop(self.stopped_by)
+        from relight.worker_watches import WorkerWatches  # while the workers start
+
         watches = self.watches = WorkerWatches(
             loop, self._services.journal, job, self.formed, store, supervisor,
             self._report_first_failure,
@@ -444,7 +447,7 @@ class WorkerGroup:
             services.scratch.path,
             self._job.grace_s,
             self._on_process,
-            None if preload is None else preload.fork,
+            services.fork if preload is None else preload.fork,
             before_stop=self._before_stop,
         )
 

@@ -46,6 +46,8 @@ fork_worker = os.fork
 """Fork a worker, in the spawner."""
 wait = os.waitpid
 """Reap a worker, in the spawner."""
+SPAWNER_STAYS = True
+"""Whether one spawner can start the workers of several generations."""
 
 
 def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
@@ -134,7 +136,7 @@ class Child:
             os.close(self._fds.pop())
 
 
-def stand_guard(agent: int, scratch: str) -> None:
+def stand_guard(agent: int) -> int:
     """Fork, continue in the child, and stay as its guard in the parent.
 
     If the agent ends, the guard kills all descendants; if the child is killed, the guard kills the
@@ -142,22 +144,28 @@ def stand_guard(agent: int, scratch: str) -> None:
 
     Args:
         agent: the parent of this process.
-        scratch: a directory to remove at the end if the agent is gone, or empty.
+
+    Returns:
+        The descriptor of a pipe to the guard. It is for the path of a directory, which the guard
+        removes at the end if the agent is gone.
 
     Raises:
-        OSError: the fork failed.
+        OSError: the fork failed, or no descriptor is left.
     """
     become_subreaper()
+    directory, to_guard = os.pipe()
     pid = os.fork()
     if pid:
-        _guard(pid, agent, scratch)
+        _guard(pid, agent, directory)
+    os.close(directory)
+    return to_guard
 
 
-def _guard(pid: int, agent: int, scratch: str) -> None:
+def _guard(pid: int, agent: int, directory: int) -> None:
     """Guard a child of this process; does not return."""
     try:
         poll = select.poll()
-        close_all_but(())  # or peers of the agent would not see its connections end
+        close_all_but((directory,))  # or peers of the agent would not see its connections end
         child = os.pidfd_open(pid)
         poll.register(child, select.POLLIN)
         if not poll.poll(_START_MS):
@@ -171,8 +179,9 @@ def _guard(pid: int, agent: int, scratch: str) -> None:
             let_end(pid, child)
         if os.getppid() != agent:
             end_children(float("inf"))
+            scratch = os.read(directory, 1 << 16)
             if scratch:
-                remove_tree(scratch)
+                remove_tree(os.fsdecode(scratch))
         end_as(status)
     finally:
         os._exit(1)
@@ -255,6 +264,15 @@ def reopen(fd: int, flags: int) -> int:
         OSError: it can't be opened.
     """
     return os.open(f"/proc/self/fd/{fd}", flags)
+
+
+def anonymous_file() -> int:
+    """Return the descriptor of a file in memory (memfd_create(2), Linux 3.17).
+
+    Raises:
+        OSError: no descriptor is left.
+    """
+    return os.memfd_create("relight-plans")
 
 
 def open_files() -> int:

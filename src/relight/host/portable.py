@@ -31,6 +31,9 @@ _PARENT_LOOK_S = 0.2
 _SETTLE_S = 2.0
 """How long to wait for killed processes to be gone."""
 
+SPAWNER_STAYS = False
+"""Whether one spawner can start the workers of several generations: its guardian can't."""
+
 Selector = selectors.SelectSelector
 """kqueue(2) and poll(2) of macOS do not support all kinds of terminals; select(2) does."""
 
@@ -236,9 +239,10 @@ class Child:
             os.close(fd)
 
 
-def stand_guard(agent: int, scratch: str) -> None:
-    """Do nothing: the guardian does this, as far as possible."""
-    del agent, scratch
+def stand_guard(agent: int) -> int:
+    """Do nothing, and return no descriptor (-1): the guardian does this, as far as possible."""
+    del agent
+    return -1
 
 
 def fork_worker() -> int:
@@ -488,6 +492,19 @@ def reopen(fd: int, flags: int) -> int:
         OSError: `fd` is no terminal, or belongs to another user.
     """
     return os.open(os.ttyname(fd), flags)
+
+
+def anonymous_file() -> int:
+    """Return the descriptor of a new file that has no name any more.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    import tempfile
+
+    fd, path = tempfile.mkstemp()
+    os.unlink(path)
+    return fd
 
 
 def open_files() -> int:

@@ -1,7 +1,7 @@
 """Decides when the warm spawner starts, and which modules and variables it imports with.
 
-`Preload.fork` replaces `spawner.fork`: the warm spawner forks the workers of a generation if it is
-ready; otherwise they start cold. There is at most one warm spawner.
+`Preload.fork` replaces that of the spawner: the warm spawner forks the workers of a generation if
+it is ready; otherwise they start cold. There is at most one warm spawner.
 
     named modules   with 1.5 workers or more per processor, or with --keep-warm, the warm spawner
                     starts first, and the first generation waits for it. Otherwise the first worker
@@ -37,11 +37,12 @@ from relight.events import (
     PreloadWithout,
     WorkersWarm,
 )
-from relight.host import linux, spawner, warm_spawner
+from relight.host import linux, warm_spawner
+from relight.host.generation_pipe import WorkerPlan
 from relight.host.import_list import ImportList
 from relight.host.loop import Alarm, Loop
+from relight.host.process import Fork
 from relight.host.script_variables import ScriptVariables
-from relight.host.spawner import WorkerPlan
 from relight.host.warm_processes import WarmProcesses
 from relight.host.warm_spawner import ANSWER_S, Origin, WarmSpawner, WorkerProgram
 from relight.host.watched_worker import WatchedWorker
@@ -97,6 +98,7 @@ class Preload:
         loop: the agent's loop.
         worker_program: the workers' program and variables.
         modules: the modules to import, or AUTO.
+        fork: starts workers cold.
         record: called with events.
         say: called with messages for the user.
     """
@@ -106,6 +108,7 @@ class Preload:
         loop: Loop,
         worker_program: WorkerProgram,
         modules: Sequence[str],
+        fork: Fork,
         record: Callable[[Event], None],
         say: Callable[[str], None],
     ) -> None:
@@ -113,6 +116,7 @@ class Preload:
         self._loop = loop
         self._worker_program = worker_program
         self._modules = ImportList(worker_program, modules)
+        self._fork_cold = fork
         self._record = record
         self._say = say
         self._spawner: WarmSpawner | None = None
@@ -237,7 +241,7 @@ class Preload:
         if self._spawner is not None and not why_not:
             why_not = self._spawner.so_far("it is not ready")
         self._record(WorkersWarm(False, why_not))
-        held = spawner.fork(plans, scratch)
+        held = self._fork_cold(plans, scratch)
         self._cold = held[0]
         if self._watched is not None and self._generations == 1:
             if not self._modules.names:

@@ -14,9 +14,8 @@ from relight.core.exits import Doing
 from relight.errors import InternalError, MachineError
 from relight.events import SpawnerLost, WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host import spawner, system
+from relight.host.generation_pipe import WorkerPlan
 from relight.host.loop import Alarm, Loop
-from relight.host.memory import OomCounters
-from relight.host.spawner import WorkerPlan
 
 __all__ = ["WorkerPlan", "Workers"]
 
@@ -73,6 +72,8 @@ class Workers:
             ) from None
         # The orphans of a killed spawner become our children, see _on_spawner_exit.
         system.become_subreaper()
+        from relight.host.memory import OomCounters  # while the workers start
+
         self.memory = OomCounters()
         self._spawner_gone = self._spawner_exiting = False
         self._insisting = Alarm(loop, self._end_stopped)

@@ -1,11 +1,13 @@
 """The spawner: the process that starts, signals and reaps the workers, and outlives the agent.
 
 A process that is killed with SIGKILL can't clean up after itself, so another process has to. The
-agent forks one spawner per generation. The spawner is the parent of all workers and the subreaper
-of everything that they start, so no descendant escapes it, not even one that calls setsid or whose
-parent has died. When the socket to the agent ends, for whatever reason, the spawner kills all of
-them and exits. A normal generation ends in the same way, so this path is always used. A live agent
-sends `end` before; without it, the spawner cleans up in the agent's place.
+agent forks the spawner when the first workers are to start, and sends it those of the later
+generations (`host/generation_pipe.py`). The spawner is the parent of all workers and
+the subreaper of everything that they start, so no descendant escapes it, not even one that calls
+setsid or whose parent has died. When the socket of a generation ends, for whatever reason, the
+spawner kills all of them. A normal generation ends in the same way, so this path is always used. A
+live agent sends `end` before; without it, the spawner cleans up in the agent's place. It exits when
+the agent is gone.
 
     agent --fork--> guard --fork--> spawner --fork, exec--> workers --> whatever they start
 
@@ -18,8 +20,8 @@ Workers may have a lease, a time until which they may run. When it expires, they
 (SIGSTOP) with all their descendants until it is renewed (`host/freezer.py`). The spawner does that,
 so that it also works when the agent itself is stopped.
 
-Lines on the socket; RANK is a local rank, and TIME is CLOCK_MONOTONIC in seconds, which is the same
-for all processes of a machine.
+Lines on the socket of a generation; RANK is a local rank, and TIME is CLOCK_MONOTONIC in seconds,
+which is the same for all processes of a machine.
 
     agent to spawner    signal RANK NUMBER
                         kill                        kill all workers and what they started
@@ -31,9 +33,9 @@ for all processes of a machine.
                         failed RANK ERRNO           its program could not be executed
                         exited RANK EXITCODE TIME
                         frozen, thawed              the lease expired, or was renewed
+                        ended                       all workers are gone; the spawner waits for the
+                                                    next generation
                         leaving                     all workers are gone; the spawner exits
-                        ended                       all workers are gone; the warm spawner waits
-                                                    for the next generation (worker/warm_fork)
                         refused ERRNO PATH          the system refused something; PATH may be empty
                         broken REASON               the spawner has a bug
 """
@@ -45,63 +47,50 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Sequence
 
 from relight.errors import EXIT_INTERNAL, EXIT_MACHINE, mistake
-from relight.host import system
+from relight.host import generation_pipe, system
 from relight.host.descriptors import restore_limit
 from relight.host.files import remove_tree
-from relight.typed import NamedTuple, NoReturn
+from relight.host.generation_pipe import GenerationPlan, WorkerPlan
+from relight.typed import NoReturn
 
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
 """Python ignores these for itself; as in subprocess, the workers get the default action."""
 
+_READY = b"r"
+"""What the agent gets when a generation is over and the next one may come."""
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.freezer import Freezer
-
-
-class WorkerPlan(NamedTuple):
-    """One worker to start.
-
-    `stdout` and `stderr` are descriptors of the agent. `cpus` is an affinity mask, empty for the
-    agent's own. A stop signal goes to the worker alone, or to its process group if `signal_group`
-    is true.
-    """
-
-    local_rank: int
-    argv: tuple[str, ...]
-    variables: Mapping[str, str]
-    stdout: int
-    stderr: int
-    cpus: frozenset[int]
-    signal_group: bool
+    from relight.host.loop import Loop
 
 
 class Spawner:
     """The parent of one generation's workers.
 
     Args:
-        plans: the workers.
-        agent: the socket to the agent.
-        pid_of_agent: its pid.
+        plan: the workers.
 
     Attributes:
         abandoned: whether the agent has not sent `end`.
     """
 
-    def __init__(
-        self, plans: Iterable[WorkerPlan], agent: socket.socket, pid_of_agent: int
-    ) -> None:
-        self.plans = list(plans)
-        self.agent = agent
-        self.pid_of_agent = pid_of_agent
+    def __init__(self, plan: GenerationPlan) -> None:
+        self.plans = plan.workers
+        self.stdin = plan.stdin
+        self.scratch = plan.scratch
+        self.agent = socket.socket(fileno=plan.connection)
         self.local_rank_of: dict[int, int] = {}
         self.pid_of: dict[int, int] = {}
         self.buffer = b""
         self.freezer: Freezer | None = None
         """Keeps the workers' lease; None before the first one."""
         self.abandoned = True
+        self._action_before = signal.getsignal(signal.SIGCHLD)
+        self._pipe = (-1, -1)
 
     def run(self, mask: Collection[int]) -> None:
         """Start the workers and supervise them until the agent sends `end` or is gone.
@@ -109,7 +98,7 @@ class Spawner:
         All signals must be blocked, and stay so except SIGCHLD: a spawner is not controlled by
         signals. `mask` is the workers' signal mask.
         """
-        wake_read = self._prepare()
+        wake_read = self._wake_on_exits()
         poll = select.poll()
         poll.register(self.agent, select.POLLIN)
         poll.register(wake_read, select.POLLIN)
@@ -128,6 +117,26 @@ class Spawner:
                 return
             self._keep_lease()
 
+    def _detach(self) -> None:
+        """Close the descriptors that only workers need."""
+        os.close(self.stdin)
+
+    def end(self) -> None:
+        """Restore the state from before the generation, which is over, and tell the agent."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self.restore_action()
+        while signal.sigtimedwait(signal.valid_signals(), 0):
+            pass  # signals that arrived for this process meanwhile
+        for fd in self._pipe:
+            os.close(fd)
+        self.tell("ended")
+        self.agent.close()
+
+    def restore_action(self) -> None:
+        """Have SIGCHLD do what it did before the generation."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, self._action_before)
+
     def _until_lease_ends(self) -> float | None:
         """Return the milliseconds until the lease needs a check; None if there is none."""
         now = time.monotonic()
@@ -139,36 +148,14 @@ class Spawner:
         if self.freezer is not None and self.freezer.look(time.monotonic()):
             self.tell("frozen" if self.freezer.frozen else "thawed")
 
-    def _prepare(self) -> int:
-        """Leave the agent's session and signals behind; return the descriptor that wakes on
-        SIGCHLD.
-        """
-        os.setsid()
-        system.become_subreaper()
-        system.die_with_parent(signal.SIGCONT)  # a stopped spawner must see its end too
-        default_signals()  # here and not in each worker, for which it would copy pages
-        wake_read, wake_write = self.wake_on_exits()
-        keep = {0, 1, 2, self.agent.fileno(), wake_read, wake_write}
-        keep.update(fd for plan in self.plans for fd in (plan.stdout, plan.stderr))
-        system.close_all_but(keep)
-        restore_limit()
-        return wake_read
-
-    def wake_on_exits(self) -> tuple[int, int]:
-        """Have SIGCHLD only write to a pipe; return both ends of the pipe."""
-        wake_read, wake_write = os.pipe()
+    def _wake_on_exits(self) -> int:
+        """Have SIGCHLD only write to a pipe; return the descriptor to read."""
+        self._pipe = wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        return wake_read, wake_write
-
-    def _detach(self) -> None:
-        """Close the agent's descriptors, which the spawner does not need."""
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        system.rename_process(f"worker spawner of {self.pid_of_agent}")
+        return wake_read
 
     def _start(self, plan: WorkerPlan, mask: Collection[int]) -> str:
         """Start a worker; return the line for the agent."""
@@ -197,8 +184,9 @@ class Spawner:
             os.setsid()
             if plan.cpus:
                 os.sched_setaffinity(0, plan.cpus)
-            os.dup2(plan.stdout, 1)
-            os.dup2(plan.stderr, 2)
+            for fd, number in ((self.stdin, 0), (plan.stdout, 1), (plan.stderr, 2)):
+                os.dup2(fd, number)
+            restore_limit()
             # A signal that arrived since the fork acts now, as it would on the program.
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             start = os.execve if "/" in plan.argv[0] else os.execvpe
@@ -297,23 +285,152 @@ def default_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _live(
-    plans: Iterable[WorkerPlan],
-    agent: socket.socket,
-    pid: int,
-    mask: Collection[int],
-    scratch: str,
-) -> NoReturn:
-    gc.disable()  # finalizing the agent's objects here would close our descriptors
-    spawner = Spawner(plans, agent, pid)
+class SpawnerProcess:
+    """The agent's spawner, from the agent's side: one process for all generations, if it lives that
+    long and the system can do that.
+    """
+
+    def __init__(self) -> None:
+        self._pid = 0
+        self._control: socket.socket | None = None
+
+    def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
+        """Start the workers of a generation; return the pid of the process that was forked for the
+        first one, and the agent's end of the generation's socket.
+
+        Args:
+            plans: the workers.
+            scratch: a directory that the agent removes when it ends, or empty. The spawner removes
+                it if the agent is gone by then.
+
+        Raises:
+            OSError: no process can be forked, or no descriptor is left.
+        """
+        if self._control is not None and self._is_ready(self._control):
+            try:
+                return self._pid, generation_pipe.send(self._control, plans, scratch)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it was killed just now
+        self.close()
+        if not system.SPAWNER_STAYS:
+            return fork(plans, scratch)
+        control, theirs = socket.socketpair()
+        with theirs:
+            self._pid, connection = _fork(plans, scratch, theirs)
+        self._control = control
+        return self._pid, connection
+
+    def close(self) -> None:
+        """Let it end. If it has workers, it ends after them."""
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+
+    def wait(self, loop: "Loop", limit_s: float) -> None:
+        """Close it, and return when it is gone; for a program that goes on after the job."""
+        if self._control is None:
+            return
+        self.close()
+        try:
+            child = system.Child(self._pid)
+        except OSError:
+            return  # it has ended, and was reaped
+        ended: list[bool] = []
+        loop.on_readable(child, lambda: ended.append(True))
+        loop.run_until(lambda: bool(ended), limit_s)
+        loop.forget(child)
+        if ended:
+            try:
+                child.wait()
+            except ChildProcessError:
+                pass  # reaped by the search for orphans
+        child.close()
+
+    def _is_ready(self, control: socket.socket) -> bool:
+        """Return whether the last generation is over, and the process is still there."""
+        try:
+            return bool(control.recv(1, socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+
+def fork(plans: Sequence[WorkerPlan], scratch: str = "") -> tuple[int, socket.socket]:
+    """Fork a spawner for one generation; return what `SpawnerProcess.fork` returns.
+
+    Raises:
+        OSError: no process can be forked, or no descriptor is left.
+    """
+    return _fork(plans, scratch, None)
+
+
+def _fork(
+    plans: Sequence[WorkerPlan], scratch: str, control: socket.socket | None
+) -> tuple[int, socket.socket]:
+    ours, theirs = socket.socketpair()
+    agent = os.getpid()
+    # A signal must not reach the spawner while it still shares the agent's wake-up pipe.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        system.stand_guard(pid, scratch)
-        parents = pid, os.getppid()
-        spawner.run(mask)
-        if scratch and (spawner.abandoned or os.getppid() not in parents):
-            remove_tree(scratch)
-        spawner.tell("leaving")
-        os._exit(0)
+        pid = system.fork()
+        if pid == 0:
+            plan = GenerationPlan(list(plans), theirs.detach(), 0, scratch)
+            _live(_FirstSpawner(plan, agent), control, mask)
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        theirs.close()
+    return pid, ours
+
+
+class _FirstSpawner(Spawner):
+    """The spawner of the first generation, just forked by the agent: it has that one's plan from
+    the agent's memory.
+    """
+
+    def __init__(self, plan: GenerationPlan, pid_of_agent: int) -> None:
+        super().__init__(plan)
+        self.pid_of_agent = pid_of_agent
+
+    def leave_agent(self, keep: Collection[int]) -> None:
+        """Leave the agent's session and signals behind, and its descriptors but those to keep."""
+        os.setsid()
+        system.become_subreaper()
+        system.die_with_parent(signal.SIGCONT)  # a stopped spawner must see its end too
+        default_signals()  # here and not in each worker, for which it would copy pages
+        outputs = [fd for plan in self.plans for fd in (plan.stdout, plan.stderr)]
+        system.close_all_but({0, 1, 2, self.agent.fileno(), *keep, *outputs})
+
+    def _detach(self) -> None:
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        os.close(null)
+        system.rename_process(f"worker spawner of {self.pid_of_agent}")
+
+
+def _live(first: _FirstSpawner, control: socket.socket | None, mask: Collection[int]) -> NoReturn:
+    """Be the spawner of the first generation, and of those that come through `control`."""
+    gc.disable()  # finalizing the agent's objects here would close our descriptors
+    spawner: Spawner = first
+    try:
+        to_guard = system.stand_guard(first.pid_of_agent)
+        if first.scratch and to_guard >= 0:
+            os.write(to_guard, os.fsencode(first.scratch))
+        first.leave_agent({to_guard} if control is None else {to_guard, control.fileno()})
+        parents = first.pid_of_agent, os.getppid()
+        while True:
+            spawner.run(mask)
+            if spawner.scratch and (spawner.abandoned or os.getppid() not in parents):
+                remove_tree(spawner.scratch)
+            if control is None:
+                spawner.tell("leaving")
+                os._exit(0)
+            plan = _next_plan(spawner, control)
+            if plan is None:
+                os._exit(0)
+            spawner = Spawner(plan)
     except OSError as error:
         spawner.tell(f"refused {error.errno or 0} {error.filename or ''}")
         os._exit(EXIT_MACHINE)
@@ -322,26 +439,14 @@ def _live(
         os._exit(EXIT_INTERNAL)
 
 
-def fork(plans: Iterable[WorkerPlan], scratch: str = "") -> tuple[int, socket.socket]:
-    """Fork a spawner that starts these workers; return its pid and the agent's end of the socket.
-
-    Args:
-        plans: the workers.
-        scratch: a directory that the agent removes when it ends, or empty. The spawner removes it
-            if the agent is gone by then.
-
-    Raises:
-        OSError: no process can be forked, or no descriptor is left.
-    """
-    ours, theirs = socket.socketpair()
-    agent = os.getpid()
-    # A signal must not reach the spawner while it still shares the agent's wake-up pipe.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+def _next_plan(spawner: Spawner, control: socket.socket) -> GenerationPlan | None:
+    """End a generation, and return the plan of the next one; None if the agent is gone."""
     try:
-        pid = system.fork()
-        if pid == 0:
-            _live(plans, theirs, agent, mask, scratch)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    theirs.close()
-    return pid, ours
+        control.send(_READY)
+    except OSError:
+        pass  # it is gone
+    spawner.end()
+    plan = generation_pipe.receive(control)
+    if plan is None and spawner.scratch:
+        remove_tree(spawner.scratch)  # unless the agent was killed, it has done so
+    return plan

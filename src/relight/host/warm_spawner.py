@@ -1,9 +1,6 @@
 """The warm spawner: a process that imports modules once and forks the workers of a generation.
 
-This is the agent's side of it; `worker/warm_fork.py` is the process. For each generation the agent
-sends a count and that many descriptors: a file with the plans as JSON, a socket for the generation,
-stdin, and each worker's stdout and stderr. The file is in memory and the messages are small, so
-that sending never blocks.
+This is the agent's side of it; `worker/warm_fork.py` is the process.
 """
 
 import json
@@ -11,20 +8,17 @@ import os
 import select
 import signal
 import socket
-import struct
 from collections.abc import Mapping, Sequence
 
 from relight.errors import signal_name
 from relight.events import PreloadReady
-from relight.host import linux, spawner
+from relight.host import generation_pipe, linux, spawner
 from relight.host.descriptors import restore_limit
+from relight.host.generation_pipe import WorkerPlan
 from relight.host.loop import Loop
-from relight.host.spawner import WorkerPlan
 from relight.typed import Any, NamedTuple, Protocol
 from relight.values import KeepWarm
 
-_COUNT = struct.Struct("!I")
-_MOST_AT_ONCE = 250
 ANSWER_S = 10.0
 """How long a generation waits for the warm spawner's forks before it starts cold."""
 _ROOM = " " * 16384
@@ -122,21 +116,7 @@ class WarmSpawner:
         Raises:
             OSError: it can't be sent, or no descriptor is left.
         """
-        workers = [{"argv": plan.argv, "variables": dict(plan.variables)} for plan in plans]
-        payload = json.dumps({"plans": workers, "scratch": scratch}).encode()
-        outputs = [fd for plan in plans for fd in (plan.stdout, plan.stderr)]
-        ours, theirs = socket.socketpair()
-        with theirs, open(os.memfd_create("relight-plans"), "wb", buffering=0) as file:
-            fds = [file.fileno(), theirs.fileno(), 0, *outputs]
-            try:
-                file.write(payload)
-                self._control.sendall(_COUNT.pack(len(fds)))
-                for first in range(0, len(fds), _MOST_AT_ONCE):
-                    socket.send_fds(self._control, [b"f"], fds[first : first + _MOST_AT_ONCE])
-            except OSError:
-                ours.close()
-                raise
-        return ours
+        return generation_pipe.send(self._control, plans, scratch)
 
     def forks(self, connection: socket.socket) -> bool:
         """Wait until the workers of a generation are forked; return False if that fails."""

@@ -9,31 +9,29 @@ If it is to outlive the job, it becomes a warm process (`worker/warm_process.py`
 is the warm spawner of this job, another one that of the next job.
 
 Lines to the agent: those of `preload`; `guard PID` from a warm process; then `ready PID MODULES
-MIB`, or `unfit REASON` as the last one. From the agent, for each generation: a count and that many
-descriptors (`host/warm_spawner.py`). One is a socket on which this process then acts as the spawner
-of `host/spawner.py`; when the generation is over, it sends `ended` and waits for the next one. When
+MIB`, or `unfit REASON` as the last one. From the agent, for each generation, its plan
+(`host/generation_pipe.py`) with a socket, on which this process then acts as the spawner of
+`host/spawner.py`; when the generation is over, it sends `ended` and waits for the next one. When
 the agent is gone, it kills all workers and exits.
 """
 
 import atexit
 import contextlib
-import errno
 import gc
 import io
-import json
 import os
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Collection, Mapping
 
 from relight.errors import EXIT_INTERNAL, mistake
-from relight.host import linux, priority
+from relight.host import generation_pipe, linux, priority
 from relight.host.descriptors import raise_limit, restore_limit
 from relight.host.files import remove_tree
-from relight.host.spawner import Spawner, WorkerPlan
+from relight.host.generation_pipe import GenerationPlan, WorkerPlan
+from relight.host.spawner import Spawner
 from relight.typed import Any, NamedTuple, NoReturn
 from relight.worker.deferred import Deferred, Imports, installed, references, third_party
 from relight.worker.guard import Agent, Guard, stand_guard
@@ -48,12 +46,6 @@ if TYPE_CHECKING:
     from relight.worker.arguments import Arguments
     from relight.worker.lasting import Lasting
 
-COUNT = struct.Struct("!I")
-"""The count of a generation's descriptors."""
-MOST_AT_ONCE = 250
-"""Descriptors in one message (SCM_MAX_FD of Linux is 253)."""
-
-
 _END_LIMIT_S = 10.0
 
 
@@ -65,26 +57,9 @@ class _WorkerForked(BaseException):
 
 
 class _GenerationSpawner(Spawner):
-    def __init__(
-        self,
-        plans: list[WorkerPlan],
-        agent: socket.socket,
-        pid_of_agent: int,
-        stdin: int,
-        notes: "_Notes",
-    ) -> None:
-        super().__init__(plans, agent, pid_of_agent)
-        self._stdin = stdin
+    def __init__(self, plan: GenerationPlan, notes: "_Notes") -> None:
+        super().__init__(plan)
         self._notes = notes
-        self._before = signal.getsignal(signal.SIGCHLD)
-        self._pipe = (-1, -1)
-
-    def _prepare(self) -> int:
-        self._pipe = self.wake_on_exits()
-        return self._pipe[0]
-
-    def _detach(self) -> None:
-        os.close(self._stdin)
 
     def _reap(self, options: int) -> bool:
         self._notes.pass_on()
@@ -96,28 +71,13 @@ class _GenerationSpawner(Spawner):
         if os.getppid() != spawner:
             os._exit(1)  # the spawner died before it could be watched
         os.setsid()
-        for fd, number in ((self._stdin, 0), (plan.stdout, 1), (plan.stderr, 2)):
+        for fd, number in ((self.stdin, 0), (plan.stdout, 1), (plan.stderr, 2)):
             os.dup2(fd, number)
-        self._restore_action()
+        self.restore_action()
         self.agent.detach()
         linux.close_all_but({0, 1, 2})
         restore_limit()  # after it, as that takes a descriptor
         raise _WorkerForked(plan)
-
-    def end(self) -> None:
-        """Restore the state from before a generation, which is over."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self._restore_action()
-        while signal.sigtimedwait(signal.valid_signals(), 0):
-            pass  # signals that arrived for this process meanwhile
-        for fd in self._pipe:
-            os.close(fd)
-        self.tell("ended")
-        self.agent.close()
-
-    def _restore_action(self) -> None:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, self._before)
 
 
 class _Notes:
@@ -300,66 +260,20 @@ def _send(control: socket.socket, line: str, *, must_arrive: bool = True) -> Non
 def _serve_generations(
     control: socket.socket, agent: Agent, notes: _Notes, guard: Guard
 ) -> tuple[WorkerPlan, set[int]]:
-    while frame := _receive(control):
-        plans, (connection, stdin), scratch = frame
+    while generation := generation_pipe.receive(control):
+        scratch = generation.scratch
         guard.remove_if_orphaned(scratch)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        with socket.socket(fileno=connection) as generation:
-            spawner = _GenerationSpawner(plans, generation, agent.pid, stdin, notes)
-            try:
-                spawner.run(mask)
-            except _WorkerForked as born:
-                return born.plan, mask
-            spawner.end()
+        spawner = _GenerationSpawner(generation, notes)
+        try:
+            spawner.run(mask)
+        except _WorkerForked as born:
+            return born.plan, mask
+        spawner.end()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if scratch and (spawner.abandoned or agent.has_ended()):
             remove_tree(scratch)
     os._exit(0)
-
-
-def _receive(control: socket.socket) -> tuple[list[WorkerPlan], list[int], str] | None:
-    """Return the next generation's plans, the socket and stdin for it, and its directory."""
-    header = _exactly(control, COUNT.size)
-    if header is None:
-        return None
-    (count,) = COUNT.unpack(header)
-    fds: list[int] = []
-    while len(fds) < count:
-        data, some, flags, _ = socket.recv_fds(control, 1, MOST_AT_ONCE)
-        if not data:
-            return None
-        if flags & socket.MSG_CTRUNC:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        fds += some
-    described = fds.pop(0)
-    frame = json.loads(os.pread(described, os.fstat(described).st_size, 0))
-    os.close(described)
-    plans = [
-        WorkerPlan(
-            local_rank=number,
-            argv=tuple(plan["argv"]),
-            variables=plan["variables"],
-            stdout=fds[2 + 2 * number],
-            stderr=fds[3 + 2 * number],
-            cpus=frozenset(),
-            signal_group=False,
-        )
-        for number, plan in enumerate(frame["plans"])
-    ]
-    return plans, fds[:2], frame["scratch"]
-
-
-def _exactly(control: socket.socket, size: int) -> bytes | None:
-    data = b""
-    while len(data) < size:
-        try:
-            more = control.recv(size - len(data))
-        except OSError:
-            more = b""
-        if not more:
-            return None
-        data += more
-    return data
 
 
 def _become(

@@ -1,0 +1,163 @@
+"""One spawner for all generations of a job."""
+
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Launch
+
+from relight.host import linux
+from relight.host.generation_pipe import WorkerPlan
+from relight.host.spawner import SpawnerProcess
+
+SEES = """
+import json, os, resource, signal, sys
+sees = {
+    "descriptors": {fd: os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")
+                    if os.path.exists(f"/proc/self/fd/{fd}")},
+    "stdin": os.fstat(0).st_ino,
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+    "actions": [str(signal.getsignal(n)) for n in range(1, 32)],
+    "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+    "leads": os.getsid(0) == os.getpid(),
+    "parent": os.getppid(),
+    "umask": os.umask(0o22),
+    "cwd": os.getcwd(),
+    "affinity": sorted(os.sched_getaffinity(0)),
+    "variables": {k: v for k, v in os.environ.items() if "RESTART" not in k and k[-4:] != "PORT"},
+}
+sees["descriptors"] = {fd: "pipe" if "pipe" in x else x for fd, x in sees["descriptors"].items()}
+for name in ("RELIGHT_ATTEMPT", "TORCHELASTIC_ERROR_FILE"):
+    sees["variables"].pop(name, None)
+if os.environ["RANK"] == "0":
+    with open(f"sees.{os.environ['TORCHELASTIC_RESTART_COUNT']}", "w") as file:
+        json.dump(sees, file)
+sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] != "2")
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 40])
+def test_workers_of_later_generations_start_as_those_of_the_first(
+    launch: Launch, script: Callable[[str], Path], tmp_path: Path, workers: int
+) -> None:
+    """Their descriptors, signals, limits and variables are equal; their parent is the same."""
+    result = launch(
+        "run", f"--nproc-per-node={workers}", "--max-restarts=2", script(SEES), cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    first, *later = [json.loads((tmp_path / f"sees.{n}").read_text()) for n in range(3)]
+    for each in later:
+        assert each == first
+
+
+def plan() -> WorkerPlan:
+    null = os.open(os.devnull, os.O_WRONLY)
+    argv = (sys.executable, "-c", "import time; time.sleep(60)")
+    return WorkerPlan(0, argv, {}, null, os.dup(null), frozenset(), False)
+
+
+def start(spawner: SpawnerProcess) -> tuple[int, socket.socket]:
+    """Start a worker; return the pid of its guard, and the generation's socket."""
+    one = plan()
+    pid, connection = spawner.fork([one], "")
+    for fd in (one.stdout, one.stderr):
+        os.close(fd)
+    said = b""
+    while b"started 0" not in said:
+        said += connection.recv(100)
+    return pid, connection
+
+
+def end(connection: socket.socket) -> None:
+    connection.sendall(b"end\n")
+    connection.shutdown(socket.SHUT_WR)
+    said = b""
+    while not said.endswith(b"ended\n"):
+        data = connection.recv(100)
+        assert data, said
+        said += data
+    connection.close()
+
+
+def finish(spawner: SpawnerProcess, *pids: int) -> None:
+    spawner.close()
+    for pid in pids:
+        os.waitpid(pid, 0)
+
+
+def test_a_generation_that_has_ended_leaves_the_spawner_to_the_next_one() -> None:
+    """No process is forked but the workers."""
+    spawner = SpawnerProcess()
+    first, connection = start(spawner)
+    end(connection)
+    second, connection = start(spawner)
+    end(connection)
+    assert first == second
+    finish(spawner, first)
+
+
+def test_a_spawner_that_has_not_ended_its_workers_gets_no_others() -> None:
+    """Such as one with a worker in an uninterruptible call: another spawner is forked. The first
+    one ends once its workers have ended.
+    """
+    spawner = SpawnerProcess()
+    first, busy = start(spawner)
+    second, connection = start(spawner)
+    assert first != second
+    busy.close()
+    os.waitpid(first, 0)
+    end(connection)
+    finish(spawner, second)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_spawner_that_is_killed_between_two_generations_is_replaced(number: int) -> None:
+    """Signals that can be blocked do not end it."""
+    spawner = SpawnerProcess()
+    first, connection = start(spawner)
+    end(connection)
+    for child in linux.tree(first):
+        os.kill(child, number)
+    if number == signal.SIGKILL:
+        os.waitpid(first, 0)  # its guard ends as it does
+    second, connection = start(spawner)
+    assert (first != second) == (number == signal.SIGKILL)
+    end(connection)
+    finish(spawner, second)
+
+
+def test_a_spawner_without_workers_ends_with_the_agent(tmp_path: Path) -> None:
+    """The agent is killed while it waits for a generation: no process and no directory is left."""
+    scratch = tmp_path / "scratch"
+    (scratch / "attempt_0").mkdir(parents=True)
+    reading, writing = os.pipe()
+    agent = os.fork()
+    if agent == 0:
+        try:
+            spawner, one = SpawnerProcess(), plan()
+            pid, connection = spawner.fork([one], str(scratch))
+            while b"started 0" not in connection.recv(100):
+                pass
+            end(connection)
+            os.write(writing, " ".join(map(str, [pid, *linux.tree(pid)])).encode())
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writing)
+    pids = list(map(int, os.read(reading, 100).split()))
+    watched = [os.pidfd_open(pid) for pid in pids]
+    os.kill(agent, signal.SIGKILL)
+    os.waitpid(agent, 0)
+    for fd in watched:
+        poll = linux.select.poll()
+        poll.register(fd)
+        assert poll.poll(10_000), "it is still there"
+        os.close(fd)
+    os.close(reading)
+    assert len(pids) == 2
+    assert not scratch.exists()
