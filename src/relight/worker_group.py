@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from relight.host.preloading import Preload
     from relight.host.store_port import StorePort
     from relight.host.worker_memory import WorkerMemory
-    from relight.network_check import NetworkCheck
 
 _AFTER_ERROR = (1, -signal.SIGABRT)
 """How a worker ends that blames a peer: by an exception, or by the watchdog of NCCL."""
@@ -70,8 +69,7 @@ class AgentServices(NamedTuple):
     """What an agent provides to the workers of all generations.
 
     `host` is the name of this node. `preload` forks workers from a process that has imported
-    modules; None without --preload. `network` tries to reach other nodes before they start; None
-    without --health-check=network.
+    modules; None without --preload.
     """
 
     host: str
@@ -80,7 +78,6 @@ class AgentServices(NamedTuple):
     journal: Journal
     scratch: Scratch
     preload: "Preload | None"
-    network: "NetworkCheck | None"
 
 
 class Outcome(NamedTuple):
