@@ -38,7 +38,6 @@ CAUSES = tuple(Cause(**each) for each in _TABLES["cause"])
 EXIT_CODES: dict[str, str] = _TABLES["exit_codes"]
 """The names of relight's own exit codes in `relight.errors`, and what they mean."""
 SOURCES = {
-    "agent.py": ("_leave_unfit", "_leave_preempted", "JobEnded"),
     "coordinator.py": ("JobEnded",),
     "core/failures.py": ("what_happened", "_exception", "_hint", "_consequence", "_evidence"),
     "core/link.py": ("_wait",),
@@ -47,6 +46,7 @@ SOURCES = {
     "core/waiting.py": ("refusal", "other_lost_after", "lost_after_too_long", "too_few",
                         "coming_back", "not_ready", "last_call", "on_probation", "dropped"),
     "host/memory.py": ("evidence", "kills"),
+    "leaving.py": ("as_unfit", "as_preempted"),
     "link.py": ("JobEnded",),
     "postmortem.py": ("_of_disk",),
     "worker_watches.py": ("_on_stuck", "_on_timer_expired"),

@@ -49,6 +49,8 @@ OWN = {
     "relight.host.spawner",
     "relight.host.store_port",
     "relight.host.supervisor",
+    "relight.interruption",
+    "relight.node",
     "relight.node_job",
     "relight.prepare",
     "relight.script",

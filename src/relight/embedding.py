@@ -406,7 +406,7 @@ def entry(fd: int) -> NoReturn:
     def tell_event(event: Event) -> None:
         tell(event)
         if isinstance(event, Ended):
-            tell(_JobEnd(agent.end, agent.failures))
+            tell(_JobEnd(agent.node.end, agent.node.failures))
 
     code = EXIT_INTERNAL
     try:
@@ -445,18 +445,18 @@ def _run_here(
         if isinstance(event, SignalReceived):
             received.append(event.number)
         if isinstance(event, Ended):
-            job.take_end(agent.end, agent.failures)
+            job.take_end(agent.node.end, agent.node.failures)
         try:
             job.take(event)
         except BaseException as error:
             if not raised:
-                agent.loop.call_after(0, agent.stop)
+                agent.loop.call_after(0, agent.interruption.stop)
             raised.append(error)
 
     def stop() -> None:
         nonlocal stopped_after_s
         stopped_after_s = timeout_s
-        agent.stop()
+        agent.interruption.stop()
 
     with _as_before():
         agent = make_agent(to_spec(parsed), parsed.given, env)
@@ -466,7 +466,7 @@ def _run_here(
         exit_code = agent.run(goes_on=True)
     if raised:
         raise raised[0]
-    if received and agent.signals:
+    if received and agent.interruption.signals:
         signal.raise_signal(received[0])
     return job.result(exit_code, "", stopped_after_s)
 

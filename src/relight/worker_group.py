@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from relight.host.preloading import Preload
     from relight.host.store_port import StorePort
     from relight.host.worker_memory import WorkerMemory
-    from relight.network_check import NetworkCheck
     from relight.worker_watches import WorkerWatches
 
 _AFTER_ERROR = (1, -signal.SIGABRT)
@@ -70,8 +69,7 @@ class AgentServices(NamedTuple):
     """What an agent provides to the workers of all generations.
 
     `host` is the name of this node. `fork` starts workers cold, and `preload` forks them from a
-    process that has imported modules; None without --preload. `network` tries to reach other nodes
-    before they start; None without --health-check=network.
+    process that has imported modules; None without --preload.
     """
 
     host: str
@@ -81,7 +79,6 @@ class AgentServices(NamedTuple):
     scratch: Scratch
     fork: Fork
     preload: "Preload | None"
-    network: "NetworkCheck | None"
 
 
 class Outcome(NamedTuple):

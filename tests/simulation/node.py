@@ -10,7 +10,7 @@ from relight.core.exits import ErrorReport, Failure, FailureKind
 from relight.core.messages import FromCoordinator, GenerationFormed, WaitReason
 from relight.events import Recorded, WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host.freezer import Freezer
-from relight.worker_group import WorkerGroup
+from relight.node import Node as ShippedNode
 
 from .memory import Steps
 from .processes import BELOW, Processes
@@ -25,6 +25,18 @@ _FREEZE_AGAIN_S = 0.05
 """How long processes that another program has continued may run on, as the documents say."""
 
 
+class WatchedNode(ShippedNode):
+    """The shipped one; what the group said last is known."""
+
+    waits: WaitReason | None = None
+    """Why this node waits, if that came after its latest generation."""
+
+    def received(self, message: FromCoordinator) -> None:
+        if isinstance(message, GenerationFormed | WaitReason):
+            self.waits = message if isinstance(message, WaitReason) else None
+        super().received(message)
+
+
 class Node(Agent):
     """The shipped agent, in a simulated process."""
 
@@ -32,7 +44,6 @@ class Node(Agent):
         self.process = process
         self.name = process.name
         self.workers: Workers | None = None
-        self.waits: WaitReason | None = None
         self.reached = False
         self.leaving = False
         self.stop_s = stop_s
@@ -53,22 +64,23 @@ class Node(Agent):
     @property
     def formed(self) -> GenerationFormed | None:
         """The generation whose workers are here, also if they are done."""
-        return self._state.formed if isinstance(self._state, WorkerGroup) else None
+        return self.node.running.formed if self.node.running is not None else None
 
     @property
     def over(self) -> bool:
         """Whether it was told the end."""
-        return self._end is not None
+        return self.node.end is not None
 
     @property
     def done(self) -> bool:
         """Whether they have succeeded."""
-        return isinstance(self._state, WorkerGroup) and self._state.done
+        return self.node.running is not None and self.node.running.done
 
-    def received(self, message: FromCoordinator) -> None:
-        if isinstance(message, GenerationFormed | WaitReason):
-            self.waits = message if isinstance(message, WaitReason) else None
-        super().received(message)
+    @property
+    def waits(self) -> WaitReason | None:
+        """Why it waits, as it was told."""
+        assert isinstance(self.node, WatchedNode)
+        return self.node.waits
 
     def read_console(self, *, reads: bool = True) -> None:
         """Somebody reads what is printed, or does no more."""
@@ -108,9 +120,9 @@ class Workers:
         self.process: Process = loop.process
         self.world = self.process.world
         node = self.world.agent_of(self.process)
-        assert isinstance(node._state, WorkerGroup)
+        assert node.formed is not None
         self.node = node
-        self.formed: GenerationFormed = node._state.formed
+        self.formed: GenerationFormed = node.formed
         self.ranks = tuple(ranks)
         self.pids = {plan.local_rank: plan.local_rank for plan in plans}
         self.evidence: dict[int, str] = {}

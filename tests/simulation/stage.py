@@ -99,11 +99,14 @@ class WatchedGroup(Group):
 TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     "relight.agent": {
         "Consoles": node.Consoles, "Scratch": node.Scratch, "StorePort": node.Store,
-        "raise_limit": lambda: None, "_READY_S": 1.0,
+        "raise_limit": lambda: None, "Node": node.WatchedNode,
+    },
+    "relight.interruption": {
         "listen": lambda loop, spec, on_stop, *_: [
             loop.on_signal(number, on_stop) for number in spec.signals_to_handle
         ],
     },
+    "relight.node": {"_READY_S": 1.0},
     "relight.worker_group": {"Logs": node.Logs},
     "relight.host.worker_memory": {"WorkerMemory": memory.Memory},
     "relight.host.supervisor": {"Workers": node.Workers},
