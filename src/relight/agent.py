@@ -72,7 +72,15 @@ from relight.errors import (
     mistake,
     signal_name,
 )
-from relight.events import Ended, Formed, Mistake, NotRestarting, Restarting, SignalReceived
+from relight.events import (
+    Ended,
+    Formed,
+    Mistake,
+    NotRestarting,
+    Restarting,
+    SignalReceived,
+    StateChanged,
+)
 from relight.group import Group, LocalLink
 from relight.host.console import Consoles
 from relight.host.descriptors import raise_limit
@@ -470,8 +478,13 @@ class Agent:
         """Print a message to the user on stderr."""
         self.journal.say(message)
 
+    def record(self, event: StateChanged) -> None:
+        """Write a change of state to the event log."""
+        self.journal.record(event)
+
     def coordinates(self, job: str, group: Group) -> None:
-        """Record the steps of a group that is decided here, if the user asks for it."""
+        """Record the changes of a group that is decided here; its steps too if the user asks."""
+        group.on_change = lambda change: self.record(change._replace(job=job))
         if self.job.command.spec.record_group:
             from relight.core.group_replay import Recorder
 

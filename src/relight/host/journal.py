@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from relight.env import Environment
 from relight.errors import mistake
-from relight.events import Event, Mistake, Recorded, describe, is_news, line_of
+from relight.events import Event, Mistake, Recorded, StateChanged, describe, is_news, line_of
 from relight.host.console import Consoles
 from relight.host.loop import Alarm
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 _MOST_KEPT = 64 * 1024
 """Bytes of the events in memory, at most."""
+_MOST_CHANGES = 64
+"""Changes of state in memory, at most: while a link comes and goes, they push out no other events.
+"""
 _SIZE = 400
 """Bytes of an event without its texts, about."""
 _SHOWN_AFTER_S = 1.0
@@ -161,6 +164,7 @@ class EventLog:
         self._path = os.path.join(directory, "events.jsonl") if directory else ""
         self._before = ""
         self._number = 0
+        self._changes: deque[Recorded] = deque(maxlen=_MOST_CHANGES)
         self._kept: deque[tuple[Recorded, int]] = deque()
         self._size = 0
 
@@ -179,13 +183,17 @@ class EventLog:
 
     def after(self, number: int) -> list[Recorded]:
         """Return the events in memory whose number is higher."""
-        return [recorded for recorded, _ in self._kept if recorded.number > number]
+        kept = (*self._changes, *(recorded for recorded, _ in self._kept))
+        return sorted(recorded for recorded in kept if recorded.number > number)
 
     def _recorded(self, event: Event) -> Recorded:
         self._number += 1
         return Recorded(self._number, round(time.monotonic(), 6), round(time.time(), 3), event)
 
     def _keep(self, recorded: Recorded) -> None:
+        if isinstance(recorded.event, StateChanged):
+            self._changes.append(recorded)
+            return
         size = _SIZE + sum(len(each) for each in recorded.event if isinstance(each, str | tuple))
         self._kept.append((recorded, size))
         self._size += size
