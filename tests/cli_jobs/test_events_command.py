@@ -48,7 +48,9 @@ def test_events_of_a_job_without_files_are_those_in_its_agent(
     jobs = JobDirectory(variables)
     wait_for(lambda: any(job.restart == 1 and job.ranks for job in jobs.running()))
     found = relight("events", "train")
-    assert names(found.stdout)[:4] == ["Formed", "WorkerStarted", "WorkerStarted", "WorkerExited"]
+    assert names(found.stdout)[:6] == [
+        "StateChanged", "Formed", "WorkerStarted", "WorkerStarted", "StateChanged", "WorkerExited",
+    ]  # fmt: skip
     assert names(relight("events", "train", "--name", "Restarting").stdout) == ["Restarting"]
     of_rank = names(relight("events", "train", "--rank", "1").stdout)
     assert of_rank == ["WorkerStarted", "WorkerExited", "FailureNoticed", "WorkerStarted"]
@@ -60,11 +62,11 @@ def test_events_of_a_job_without_files_are_those_in_its_agent(
     assert (refused.returncode, "no rank 7 on this machine" in refused.stderr) == (2, True)
     follower = start("events", "-f", "train", variables=variables)
     first = follower.stdout.readline()
-    assert names(first) == ["Formed"]
+    assert names(first) == ["StateChanged"]
     (path.parent / "go").touch()
     assert agent.wait(LIMIT_S) == 0
     assert follower.wait(LIMIT_S) == 0
-    assert names(follower.stdout.read())[-2:] == ["WorkerExited", "Ended"]
+    assert names(follower.stdout.read())[-3:] == ["WorkerExited", "StateChanged", "Ended"]
     over = relight("events", "train")
     assert (over.returncode, "has kept no event log" in over.stderr) == (2, True)
 

@@ -4,6 +4,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 
 from relight.env import Environment
 from relight.errors import mistake
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 _MOST_KEPT = 64 * 1024
 """Bytes of the events in memory, at most."""
-_MOST_CHANGES = 64
-"""Changes of state in memory, at most: while a link comes and goes, they push out no other events.
+_MOST_CHANGES = 24
+"""Changes of the state of one core in memory, at most. They are apart from the other events: a link
+that comes and goes for an hour pushes out its own changes alone.
 """
 _SIZE = 400
 """Bytes of an event without its texts, about."""
@@ -164,7 +166,7 @@ class EventLog:
         self._path = os.path.join(directory, "events.jsonl") if directory else ""
         self._before = ""
         self._number = 0
-        self._changes: deque[Recorded] = deque(maxlen=_MOST_CHANGES)
+        self._changes: dict[str, deque[Recorded]] = {}
         self._kept: deque[tuple[Recorded, int]] = deque()
         self._size = 0
 
@@ -183,7 +185,8 @@ class EventLog:
 
     def after(self, number: int) -> list[Recorded]:
         """Return the events in memory whose number is higher."""
-        kept = (*self._changes, *(recorded for recorded, _ in self._kept))
+        changes = chain.from_iterable(self._changes.values())
+        kept = chain(changes, (recorded for recorded, _ in self._kept))
         return sorted(recorded for recorded in kept if recorded.number > number)
 
     def _recorded(self, event: Event) -> Recorded:
@@ -192,7 +195,8 @@ class EventLog:
 
     def _keep(self, recorded: Recorded) -> None:
         if isinstance(recorded.event, StateChanged):
-            self._changes.append(recorded)
+            core = recorded.event.core
+            self._changes.setdefault(core, deque(maxlen=_MOST_CHANGES)).append(recorded)
             return
         size = _SIZE + sum(len(each) for each in recorded.event if isinstance(each, str | tuple))
         self._kept.append((recorded, size))
