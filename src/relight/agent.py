@@ -629,8 +629,11 @@ class Agent:
         if number:
             self.journal.say_once(cause)  # a wait before it may have told the cause
         self.journal.record(
-            Formed(number, restart, here, nodes, world_size, address, port, cause, failed_host)
-        )
+            Formed(
+                number, restart, here, nodes, world_size, address, port, cause,
+                failed_host=failed_host, host=self._services.host,
+            )
+        )  # fmt: skip
         if restart > self._restart:
             self._restart = restart
             self.journal.write(Restarting(restart, self.job.settings.max_restarts, cause))

@@ -29,6 +29,7 @@ FIELDS = {
     "frozen": "whether they are frozen, or run again",
     "generation": "number of the generation, from 0",
     "group_rank": "number of this node in the generation, from 0",
+    "host": "name of this node",
     "hosts": "names of the nodes",
     "input": "what it took: a message with its node, a node that was lost, or a tick",
     "job": "id of the job; empty in a job of one node",
@@ -133,7 +134,10 @@ The same lines are in `events.jsonl` in the run directory (with `--log-dir`, `--
 | `time` | number | the time, in seconds since 1970 |
 | `event` | text | which event it is |
 
-and the fields of the event. A reader should ignore events and keys that it does not know.
+and the fields of the event. A reader should ignore events and keys that it does not know. Of a
+submitted job, `relight events` begins each line with `log`, the name of the agent's run directory,
+`host`, and `node`: the agent's `group_rank` in the generation that its log has reached. Until that
+is known, `host` is empty and `node` is -1.
 
 ## A handler of your own
 

@@ -16,8 +16,8 @@ _MOST_CAUSE = 300
 
 
 class Formed(NamedTuple):
-    """A generation was formed with this many nodes and workers. `group_rank` is this node's.
-    `failed_host`: on which the one before it failed, or which was lost.
+    """A generation was formed with this many nodes and workers. `group_rank` and `host` are this
+    node's. `failed_host`: on which the one before it failed, or which was lost.
     """
 
     generation: int
@@ -29,6 +29,7 @@ class Formed(NamedTuple):
     master_port: int
     cause: str
     failed_host: str = ""
+    host: str = ""
 
 
 class WorkerStarted(NamedTuple):
