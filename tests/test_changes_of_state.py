@@ -98,8 +98,8 @@ def test_in_simulated_jobs_each_change_begins_where_the_last_one_ended(
         return write(log, event)
 
     monkeypatch.setattr(node.EventLog, "write", keep)
-    for mode in ("endpoint", "hosts", "register"):
-        assert not play(0, mode)[2]
+    for seed, mode in ((0, "endpoint"), (0, "hosts"), (1, "hosts"), (0, "register")):
+        assert not play(seed, mode)[2]
     assert {core for _, core, _ in told} >= FIRST.keys() - {"activity"}
     elected = [
         [each.after for each in found] for (_, core, _), found in told.items() if core == "election"
