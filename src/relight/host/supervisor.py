@@ -139,15 +139,17 @@ class Supervisor:
 
     def _step(self, event: Event, now: float) -> None:
         before = self.core.state
-        for effect in self.core.step(event, now):
+        effects = self.core.step(event, now)
+        after = self.core.state
+        if self._on_change is not None and after is not before:
+            self._on_change(changed("supervision", before.value, after.value, event))
+        for effect in effects:
             match effect:
                 case Signal(local_ranks, number):
                     self._ask(local_ranks, number)
                 case Kill():
                     self.workers.kill()
         self._alarm.set(self.core.deadline())
-        if self._on_change is not None and self.core.state is not before:
-            self._on_change(changed("supervision", before.value, self.core.state.value, event))
 
     def _ask(self, local_ranks: Sequence[int], number: int) -> None:
         """Ask processes to stop."""
