@@ -8,7 +8,10 @@ import pytest
 from conftest import Launch
 
 PLUGIN = str(Path(__file__).with_name("event_handlers"))
-OF_A_JOB = ["Formed", "WorkerStarted", "WorkerExited", "Ended"]
+OF_A_JOB = [
+    "StateChanged", "Formed", "WorkerStarted", "StateChanged", "WorkerExited", "StateChanged",
+    "Ended",
+]  # fmt: skip
 
 
 def run(launch: Launch, name: str, **variables: str) -> "subprocess.CompletedProcess[str]":
@@ -28,13 +31,13 @@ def test_a_logging_handler_gets_lines_of_json(launch: Launch, tmp_path: Path) ->
     assert run(launch, "logs", EVENTS_FILE=str(path)).returncode == 0
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["event"] for line in lines] == OF_A_JOB
-    assert [line["n"] for line in lines] == [1, 2, 3, 4]
+    assert [line["n"] for line in lines] == list(range(1, 8))
 
 
 def test_a_handler_gets_events_while_the_job_runs(launch: Launch, tmp_path: Path) -> None:
     path = tmp_path / "events"
     done = launch("run", "--event-log-handler=writes", "--no-python", "sh", "-c",
-                  'while [ "$(wc -l < "$EVENTS_FILE")" != 2 ]; do sleep 0.05; done',
+                  'while [ "$(wc -l < "$EVENTS_FILE")" != 3 ]; do sleep 0.05; done',
                   PYTHONPATH=PLUGIN, EVENTS_FILE=str(path))  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert path.read_text().split() == OF_A_JOB
@@ -43,7 +46,7 @@ def test_a_handler_gets_events_while_the_job_runs(launch: Launch, tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("raises", "it raised ValueError: no Formed here; further errors are not told"),
+        ("raises", "it raised ValueError: no StateChanged here; further errors are not told"),
         ("exits", "it has ended, and gets no more events"),
         ("missing", "it can't be loaded: ModuleNotFoundError: No module named 'relight_nowhere'"),
         pytest.param("blocks", "it took too long, and has not got all events",

@@ -23,7 +23,7 @@ from relight.host.listener import Listener
 from relight.host.loop import Loop
 from relight.host.store_port import StorePort
 from relight.rendezvous.election_finder import Elector
-from relight.rendezvous.finder import Finder
+from relight.rendezvous.finder import Finder, Seeker
 from relight.rendezvous.meeting import Meeting
 
 BROKEN = """
@@ -246,9 +246,9 @@ def test_an_elector_that_sends_nonsense_loses_its_connection() -> None:
         lease_s=1.0, checkpoint_s=1.0, dial_s=1.0, seek_s=1.0, close_s=1.0,
         security=Security(),
     )  # fmt: skip
-    elector = Elector(
-        loop, meeting, GroupSettings(1, 2, 0), 0, [[], []], lambda _: None, said.append
-    )
+    seeker = Seeker()
+    seeker.turned_away = said.append  # type: ignore[method-assign]
+    elector = Elector(loop, meeting, GroupSettings(1, 2, 0), 0, [[], []], lambda _: None, seeker)
     finder = Finder()
     finder.take_connection = elector.take_connection  # type: ignore[method-assign]
     coordinator = Coordinator(loop, sock, Security(), finder, socket.socket.close, said.append)

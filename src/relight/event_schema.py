@@ -11,8 +11,13 @@ from relight.typed import Any
 FIELDS = {
     "after_s": "for how long it was there before it was noticed, in seconds",
     "age_s": "seconds since the process was made",
+    "after": "its state now",
     "asked": "whether the user named the modules; false with `auto`",
+    "before": "its state before",
     "cause": "why, in words",
+    "StateChanged.cause": "why, in words; or what it took (a message, an event, or Tick for a "
+    "deadline), and the reason that came with it",
+    "core": "which part, see below",
     "during": "the input that led to it",
     "effects": "what was decided: messages to nodes, as they go over the network, and nodes that "
     "are dropped",
@@ -24,9 +29,12 @@ FIELDS = {
     "frozen": "whether they are frozen, or run again",
     "generation": "number of the generation, from 0",
     "group_rank": "number of this node in the generation, from 0",
+    "host": "name of this node",
     "hosts": "names of the nodes",
     "input": "what it took: a message with its node, a node that was lost, or a tick",
     "job": "id of the job; empty in a job of one node",
+    "StateChanged.job": "id of the job whose group it is; empty in a job of one node, and if it is "
+    "no group",
     "last": "when a worker has called progress() last, on the clock of `t`",
     "left_out": "packages of workers that are not installed, with `auto`; separated by spaces",
     "FailureNoticed.local_rank": "number of the worker on its node, from 0; -1 for all of them",
@@ -65,6 +73,48 @@ FIELDS = {
     "world_size": "number of workers of the generation",
 }
 """What a field means, with its unit, by its name; `Event.name` where it differs in one event."""
+STATES = {
+    "supervision": {
+        "about": "the workers of a generation on this node",
+        "running": "none has failed or was asked to stop",
+        "stopping": "they were asked to end, and have the grace time",
+        "killing": "they were sent SIGKILL",
+        "ended": "all have exited, or can't be killed",
+    },
+    "link": {
+        "about": "from this node to the coordinator, in a job of several nodes",
+        "seeking": "no coordinator is known",
+        "joining": "one has answered, and has not said yet that workers may run here",
+        "connected": "it has said so",
+        "hosting": "this process is the coordinator",
+        "over": "this node has left the job, or gives up",
+    },
+    "membership": {
+        "about": "the nodes of a job, in the process that coordinates it",
+        "gathering": "no workers run, and nodes join",
+        "running": "a generation runs",
+        "stopping": "the workers of all nodes are stopped",
+        "recovering": "the coordinator is new, and nodes tell what runs",
+        "ended": "the job has ended, and the nodes are told",
+    },
+    "election": {
+        "about": "of the coordinator, on a host of an endpoint that lists several",
+        "follower": "a coordinator was seen lately, or the process has just begun",
+        "candidate": "none was seen, and it asks for votes",
+        "coordinator": "a majority has voted for this host",
+    },
+    "candidacy": {
+        "about": "for a register (etcd, a file, a plug-in), which names the coordinator",
+        "waiting": "the register does not name this process, or that is no longer certain",
+        "holding": "it names this process",
+    },
+    "activity": {
+        "about": "of the workers of a generation on this node, with --hang-timeout",
+        "active": "one of them does something",
+        "quiet": "none has done anything for too long",
+    },
+}
+"""The states of `StateChanged`, by core; `about` is what the core decides on."""
 _KINDS = {
     "bool": "true or false", "int": "integer", "float": "number", "str": "text", "tuple": "list",
     "list": "list", "dict": "object",
@@ -84,7 +134,10 @@ The same lines are in `events.jsonl` in the run directory (with `--log-dir`, `--
 | `time` | number | the time, in seconds since 1970 |
 | `event` | text | which event it is |
 
-and the fields of the event. A reader should ignore events and keys that it does not know.
+and the fields of the event. A reader should ignore events and keys that it does not know. Of a
+submitted job, `relight events` begins each line with `log`, the name of the agent's run directory,
+`host`, and `node`: the agent's `group_rank` in the generation that its log has reached. Until that
+is known, `host` is empty and `node` is -1.
 
 ## A handler of your own
 
@@ -135,7 +188,17 @@ def page() -> str:
         parts.append(
             "\n".join([f"## {name}", "", about, "", "| field | | |", "|---|---|---|", *rows])
         )
+        if kind is events.StateChanged:
+            parts.append(_states())
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def _states() -> str:
+    rows = ["| core | state | |", "|---|---|---|"]
+    for core, states in STATES.items():
+        rows.append(f"| `{core}` | | {states['about']} |")
+        rows += [f"| | `{name}` | {text} |" for name, text in states.items() if name != "about"]
+    return "\n".join(rows)
 
 
 def _kind_of(annotation: Any) -> str:

@@ -12,11 +12,12 @@ SCHEMA = 1
 """The version of the lines of the event log. It rises when a field or an event is removed, or means
 something else; new ones may come without that.
 """
+_MOST_CAUSE = 300
 
 
 class Formed(NamedTuple):
-    """A generation was formed with this many nodes and workers. `group_rank` is this node's.
-    `failed_host`: on which the one before it failed, or which was lost.
+    """A generation was formed with this many nodes and workers. `group_rank` and `host` are this
+    node's. `failed_host`: on which the one before it failed, or which was lost.
     """
 
     generation: int
@@ -28,6 +29,7 @@ class Formed(NamedTuple):
     master_port: int
     cause: str
     failed_host: str = ""
+    host: str = ""
 
 
 class WorkerStarted(NamedTuple):
@@ -223,6 +225,18 @@ class CheckpointFound(NamedTuple):
     saved: float
 
 
+class StateChanged(NamedTuple):
+    """A part of relight that decides something is in another state. The state in which it begins is
+    not told, nor is one that it leaves at once.
+    """
+
+    core: str
+    before: str
+    after: str
+    cause: str
+    job: str = ""
+
+
 class GroupBegan(NamedTuple):
     """This process coordinates the group of a job from now on (--record-group)."""
 
@@ -273,10 +287,27 @@ Readable = (
     | FailureNoticed
     | StepsReported
     | CheckpointFound
+    | StateChanged
     | Ended
 )
 """The events whose lines core/event_lines turns into records again."""
 Event = Readable | GroupBegan | GroupStep | Tick
+
+
+def changed(core: str, before: str, after: str, taken: object) -> StateChanged:
+    """Return the event of a core that is in another state since it has taken an input.
+
+    Args:
+        core: the name of its module.
+        before: its state before.
+        after: its state now.
+        taken: the input; of a message that came from another process, the message counts.
+    """
+    taken = getattr(taken, "message", taken)
+    reason = getattr(taken, "reason", "") or getattr(taken, "cause", "")
+    name = type(taken).__name__
+    cause = f"{name}: {reason}"[:_MOST_CAUSE] if reason else name
+    return StateChanged(core, before, after, cause)
 
 
 def describe(event: Event) -> str:
@@ -349,6 +380,9 @@ def describe(event: Event) -> str:
             return f"the workers reached step {event.step}, {took:.1f} s after their first step"
         case CheckpointFound():
             return f"the workers of generation {event.generation} have saved a checkpoint"
+        case StateChanged():
+            of = f" of {event.job}" if event.job else ""
+            return f"{event.core}{of}: {event.before} -> {event.after} ({event.cause})"
         case GroupBegan():
             return f"this process coordinates the group {event.job}".rstrip()
         case GroupStep():

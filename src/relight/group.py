@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from relight.core.group_types import Drop, Effect, Event, GroupSettings, Received, Send
 from relight.core.membership import Membership
 from relight.core.messages import Announce, Answer, AskNodes, FromAgent, FromCoordinator, Join
-from relight.events import Tick
+from relight.events import StateChanged, Tick, changed
 from relight.host.loop import Alarm, Loop
 from relight.typed import Protocol
 
@@ -42,6 +42,9 @@ class LinkOwner(Protocol):
     def say(self, message: str) -> None:
         """Print a message to the user."""
 
+    def record(self, event: StateChanged) -> None:
+        """Write to the event log that the link or its finder is in another state."""
+
     def coordinates(self, job: str, group: "Group") -> None:
         """Look at a group that is decided in this process, before its first step."""
 
@@ -68,6 +71,8 @@ class Group:
         """Called with a node that is dropped, whose messages must not be answered any more."""
         self.on_step: Callable[[Event, float, list[Effect]], None] | None = None
         """Called with each step, its time and its effects, before these are carried out."""
+        self.on_change: Callable[[StateChanged], None] = lambda _: None
+        """Called when the state of the group has changed, before the effects are carried out."""
         self._loop = loop
         self._alarm = Alarm(loop, lambda: self.step(Tick()))
         self._put_off: list[Event] = []
@@ -92,10 +97,13 @@ class Group:
             case Received(node, AskNodes() | Answer() as asked):
                 self._relay(node, asked)
                 return
-        now = self._loop.now()
+        now, before = self._loop.now(), self.membership.state
         effects = self.membership.step(event, now)
         if self.on_step is not None:
             self.on_step(event, now, effects)
+        after = self.membership.state
+        if after is not before:
+            self.on_change(changed("membership", before.value, after.value, event))
         for effect in effects:
             match effect:
                 case Send(node, message) if node in self.recipients:

@@ -48,7 +48,7 @@ from relight.core.messages import (
 )
 from relight.core.supervision import FOR_EVER
 from relight.errors import EXIT_GROUP, many
-from relight.events import Tick
+from relight.events import StateChanged, Tick, changed
 from relight.group import Group, LinkOwner
 from relight.host.connection import dial
 from relight.host.dns import sock_address
@@ -215,7 +215,12 @@ class RemoteLink(finders.Seeker):
 
     def _step(self, event: Event) -> None:
         """Pass an event to the core and carry out its effects."""
-        for effect in self.core.step(event, self._loop.now()):
+        before = self.core.state
+        effects = self.core.step(event, self._loop.now())
+        after = self.core.state
+        if after is not before:  # first: what follows may lead to the next step
+            self.record(changed("link", before.value, after.value, event))
+        for effect in effects:
             match effect:
                 case Seek():
                     self._finder.seek(may_host=not self.core.unfit)
@@ -321,6 +326,10 @@ class RemoteLink(finders.Seeker):
     def say(self, text: str) -> None:
         """Print a message to the user."""
         self._owner.say(text)
+
+    def record(self, event: StateChanged) -> None:
+        """Write to the event log that the link or the finder is in another state."""
+        self._owner.record(event)
 
     def turned_away(self, line: str) -> None:
         """Print which connection was refused; if there are many, only some."""

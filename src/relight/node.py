@@ -37,7 +37,7 @@ from relight.core.messages import (
 from relight.core.ranks import NO_GENERATION, GenerationId
 from relight.core.supervision import FOR_EVER
 from relight.errors import many
-from relight.events import Formed, Restarting
+from relight.events import Formed, Restarting, StateChanged
 from relight.group import Group, LocalLink
 from relight.host.journal import Journal
 from relight.host.loop import Loop
@@ -163,8 +163,13 @@ class Node:
         """Print a message to the user on stderr."""
         self._journal.say(message)
 
+    def record(self, event: StateChanged) -> None:
+        """Write a change of state to the event log."""
+        self._journal.record(event)
+
     def coordinates(self, job: str, group: Group) -> None:
-        """Record the steps of a group that is decided here, if the user asks for it."""
+        """Record the changes of a group that is decided here; its steps too if the user asks."""
+        group.on_change = lambda change: self.record(change._replace(job=job))
         if self._job.command.spec.record_group:
             from relight.core.group_replay import Recorder
 
@@ -327,8 +332,11 @@ class Node:
         if number:
             journal.say_once(cause)  # a wait before it may have told the cause
         journal.record(
-            Formed(number, restart, here, nodes, world_size, address, port, cause, failed_host)
-        )
+            Formed(
+                number, restart, here, nodes, world_size, address, port, cause,
+                failed_host=failed_host, host=self._link.join.host,
+            )
+        )  # fmt: skip
         if restart > self.restart:
             self.restart = restart
             journal.write(Restarting(restart, self._job.settings.max_restarts, cause))

@@ -36,6 +36,7 @@ from relight.events import (
     FailureNoticed,
     GroupStopped,
     SignalReceived,
+    StateChanged,
     StepsReported,
     StoreReached,
     WorkerExited,
@@ -446,6 +447,7 @@ class WorkerGroup:
             self._on_process,
             services.fork if preload is None else preload.fork,
             before_stop=self._before_stop,
+            on_change=services.journal.record,
         )
 
     # Their events.
@@ -540,7 +542,15 @@ class WorkerGroup:
     def _on_quiet(self) -> None:
         supervisor = self.supervisor
         if supervisor is not None and supervisor.is_running:
-            self._send(self._quiet())
+            quiet = self._quiet()
+            self._send(quiet)
+            if quiet.quiet_s:
+                cause = f"none has done anything for {duration(quiet.quiet_s, digits=1)}"
+                event = StateChanged("activity", "active", "quiet", cause)
+            else:
+                cause = "one of them does something again"
+                event = StateChanged("activity", "quiet", "active", cause)
+            self._services.journal.record(event)
 
     def _quiet(self) -> NodeQuiet:
         quiet = self.watches.quiet if self.watches is not None else None

@@ -1,6 +1,7 @@
 """`relight events`, and the lines of one rank: of jobs of `relight run`, and of submitted ones."""
 
 import json
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -48,7 +49,9 @@ def test_events_of_a_job_without_files_are_those_in_its_agent(
     jobs = JobDirectory(variables)
     wait_for(lambda: any(job.restart == 1 and job.ranks for job in jobs.running()))
     found = relight("events", "train")
-    assert names(found.stdout)[:4] == ["Formed", "WorkerStarted", "WorkerStarted", "WorkerExited"]
+    assert names(found.stdout)[:6] == [
+        "StateChanged", "Formed", "WorkerStarted", "WorkerStarted", "StateChanged", "WorkerExited",
+    ]  # fmt: skip
     assert names(relight("events", "train", "--name", "Restarting").stdout) == ["Restarting"]
     of_rank = names(relight("events", "train", "--rank", "1").stdout)
     assert of_rank == ["WorkerStarted", "WorkerExited", "FailureNoticed", "WorkerStarted"]
@@ -60,11 +63,11 @@ def test_events_of_a_job_without_files_are_those_in_its_agent(
     assert (refused.returncode, "no rank 7 on this machine" in refused.stderr) == (2, True)
     follower = start("events", "-f", "train", variables=variables)
     first = follower.stdout.readline()
-    assert names(first) == ["Formed"]
+    assert names(first) == ["StateChanged"]
     (path.parent / "go").touch()
     assert agent.wait(LIMIT_S) == 0
     assert follower.wait(LIMIT_S) == 0
-    assert names(follower.stdout.read())[-2:] == ["WorkerExited", "Ended"]
+    assert names(follower.stdout.read())[-3:] == ["WorkerExited", "StateChanged", "Ended"]
     over = relight("events", "train")
     assert (over.returncode, "has kept no event log" in over.stderr) == (2, True)
 
@@ -103,6 +106,11 @@ def test_events_and_output_of_a_rank_of_a_submitted_job(
     lines = [json.loads(line) for line in relight("events", handle).stdout.splitlines()]
     assert {line["rank"] for line in lines if line["event"] == "WorkerStarted"} == {0, 1, 2, 3}
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+    ranks = {node: {line["rank"] for line in lines if line["node"] == node and "rank" in line}
+             for node in {line["node"] for line in lines}}  # fmt: skip
+    assert ranks == {0: {0, 1}, 1: {2, 3}}  # of each line, also of those before the generation
+    assert {line["host"] for line in lines} == {socket.gethostname()}
+    assert len({line["log"] for line in lines}) == 2
     assert json.loads(relight("status", "--json", handle).stdout)["goodput"]["generations"] == 1
     refused = relight("logs", handle, "--rank", "4")
     assert (refused.returncode, refused.stderr.splitlines()[1]) == (2, "hint: it has ranks 0 to 3")
@@ -126,6 +134,24 @@ def test_what_can_not_be_read_is_refused(
     found = relight(*words)
     assert found.returncode
     assert why in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("rubbish", "flags"),
+    [
+        (bytes(range(256)) * 20, ()),
+        (bytes(5000), ("-f",)),
+        (b"a word\n" * 9, ("--replay",)),
+    ],
+    ids=["bytes", "zeros", "words"],
+)
+def test_a_file_that_is_no_event_log_is_refused(
+    relight: Command, tmp_path: Path, rubbish: bytes, flags: tuple[str, ...]
+) -> None:
+    (tmp_path / "events.jsonl").write_bytes(rubbish)
+    found = relight("events", *flags, tmp_path)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert f"{tmp_path}/events.jsonl is no event log: no line of it is an event" in found.stderr
 
 
 def test_an_agent_keeps_the_latest_events_in_64_kib(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from relight.coordinator import Coordinator
 from relight.core.group_types import GroupSettings
 from relight.env import Environment
 from relight.errors import UsageError, did_you_mean, mistake
-from relight.events import Mistake, describe
+from relight.events import Mistake, StateChanged, describe
+from relight.group import Group
 from relight.host import background, system
 from relight.host.console import Consoles
 from relight.host.loop import Loop
@@ -45,7 +46,9 @@ _DIAL_S = 1.0
 _TAKEN = ("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "local-addr", "help", "verbose")
 _CHANGED: dict[str, dict[str, Any]] = {
     "rdzv-backend": {"default": "c10d"},
-    "verbose": {"help": "also print when a job comes (its first node connects) and goes"},
+    "verbose": {
+        "help": "also print when a job comes (its first node connects), changes its state, and goes"
+    },
 }
 COORDINATOR_FLAGS = (
     Flag("bind", parse_endpoint, Endpoint("", None), "HOST[:PORT]",
@@ -92,14 +95,16 @@ def main(argv: list[str]) -> int:
     if meeting.register is not None:
         finder = RegisteredFinder(loop, meeting, settings.lost_after_s, port)
     coordinator = Coordinator(loop, sock, meeting.security, finder, lambda c: c.close(), say)
-    if parsed.values["verbose"]:
+    verbose = parsed.values["verbose"]
+    if verbose:
         coordinator.on_job = lambda job, what: say(f"job {job}: {what}")
+        coordinator.on_group = partial(_tell_changes, say)
     for note in notes:
         say(f"note: {note}")
     candidate = None
     if meeting.register is not None:
         coordinator.longest_lost_after_s = settings.lost_after_s
-        candidate = _Candidate(loop, meeting, finder, coordinator, port, say)
+        candidate = _Candidate(loop, meeting, finder, coordinator, port, say, verbose=verbose)
     else:
         say(f"coordinating the jobs that meet at {where}")
     loop.run_until(lambda: bool(stopped or (candidate and candidate.error)))
@@ -128,6 +133,8 @@ class _Candidate(Seeker):
         coordinator: Coordinator,
         port: int,
         say: Callable[[str], None],
+        *,
+        verbose: bool,
     ) -> None:
         self.error: UsageError | None = None
         """The reason why the register will never answer, if there is one."""
@@ -137,6 +144,7 @@ class _Candidate(Seeker):
         self._coordinator = coordinator
         self._port = port
         self._say = say
+        self._verbose = verbose
         self._said = ""
         finder.open(self)
         self._seek()
@@ -173,6 +181,11 @@ class _Candidate(Seeker):
             self._said = text
             self._say(text)
 
+    def record(self, event: StateChanged) -> None:
+        """Show a change of the candidacy, with --verbose."""
+        if self._verbose:
+            self.say(describe(event))
+
     def _seek(self) -> None:
         self._finder.seek(may_host=True)
 
@@ -186,6 +199,11 @@ class _Candidate(Seeker):
         elif refused is False:
             self._finder.answered()
         self._seek_later()
+
+
+def _tell_changes(say: Callable[[str], None], job: str, group: Group) -> None:
+    """Print each change of a group's state."""
+    group.on_change = lambda change: say(describe(change._replace(job=job)))
 
 
 def _refuses(address: tuple[str, int]) -> bool:

@@ -1,17 +1,21 @@
 """`relight events`: prints what has happened in a job, from its event log."""
 
+import json
 import os
 import sys
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Any
 
 from relight.cli.jobs import HANDLE, HELP, JSON, Page, read_arguments, say
 from relight.cli.logs import parse_time
-from relight.core import event_lines
+from relight.core import event_lines, fields
 from relight.core.event_lines import Line, Selection
 from relight.core.fields import Malformed
 from relight.errors import EXIT_OK, MachineError, UsageError, did_you_mean, many
-from relight.events import SCHEMA
+from relight.events import SCHEMA, Formed
+from relight.job import handles
+from relight.job.handles import Handle
 from relight.spec import Flag
 from relight.values import parse_count
 
@@ -68,20 +72,73 @@ def main(argv: list[str]) -> int:
     if values["replay"] and chosen:
         raise UsageError(f"--replay takes all steps of the log: it contradicts {chosen[0]}")
     names = _names(values["name"])
-    found = _read(parsed.command[0], follow=values["follow"])
+    target = parsed.command[0]
+    job = None if _is_file(target) else handles.parse(target)
+    found = _read(job or target, follow=values["follow"])
     if values["replay"]:
         return _replay(line for _, line in found)
     since = values["since"].timestamp() if values["since"] else None
     as_json = values["json"] or not sys.stdout.isatty()
     selections: dict[str, Selection] = {}
+    nodes = None if job is None or job.scheduler == handles.RUN else _Nodes()
     if not values["follow"]:
-        found = iter(sorted(found, key=lambda each: each[1].time))
+        lines = sorted(found, key=lambda each: each[1].time)
+        if nodes is not None:
+            nodes.look_ahead(lines)
+        found = iter(lines)
     for log, line in found:
+        if nodes is not None:
+            nodes.take(log, line)
         selection = selections.setdefault(log, Selection(names, since, values["rank"]))
         if selection.wants(line):
-            shown = f"{_time(line.time)} {event_lines.shown(line)}"
-            print(line.text if as_json else shown, flush=values["follow"])
+            print(_shown(log, line, nodes, as_json=as_json), flush=values["follow"])
     return EXIT_OK
+
+
+class _Nodes:
+    """Which node each log of a submitted job is of: its host, and its number in the generation that
+    the lines have reached. Until its log says so, only its run directory tells it from the others.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, int]] = {}
+
+    def look_ahead(self, lines: list[tuple[str, Line]]) -> None:
+        """Find out in which generation each node is first."""
+        for log, line in reversed(lines):
+            self.take(log, line)
+
+    def take(self, log: str, line: Line) -> None:
+        """Take a line of a log."""
+        if line.name == Formed.__name__ and isinstance(event := event_lines.event_of(line), Formed):
+            self._found[log] = event.host, event.group_rank
+
+    def keys(self, log: str) -> dict[str, Any]:
+        """Return what is known, for a line in JSON."""
+        host, node = self._found.get(log, ("", -1))
+        return {"log": _directory(log), "host": host, "node": node}
+
+    def name(self, log: str) -> str:
+        """Return the host and the number of a node, for people."""
+        host, node = self._found.get(log, ("", -1))
+        if node < 0:
+            return _directory(log)
+        return f"{fields.printable(host, lines=False)} node {node}".strip()
+
+
+def _directory(log: str) -> str:
+    return os.path.basename(os.path.dirname(log))
+
+
+def _shown(log: str, line: Line, nodes: _Nodes | None, *, as_json: bool) -> str:
+    if as_json:
+        return line.text if nodes is None else json.dumps(nodes.keys(log) | json.loads(line.text))
+    node = "" if nodes is None else f"{nodes.name(log)}  "
+    return f"{_time(line.time)} {node}{event_lines.shown(line)}"
+
+
+def _is_file(target: str) -> bool:
+    return target.endswith(".jsonl") or (os.path.sep in target and os.path.exists(target))
 
 
 def _names(text: str) -> frozenset[str]:
@@ -95,18 +152,18 @@ def _names(text: str) -> frozenset[str]:
     return names
 
 
-def _read(target: str, *, follow: bool) -> Iterator[tuple[str, Line]]:
+def _read(source: Handle | str, *, follow: bool) -> Iterator[tuple[str, Line]]:
     """Return the lines of a job's event logs, or of a file, each after the name of its log."""
-    from relight.job import handles
     from relight.runner import event_log
     from relight.runner.runner import Runner
 
-    if target.endswith(".jsonl") or (os.path.sep in target and os.path.exists(target)):
-        texts = event_log.of_file(target, follow=follow)
+    if isinstance(source, str):
+        event_log.check_file(source)
+        texts = event_log.of_file(source, follow=follow)
         yield from _lines(texts)
         return
     with Runner() as runner:
-        yield from _lines(event_log.lines(runner, handles.parse(target), follow=follow))
+        yield from _lines(event_log.lines(runner, source, follow=follow))
 
 
 def _lines(texts: Iterator[tuple[str, str]]) -> Iterator[tuple[str, Line]]:

@@ -4,10 +4,11 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
+from itertools import chain
 
 from relight.env import Environment
 from relight.errors import mistake
-from relight.events import Event, Mistake, Recorded, describe, is_news, line_of
+from relight.events import Event, Mistake, Recorded, StateChanged, describe, is_news, line_of
 from relight.host.console import Consoles
 from relight.host.loop import Alarm
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 _MOST_KEPT = 64 * 1024
 """Bytes of the events in memory, at most."""
+_MOST_CHANGES = 24
+"""Changes of the state of one core in memory, at most. They are apart from the other events: a link
+that comes and goes for an hour pushes out its own changes alone.
+"""
 _SIZE = 400
 """Bytes of an event without its texts, about."""
 _SHOWN_AFTER_S = 1.0
@@ -161,6 +166,7 @@ class EventLog:
         self._path = os.path.join(directory, "events.jsonl") if directory else ""
         self._before = ""
         self._number = 0
+        self._changes: dict[str, deque[Recorded]] = {}
         self._kept: deque[tuple[Recorded, int]] = deque()
         self._size = 0
 
@@ -179,13 +185,19 @@ class EventLog:
 
     def after(self, number: int) -> list[Recorded]:
         """Return the events in memory whose number is higher."""
-        return [recorded for recorded, _ in self._kept if recorded.number > number]
+        changes = chain.from_iterable(self._changes.values())
+        kept = chain(changes, (recorded for recorded, _ in self._kept))
+        return sorted(recorded for recorded in kept if recorded.number > number)
 
     def _recorded(self, event: Event) -> Recorded:
         self._number += 1
         return Recorded(self._number, round(time.monotonic(), 6), round(time.time(), 3), event)
 
     def _keep(self, recorded: Recorded) -> None:
+        if isinstance(recorded.event, StateChanged):
+            core = recorded.event.core
+            self._changes.setdefault(core, deque(maxlen=_MOST_CHANGES)).append(recorded)
+            return
         size = _SIZE + sum(len(each) for each in recorded.event if isinstance(each, str | tuple))
         self._kept.append((recorded, size))
         self._size += size

@@ -15,11 +15,20 @@ from relight.core.supervision import (
     SupervisionState,
     WorkerEnd,
 )
-from relight.events import Event, Tick, WorkerExited, WorkersFrozen, WorkerStarted
+from relight.events import (
+    Event,
+    StateChanged,
+    Tick,
+    WorkerExited,
+    WorkersFrozen,
+    WorkerStarted,
+    changed,
+)
 from relight.host.loop import Alarm, Loop
 from relight.host.process import Fork, ProcessEvent, WorkerPlan, Workers
 
 OnEvent = Callable[[ProcessEvent], None]
+OnChange = Callable[[StateChanged], None]
 
 
 class Supervisor:
@@ -34,6 +43,7 @@ class Supervisor:
         on_event: called with each start and exit, after what core/supervision decided was done.
         before_stop: called with the exit of a process that failed, before the others are stopped
             because of it.
+        on_change: called with each change of the state of core/supervision.
         fork: starts a spawner, or uses the warm one (`host/preloading.py`).
         grace_for_all: whether a process without a handler for the stop signal gets the grace time
             too. If not, it is killed at once, except where the agent itself got a stop signal.
@@ -53,12 +63,14 @@ class Supervisor:
         fork: Fork | None = None,
         *,
         before_stop: Callable[[WorkerExited], None] | None = None,
+        on_change: OnChange | None = None,
         grace_for_all: bool = False,
     ) -> None:
         self.core = Supervision(len(plans), grace_s)
         self._loop = loop
         self._on_event = on_event
         self._before_stop = before_stop
+        self._on_change = on_change
         self._grace_for_all = grace_for_all
         self._lease_until = FOR_EVER
         self._alarm = Alarm(loop, partial(self.step, Tick()))
@@ -126,7 +138,12 @@ class Supervisor:
         self._on_event(event)
 
     def _step(self, event: Event, now: float) -> None:
-        for effect in self.core.step(event, now):
+        before = self.core.state
+        effects = self.core.step(event, now)
+        after = self.core.state
+        if self._on_change is not None and after is not before:
+            self._on_change(changed("supervision", before.value, after.value, event))
+        for effect in effects:
             match effect:
                 case Signal(local_ranks, number):
                     self._ask(local_ranks, number)

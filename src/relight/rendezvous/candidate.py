@@ -9,6 +9,7 @@ from functools import partial
 from relight.core import fields
 from relight.core.candidacy import Candidacy
 from relight.errors import UsageError
+from relight.events import StateChanged
 from relight.host import background
 from relight.host.loop import Alarm, Loop
 from relight.rendezvous.register import Record, Register
@@ -52,6 +53,7 @@ class Candidate:
         on_renewed: called each time that the hold is extended.
         on_step_down: called with the reason when this process must stop coordinating.
         on_trouble: called with the reason when the register stops answering.
+        on_change: called with each begin and end of the hold.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Candidate:
         on_renewed: Callable[[], None],
         on_step_down: Callable[[str], None],
         on_trouble: Callable[[str], None],
+        on_change: Callable[[StateChanged], None],
     ) -> None:
         self.register = register
         self.asked_at: float | None = None
@@ -74,6 +77,7 @@ class Candidate:
         self._on_renewed = on_renewed
         self._on_step_down = on_step_down
         self._on_trouble = on_trouble
+        self._on_change = on_change
         self._value = ""
         self._answers = True
         self._renewal = Alarm(loop, self._renew)
@@ -116,24 +120,26 @@ class Candidate:
 
     def step_down(self, reason: str) -> None:
         """End the hold, and report the reason with `on_step_down`."""
-        self._end_hold()
+        self._end_hold(reason)
         self._on_step_down(reason)
 
-    def release(self) -> None:
+    def release(self, reason: str) -> None:
         """End the hold, and tell the register at once, so that another process can take it."""
-        self._end_hold()
+        self._end_hold(reason)
         self._ask(self.register.release, lambda _: None)
 
     def close(self) -> None:
         """End the hold, and tell the register, if it answers within 2 s."""
-        self._end_hold()
+        self._end_hold("the process leaves")
         end = self._loop.now() + _RELEASE_S
         self._loop.run_until(lambda: self.asked_at is None, _RELEASE_S)
         self._ask(self._release_and_close, lambda _: None)
         self._loop.run_until(lambda: self.asked_at is None, end - self._loop.now())
 
-    def _end_hold(self) -> None:
+    def _end_hold(self, reason: str) -> None:
         """End the hold here; the register learns it with the next question, or when it lapses."""
+        if self._candidacy.until:
+            self._on_change(StateChanged("candidacy", "holding", "waiting", reason))
         self._candidacy.end_hold()
         self._renewal.set(None)
         self._expiry.set(None)
@@ -146,6 +152,9 @@ class Candidate:
 
     def _hold_from(self, asked_at: float) -> None:
         """Note that the register confirmed the hold, which counts from when it was asked for."""
+        if not self._candidacy.until:
+            cause = "the register names this process"
+            self._on_change(StateChanged("candidacy", "waiting", "holding", cause))
         self._candidacy.held(asked_at)
         self._expiry.set(self._candidacy.until)
 

@@ -24,7 +24,7 @@ from relight.core.group_types import GroupSettings, Hello
 from relight.core.lease import Refusal
 from relight.core.messages import Heartbeat
 from relight.core.votes import Ballot
-from relight.events import Tick
+from relight.events import Tick, changed
 from relight.host.connection import CLOSED, Connection, dial, resolve
 from relight.host.heartbeats import Heartbeats
 from relight.host.loop import Alarm, Loop
@@ -185,7 +185,7 @@ class ElectedFinder(Finder):
                 index,
                 self._addresses,
                 self._on_role,
-                self._seeker.turned_away,
+                self._seeker,
             )
             self._seeker.listen(sock)
             return
@@ -213,7 +213,7 @@ class Elector:
         me: the index of this host in the list.
         addresses: the addresses of each host.
         on_role: called repeatedly with whether this host is the coordinator.
-        log: called with a line for each elector whose messages are refused.
+        seeker: gets a line for each elector whose messages are refused, and each change of state.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class Elector:
         me: int,
         addresses: list[list[tuple[str, int]]],
         on_role: Callable[[bool], None],
-        log: Callable[[str], None],
+        seeker: Seeker,
     ) -> None:
         self.me = me
         self._loop = loop
@@ -232,7 +232,7 @@ class Elector:
         self._settings = settings
         self._addresses = addresses
         self._on_role = on_role
-        self._log = log
+        self._seeker = seeker
         names = [host for host, _ in meeting.hosts]
         incarnation = os.urandom(8).hex()
         self._election = Election(
@@ -314,7 +314,9 @@ class Elector:
     def closed(self, connection: Connection, reason: str) -> None:
         """Forget a connection that has ended; the next ping opens a new one."""
         if connection.session_key and reason != CLOSED:
-            self._log(f"{connection.peer}: {reason}")  # other ends are normal: that host is not up
+            self._seeker.turned_away(
+                f"{connection.peer}: {reason}"
+            )  # other ends are normal: that host is not up
         self._incoming.pop(connection, None)
         self._outgoing = {i: each for i, each in self._outgoing.items() if each is not connection}
 
@@ -346,6 +348,7 @@ class Elector:
         self._ping_timer = self._loop.call_after(_PING_S, self._ping)
 
     def _step(self, event: BallotReceived | Tick) -> None:
+        before = self._election.state
         for effect in self._election.step(event, self._loop.now()):
             match effect:
                 case SendBallot(host, message):
@@ -356,6 +359,9 @@ class Elector:
                 case BecomeCoordinator():
                     self._elected_at = self._loop.now()
         self._alarm.set(self._election.deadline())
+        after = self._election.state
+        if after is not before:
+            self._seeker.record(changed("election", before.value, after.value, event))
         self._on_role(self.coordinates())
 
 

@@ -18,6 +18,7 @@ from relight.core.lease import Refusal
 from relight.core.link import RETRY_S
 from relight.core.supervision import FOR_EVER
 from relight.errors import UsageError
+from relight.events import StateChanged
 from relight.host.connection import Connection
 from relight.host.loop import Loop
 from relight.rendezvous.meeting import Meeting
@@ -77,6 +78,9 @@ class Seeker:
 
     def say(self, text: str) -> None:
         """Print a message to the user."""
+
+    def record(self, event: StateChanged) -> None:
+        """Take a change of state of an election or a candidacy, for the event log."""
 
     def turned_away(self, line: str) -> None:
         """Report a peer that was refused."""

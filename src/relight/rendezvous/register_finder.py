@@ -12,6 +12,7 @@ from relight.core.candidacy import Candidacy, Refused
 from relight.core.lease import Refusal
 from relight.core.waiting import duration
 from relight.errors import UsageError
+from relight.events import StateChanged
 from relight.host import dns
 from relight.host.loop import Alarm, Loop
 from relight.host.ports import is_loopback, is_ours, listen
@@ -59,6 +60,7 @@ class RegisteredFinder(Finder):
             on_renewed=self._on_renewed,
             on_step_down=self._on_step_down,
             on_trouble=self._on_trouble,
+            on_change=self._on_change,
         )
         self._seeker: Seeker
         self.keeps_socket = bool(port)
@@ -123,8 +125,9 @@ class RegisteredFinder(Finder):
         each other and the register, but not this node.
         """
         if self._candidacy.has_too_few(enough=enough):
-            self._candidate.release()
-            self._seeker.step_down("too few nodes reach it", _STAND_BACK_S)
+            reason = "too few nodes reach it"
+            self._candidate.release(reason)
+            self._seeker.step_down(reason, _STAND_BACK_S)
 
     def close(self) -> None:
         """Stop, and give the record back."""
@@ -201,6 +204,9 @@ class RegisteredFinder(Finder):
             f"can't renew the coordinator's record at {self._meeting.where}, "
             f"this node coordinates for {left} more: {reason}"
         )
+
+    def _on_change(self, change: StateChanged) -> None:
+        self._seeker.record(change)
 
     def _step_down(self) -> None:
         if self._candidacy.holds(self._loop.now()):

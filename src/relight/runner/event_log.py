@@ -21,6 +21,8 @@ from relight.schedulers.api import AppStatus
 NAME = "events.jsonl"
 _LOGS_BELOW = "torchelastic"
 """Where the agents of a submitted job keep their logs, below the job's own directory."""
+_BEGINNING = 1 << 20
+"""Bytes of a file in which there must be an event."""
 _OPTIONS = "relight run --log-dir=DIR keeps it in a file"
 
 
@@ -170,6 +172,26 @@ def of_file(path: str, *, follow: bool) -> Lines:
     if os.path.isdir(path):
         path = os.path.join(path, NAME)
     return growing_files.lines_by_path(lambda: [path], lambda: follow)
+
+
+def check_file(path: str) -> None:
+    """Refuse a file that is no event log, or a run directory without one.
+
+    Raises:
+        UsageError: it is something else.
+        MachineError: it can't be read.
+    """
+    path = os.path.join(path, NAME) if os.path.isdir(path) else path
+    try:
+        with files.opened(path) as file:
+            beginning = file.read(_BEGINNING).decode(errors="replace")
+    except OSError as error:
+        raise MachineError(f"can't read {path}: {error.strerror}") from None
+    if beginning and not any(map(event_lines.read, beginning.split("\n"))):
+        raise UsageError(
+            f"{path} is no event log: no line of it is an event",
+            hint=f"relight run --log-dir=DIR writes one, {NAME} in the run directory",
+        )
 
 
 def _of_run(jobs: JobDirectory, job: Handle, *, follow: bool) -> Lines:

@@ -1,0 +1,159 @@
+"""Each change of the state of a core is an event: in real jobs, and in simulated ones."""
+
+import json
+from collections import defaultdict
+from enum import Enum
+from pathlib import Path
+
+import pytest
+from conftest import Launch
+from nodes.jobs import Job, OneMachine
+from simulation import node
+from simulation.__main__ import play
+
+from relight import event_schema, events
+from relight.core.election import BallotReceived, ElectionState
+from relight.core.group_types import GroupState, NodeLost, Received
+from relight.core.link import LinkState, Opened
+from relight.core.messages import NodeLeaving
+from relight.core.supervision import SupervisionState
+from relight.core.votes import VoteRelease
+from relight.events import StateChanged, Tick, changed
+from relight.host.journal import EventLog
+
+FIRST = {
+    "supervision": "running", "link": "seeking", "membership": "gathering",
+    "election": "follower", "candidacy": "waiting", "activity": "active",
+}  # fmt: skip
+"""The state in which each core begins."""
+
+
+def changes(log: Path, core: str) -> list[str]:
+    """The changes of a core in an event log, each as `before -> after`."""
+    lines = map(json.loads, log.read_text().splitlines())
+    return [f"{x['before']} -> {x['after']}" for x in lines if x.get("core") == core]
+
+
+def test_a_local_job_tells_how_its_workers_and_its_group_change(
+    launch: Launch, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal, time\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: None)\n"
+        "    open('ready.' + os.environ['RANK'], 'w').close()\n"
+        "    while not os.path.exists('ready.1'): time.sleep(0.02)\n"
+        "    if os.environ['RANK'] == '0': raise SystemExit(3)\n"
+        "    time.sleep(60)\n"
+    )
+    words = ("--nproc-per-node=2", "--max-restarts=1", "--shutdown-timeout=0.2", "--log-dir=logs")
+    assert launch("run", *words, script).returncode == 0
+    (log,) = tmp_path.glob("logs/*/events.jsonl")
+    assert changes(log, "supervision") == [
+        "running -> stopping", "stopping -> killing", "killing -> ended", "running -> ended",
+    ]  # fmt: skip
+    assert changes(log, "membership") == [
+        "gathering -> running", "running -> stopping", "stopping -> running", "running -> ended",
+    ]  # fmt: skip
+
+
+def test_nodes_tell_how_their_link_and_their_hold_on_a_register_change(tmp_path: Path) -> None:
+    """One coordinates, by a file, and the other is connected to it. While the job is idle, for many
+    heartbeats, they tell nothing.
+    """
+    flags = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=changes")
+    with OneMachine() as machine:
+        job = Job(machine, tmp_path, *flags, "--nnodes=2")
+        agents = [job.start(f"agent{number}", f"--log-dir=logs{number}") for number in range(2)]
+        job.until_runs(agents, 2)
+        job.until(lambda: min(job.counts().values(), default=0) > 50, "workers that count")
+        assert job.stop() == [0, 0]
+    logs = sorted(tmp_path.glob("logs*/*/events.jsonl"), key=lambda log: len(changes(log, "link")))
+    host, other = logs
+    assert changes(host, "candidacy") == ["waiting -> holding", "holding -> waiting"]
+    assert changes(host, "link") == ["seeking -> hosting", "hosting -> over"]
+    assert changes(host, "membership") == ["gathering -> running", "running -> ended"]
+    assert changes(other, "link") == [
+        "seeking -> joining", "joining -> connected", "connected -> over",
+    ]  # fmt: skip
+    assert not changes(other, "candidacy") + changes(other, "membership")
+    assert changes(host, "supervision") == changes(other, "supervision") == ["running -> ended"]
+
+
+def test_in_simulated_jobs_each_change_begins_where_the_last_one_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With everything that can go wrong, nothing is told that is no change, and none is missed. A
+    core that is made anew begins in its first state.
+    """
+    told: dict[tuple[int, str, str], list[StateChanged]] = defaultdict(list)
+    logs: list[node.EventLog] = []
+    write = node.EventLog.write
+
+    def keep(log: node.EventLog, event: events.Event) -> events.Recorded:
+        if isinstance(event, StateChanged):
+            logs.append(log)  # so that its id is not used again
+            told[id(log), event.core, event.job].append(event)
+        return write(log, event)
+
+    monkeypatch.setattr(node.EventLog, "write", keep)
+    for seed, mode in ((0, "endpoint"), (0, "hosts"), (1, "hosts"), (0, "register")):
+        assert not play(seed, mode)[2]
+    assert {core for _, core, _ in told} >= FIRST.keys() - {"activity"}
+    elected = [
+        [each.after for each in found] for (_, core, _), found in told.items() if core == "election"
+    ]
+    assert ["candidate", "coordinator"] in [states[:2] for states in elected]
+    for (_, core, _), found in told.items():
+        state = FIRST[core]
+        for each in found:
+            assert each.before in (state, FIRST[core]), found
+            assert each.before != each.after
+            assert {each.before, each.after} <= event_schema.STATES[core].keys()
+            state = each.after
+
+
+def test_the_page_of_the_events_names_all_states() -> None:
+    kinds: dict[str, type[Enum]] = {
+        "supervision": SupervisionState, "link": LinkState, "membership": GroupState,
+        "election": ElectionState,
+    }  # fmt: skip
+    assert event_schema.STATES.keys() == FIRST.keys()
+    for core, states in event_schema.STATES.items():
+        if core in kinds:
+            assert states.keys() - {"about"} == {state.value for state in kinds[core]}
+        assert FIRST[core] in states
+
+
+@pytest.mark.parametrize(
+    ("taken", "cause"),
+    [
+        (Tick(), "Tick"),
+        (Opened("10.0.0.1:29400"), "Opened"),
+        (NodeLost("a1", "no heartbeat for 1.3 s"), "NodeLost: no heartbeat for 1.3 s"),
+        (
+            Received("a1", NodeLeaving("its agent got SIGTERM")),
+            "NodeLeaving: its agent got SIGTERM",
+        ),
+        (BallotReceived(VoteRelease(1, "ab", 0.0)), "VoteRelease"),
+        (events.GroupStopped(0, "x" * 9999), "GroupStopped: " + "x" * 286),
+    ],
+)
+def test_the_cause_of_a_change_names_what_was_taken_and_its_reason(
+    taken: object, cause: str
+) -> None:
+    assert changed("link", "joining", "seeking", taken).cause == cause
+
+
+def test_a_link_that_comes_and_goes_pushes_no_other_event_out_of_memory() -> None:
+    log = EventLog("")
+    log.write(events.WorkerStarted(0, 0, 1))
+    log.write(StateChanged("election", "follower", "candidate", "Tick"))
+    for _ in range(2000):
+        log.write(StateChanged("link", "seeking", "joining", "Opened"))
+    kept = log.after(0)
+    assert [each.number for each in kept] == sorted(each.number for each in kept)
+    assert [each.number for each in kept[:2]] == [1, 2]
+    assert kept[-1].number == 2002
+    assert len(kept) < 100
