@@ -113,7 +113,7 @@ def test_nothing_of_a_job_is_left_in_the_program(caller: Caller, mode: str) -> N
             raise LookupError
         wait = ["wait"]
         for act, args, limit in (
-            (bool, [], None), (bool, wait, 0.5), (interrupt, wait, None), (fail, wait, None)
+            (bool, [], float("inf")), (bool, wait, 0.5), (interrupt, wait, None), (fail, wait, None)
         ):
             try:
                 found = relight.run(spec._replace(args=args), on_event=on_event,
@@ -196,11 +196,26 @@ REFUSED = {
     "RunSpec('train.py', flags=['other.py'])": ("'other.py' is no flag", "script"),
     "RunSpec('train.py', flags='--tee=3')": ("flags='--tee=3'", "flags=['--tee=3']"),
     "RunSpec('train.py', 'a b')": ("args='a b'", "args=['a', 'b']"),
-    "RunSpec('train.py', [1])": ("1 is not", "'1'"),
+    "RunSpec('train.py', [1])": ("args=[1]: 1 is no text", "'1'"),
     "RunSpec('train.py', min_nodes=4, max_nodes=2)": ("--nnodes=4:2", "--nnodes=2:4"),
     "RunSpec('train.py', nproc_per_node='two')": ("--nproc-per-node=two", "a number"),
     "RunSpec('train.py', env={'A': 1})": ("env: A=1", "a text"),
-    "RunSpec('train.py'), timeout_s=0": ("timeout_s=0", "above 0"),
+    "RunSpec('train.py', env=None)": ("env=None", "texts by name"),
+    "RunSpec('train.py', env={'A=B': ''})": ("'A=B' is no name of a variable",),
+    "RunSpec('train.py', env={'A': '\\0'})": ("env: A='\\x00'", "no null character"),
+    "RunSpec('train.py', flags=[1])": ("flags=[1]: 1 is no text", "'1'"),
+    "RunSpec('train.py', flags=None)": ("flags=None", "a list of texts"),
+    "RunSpec('train.py', module='yes')": ("module='yes'", "True or False"),
+    "RunSpec('train.py', max_restarts=1.5)": ("--max-restarts=1.5", "a whole number"),
+    "RunSpec(5)": ("script=5", "'5'"),
+    "RunSpec('train.py'), on_event=3": ("on_event=3", "a function of one event"),
+    "RunSpec('train.py'), timeout_s=0": ("timeout_s=0", "above 0", "timeout_s=None is no limit"),
+    "RunSpec('train.py'), timeout_s=-1": ("timeout_s=-1", "above 0"),
+    "RunSpec('train.py'), timeout_s=float('nan')": ("timeout_s=nan", "above 0"),
+    "RunSpec('train.py'), timeout_s=float('-inf')": ("timeout_s=-inf", "above 0"),
+    "RunSpec('train.py'), timeout_s=1e300": ("timeout_s=1e+300", "at most 2000000"),
+    "RunSpec('train.py'), timeout_s='5'": ("timeout_s='5'", "expected seconds"),
+    "RunSpec('train.py'), timeout_s=True": ("timeout_s=True", "expected seconds"),
 }
 
 
