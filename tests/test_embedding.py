@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,21 @@ def test_a_result_tells_exit_codes_restarts_and_the_cause(caller: Caller, mode: 
         1, "the workers failed", {"0": -15, "1": 1}, 0, [1, "ValueError", "bad batch"], [1],
         ["rank 1 raised ValueError: bad batch"],
     ]  # fmt: skip
+
+
+def test_a_failure_has_a_time_of_day_and_its_place_in_the_order(tmp_path: Path) -> None:
+    """`at` counts back from when the node reported, so that it needs no common clock."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    began = time.time()
+    result = relight.run(RunSpec(str(tmp_path / "train.py"), ["fail", "wait"], nproc_per_node=2))
+    assert result.cause is not None
+    assert result.cause.at < 0
+    first, second = sorted(result.failures, key=lambda each: each.at)
+    assert (first.rank, first.asked, second.rank) == (1, 0, 0)
+    assert first.at < second.at <= 0
+    for each in (result.cause, *result.failures):
+        when = datetime.strptime(each.when, "%Y-%m-%d %H:%M:%S%z").timestamp()
+        assert began - 1 <= when <= time.time()
 
 
 @MODES

@@ -120,7 +120,10 @@ class RunResult(NamedTuple):
             A worker that had not started has none.
         restarts: restarts of the job after failures.
         cause: the worker that was the root cause, on any node; None if no worker was.
-        failures: this node's workers of the last generation that failed or were stopped.
+        failures: this node's workers of the last generation that failed or were stopped. Their
+            `when` is the time of day. Their `at` only orders them: it is in seconds before this
+            node reported them to the group, as a negative number; that of `cause` in seconds
+            before the group decided on it.
         report: the lines of the failure report that people see.
         timed_out: whether the job was stopped because the time was up.
     """
