@@ -299,9 +299,9 @@ def time_limit(name: str, value: Any) -> float | None:
     Raises:
         UsageError: it is not above 0, longer than 23 days, or no number.
     """
-    if value is None or value == float("inf"):
-        return None
     is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if value is None or (is_number and value == float("inf")):
+        return None
     if not is_number or not 0 < value <= MOST_SECONDS:
         raise UsageError(
             f"{name}={value!r}: expected seconds, above 0 and at most {MOST_SECONDS:.0f}",

@@ -144,7 +144,7 @@ class FileSystemTracker(TrackerBase):
                 found = sorted(each.rstrip("/") for each in self._files.ls(directory, detail=False))
             except FileNotFoundError:
                 return []
-            if found == [self._files._strip_protocol(directory)]:  # fsspec lists a file as itself
+            if len(found) == 1 and self._files.isfile(directory):  # a file is listed as itself
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
             return found
 
