@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,21 @@ def test_a_result_tells_exit_codes_restarts_and_the_cause(caller: Caller, mode: 
     ]  # fmt: skip
 
 
+def test_a_failure_has_a_time_of_day_and_its_place_in_the_order(tmp_path: Path) -> None:
+    """`at` counts back from when the node reported, so that it needs no common clock."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    began = time.time()
+    result = relight.run(RunSpec(str(tmp_path / "train.py"), ["fail", "wait"], nproc_per_node=2))
+    assert result.cause is not None
+    assert result.cause.at < 0
+    first, second = sorted(result.failures, key=lambda each: each.at)
+    assert (first.rank, first.asked, second.rank) == (1, 0, 0)
+    assert first.at < second.at <= 0
+    for each in (result.cause, *result.failures):
+        when = datetime.strptime(each.when, "%Y-%m-%d %H:%M:%S%z").timestamp()
+        assert began - 1 <= when <= time.time()
+
+
 @MODES
 def test_nothing_of_a_job_is_left_in_the_program(caller: Caller, mode: str) -> None:
     """No descriptor, thread, child or handler, however the job ends: well, by its time limit, by
@@ -113,7 +129,7 @@ def test_nothing_of_a_job_is_left_in_the_program(caller: Caller, mode: str) -> N
             raise LookupError
         wait = ["wait"]
         for act, args, limit in (
-            (bool, [], None), (bool, wait, 0.5), (interrupt, wait, None), (fail, wait, None)
+            (bool, [], float("inf")), (bool, wait, 0.5), (interrupt, wait, None), (fail, wait, None)
         ):
             try:
                 found = relight.run(spec._replace(args=args), on_event=on_event,
@@ -196,11 +212,26 @@ REFUSED = {
     "RunSpec('train.py', flags=['other.py'])": ("'other.py' is no flag", "script"),
     "RunSpec('train.py', flags='--tee=3')": ("flags='--tee=3'", "flags=['--tee=3']"),
     "RunSpec('train.py', 'a b')": ("args='a b'", "args=['a', 'b']"),
-    "RunSpec('train.py', [1])": ("1 is not", "'1'"),
+    "RunSpec('train.py', [1])": ("args=[1]: 1 is no text", "'1'"),
     "RunSpec('train.py', min_nodes=4, max_nodes=2)": ("--nnodes=4:2", "--nnodes=2:4"),
     "RunSpec('train.py', nproc_per_node='two')": ("--nproc-per-node=two", "a number"),
     "RunSpec('train.py', env={'A': 1})": ("env: A=1", "a text"),
-    "RunSpec('train.py'), timeout_s=0": ("timeout_s=0", "above 0"),
+    "RunSpec('train.py', env=None)": ("env=None", "texts by name"),
+    "RunSpec('train.py', env={'A=B': ''})": ("'A=B' is no name of a variable",),
+    "RunSpec('train.py', env={'A': '\\0'})": ("env: A='\\x00'", "no null character"),
+    "RunSpec('train.py', flags=[1])": ("flags=[1]: 1 is no text", "'1'"),
+    "RunSpec('train.py', flags=None)": ("flags=None", "a list of texts"),
+    "RunSpec('train.py', module='yes')": ("module='yes'", "True or False"),
+    "RunSpec('train.py', max_restarts=1.5)": ("--max-restarts=1.5", "a whole number"),
+    "RunSpec(5)": ("script=5", "'5'"),
+    "RunSpec('train.py'), on_event=3": ("on_event=3", "a function of one event"),
+    "RunSpec('train.py'), timeout_s=0": ("timeout_s=0", "above 0", "timeout_s=None is no limit"),
+    "RunSpec('train.py'), timeout_s=-1": ("timeout_s=-1", "above 0"),
+    "RunSpec('train.py'), timeout_s=float('nan')": ("timeout_s=nan", "above 0"),
+    "RunSpec('train.py'), timeout_s=float('-inf')": ("timeout_s=-inf", "above 0"),
+    "RunSpec('train.py'), timeout_s=1e300": ("timeout_s=1e+300", "at most 2000000"),
+    "RunSpec('train.py'), timeout_s='5'": ("timeout_s='5'", "expected seconds"),
+    "RunSpec('train.py'), timeout_s=True": ("timeout_s=True", "expected seconds"),
 }
 
 

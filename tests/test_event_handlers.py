@@ -47,6 +47,8 @@ def test_a_handler_gets_events_while_the_job_runs(launch: Launch, tmp_path: Path
     ("name", "said"),
     [
         ("raises", "it raised ValueError: no StateChanged here; further errors are not told"),
+        ("colours", "it raised ValueError: \ufffd[2Jno \ufffd]0;title\ufffd here; "
+         "further errors are not told"),
         ("exits", "it has ended, and gets no more events"),
         ("missing", "it can't be loaded: ModuleNotFoundError: No module named 'relight_nowhere'"),
         pytest.param("blocks", "it took too long, and has not got all events",

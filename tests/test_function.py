@@ -375,6 +375,15 @@ REFUSED = {
     "1, flags='--tee=3'": ("flags='--tee=3'", "flags=['--tee=3']"),
     "1, hosts='a,b'": ("hosts='a,b'", "hosts=['a', 'b']"),
     "1, env={'A': 1}": ("env: A=1", "a text"),
+    "1, env=['A']": ("env=['A']", "texts by name"),
+    "1, env={1: 'a'}": ("1 is no name of a variable",),
+    "1, flags=None": ("flags=None", "a list of texts"),
+    "1, flags=[1]": ("flags=[1]: 1 is no text",),
+    "1, hosts=[1]": ("hosts=[1]: 1 is no text",),
+    "1, hosts=5": ("hosts=5", "a list of texts"),
+    "1, ssh=5": ("ssh=5", "options by name"),
+    "1, nnodes=float('inf')": ("nnodes=inf", "a number"),
+    "1, max_restarts=float('nan')": ("max_restarts=nan", "a number"),
 }
 
 

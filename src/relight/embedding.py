@@ -49,7 +49,14 @@ from relight.events import (
     WorkerExited,
     WorkerStarted,
 )
-from relight.function import check_texts, copy_output, start_agent, variables_of_job
+from relight.function import (
+    check_list,
+    check_texts,
+    copy_output,
+    start_agent,
+    time_limit,
+    variables_of_job,
+)
 from relight.host import system
 from relight.typed import Any, NamedTuple, NoReturn
 
@@ -113,7 +120,10 @@ class RunResult(NamedTuple):
             A worker that had not started has none.
         restarts: restarts of the job after failures.
         cause: the worker that was the root cause, on any node; None if no worker was.
-        failures: this node's workers of the last generation that failed or were stopped.
+        failures: this node's workers of the last generation that failed or were stopped. Their
+            `when` is the time of day. Their `at` only orders them: it is in seconds before this
+            node reported them to the group, as a negative number; that of `cause` in seconds
+            before the group decided on it.
         report: the lines of the failure report that people see.
         timed_out: whether the job was stopped because the time was up.
     """
@@ -145,7 +155,8 @@ def run(
         spec: what to run.
         on_event: called with each event of the job (docs/events.md), in the thread that calls
             `run`. An exception of it stops the workers, and is raised.
-        timeout_s: seconds until the workers are stopped.
+        timeout_s: seconds until the workers are stopped, at most 2,000,000 (23 days); None or
+            infinity for no limit.
         in_process: run the agent in this process, which saves the start of a Python; for programs
             without threads, children or much memory, as the agent forks. Otherwise it is a child.
             A signal that stops the job is delivered to this process once all workers have ended.
@@ -154,13 +165,14 @@ def run(
         UsageError: the spec is wrong; nothing was started.
         MachineError: this machine can't run the job.
     """
-    if timeout_s is not None and not timeout_s > 0:
-        raise UsageError(f"timeout_s={timeout_s!r}: expected seconds above 0, or None")
+    limit_s = time_limit("timeout_s", timeout_s)
+    if on_event is not None and not callable(on_event):
+        raise UsageError(f"on_event={on_event!r}: expected a function of one event, or None")
     words, variables = _checked(spec)
     job = _Job(on_event)
     if in_process:
-        return _run_here(words, variables, job, timeout_s)
-    return _run_child(words, variables, job, timeout_s)
+        return _run_here(words, variables, job, limit_s)
+    return _run_child(words, variables, job, limit_s)
 
 
 def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
@@ -172,11 +184,11 @@ def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
             "for functions",
         )
     check_texts(spec.flags, spec.env)
-    if isinstance(spec.args, str):
-        raise UsageError(f"args={spec.args!r}: expected a list", hint=f"args={spec.args.split()!r}")
-    for word in (spec.script, *spec.args):
-        if not isinstance(word, str):
-            raise UsageError(f"script and args are texts, and {word!r} is not", hint=f"'{word}'")
+    check_list("args", spec.args)
+    if not isinstance(spec.script, str):
+        raise UsageError(f"script={spec.script!r}: expected a text", hint=f"'{spec.script}'")
+    if not isinstance(spec.module, bool):
+        raise UsageError(f"module={spec.module!r}: expected True or False")
     variables = {**variables_of_job(), **spec.env}
     words = spec.command_line()
     parsed = parse(words, Environment(variables))

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
 from typing import Any, TypeVar
 
 from relight import env as environment
@@ -27,7 +28,7 @@ from relight.function_results import RemoteTraceback as RemoteTraceback
 from relight.host import scratch
 from relight.host.files import remove_tree
 from relight.rendezvous.meeting import TOKEN
-from relight.values import parse_nproc
+from relight.values import MOST_SECONDS, parse_nproc
 from relight.worker import call, main_module
 
 R = TypeVar("R")
@@ -90,9 +91,10 @@ def launch(
         parse_nproc(str(nproc_per_node))
     except ValueError as error:
         raise UsageError(f"nproc_per_node={nproc_per_node!r}: {error}") from None
-    check_texts(flags, env or {})
-    if isinstance(hosts, str):
-        raise UsageError(f"hosts={hosts!r}: expected a list", hint=f"hosts={hosts.split(',')!r}")
+    check_texts(flags, {} if env is None else env)
+    check_list("hosts", hosts)
+    if ssh is not None and not isinstance(ssh, Mapping):
+        raise UsageError(f"ssh={ssh!r}: expected options by name", hint="relight schedulers ssh")
     if hosts and nodes not in (1, len(hosts)):
         raise UsageError(f"nnodes={nodes}, and there are {len(hosts)} hosts: one node each")
     if ssh and not hosts:
@@ -258,16 +260,54 @@ def _number(name: str, value: int | str, *, least: int) -> int:
 
 
 def check_texts(flags: Sequence[str], env: Mapping[str, str]) -> None:
-    """Check that flags are a list, and variables texts.
+    """Check that flags are a list of texts, and variables texts by name.
 
     Raises:
         UsageError: they are not.
     """
-    if isinstance(flags, str):
-        raise UsageError(f"flags={flags!r}: expected a list", hint=f"flags={flags.split()!r}")
+    check_list("flags", flags)
+    if not isinstance(env, Mapping):
+        raise UsageError(f"env={env!r}: expected texts by name", hint="env={'NAME': 'text'}")
     for name, value in env.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise UsageError(f"env: {name!r} is no name of a variable", hint="env={'NAME': 'text'}")
         if not isinstance(value, str):
             raise UsageError(f"env: {name}={value!r}: expected a text", hint=f"'{value}'")
+        if "\0" in value:
+            raise UsageError(f"env: {name}={value!r}: a variable has no null character")
+
+
+def check_list(name: str, value: Any) -> None:
+    """Check that an argument is a list of texts.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if isinstance(value, str):
+        words = value.replace(",", " ").split() if name == "hosts" else value.split()
+        raise UsageError(f"{name}={value!r}: expected a list", hint=f"{name}={words!r}")
+    if not isinstance(value, Sequence):
+        raise UsageError(f"{name}={value!r}: expected a list of texts")
+    for word in value:
+        if not isinstance(word, str):
+            raise UsageError(f"{name}={value!r}: {word!r} is no text", hint=f"'{word}'")
+
+
+def time_limit(name: str, value: Any) -> float | None:
+    """Return a time limit in seconds; None for none, which an infinite one is as well.
+
+    Raises:
+        UsageError: it is not above 0, longer than 23 days, or no number.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if value is None or (is_number and value == float("inf")):
+        return None
+    if not is_number or not 0 < value <= MOST_SECONDS:
+        raise UsageError(
+            f"{name}={value!r}: expected seconds, above 0 and at most {MOST_SECONDS:.0f}",
+            hint=f"{name}=None is no limit",
+        )
+    return float(value)
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

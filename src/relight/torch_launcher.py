@@ -26,6 +26,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from numbers import Real
 from types import FrameType
 from typing import Any
 
@@ -47,6 +48,14 @@ _CALLED_FROM = (
     "torch.distributed.launcher.api", "torch.distributed.launcher", "torch.distributed.run",
 )  # fmt: skip
 """Modules of torch from which programs take `elastic_launch`."""
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "rdzv_configs": ((Mapping,), "values by name"),
+    "signals_to_handle": ((str,), "names such as 'SIGTERM,SIGINT'"),
+    "duplicate_stdout_filters": ((list, tuple, type(None)), "a list of texts"),
+    "duplicate_stderr_filters": ((list, tuple, type(None)), "a list of texts"),
+    "virtual_local_rank": ((bool,), "True or False"),
+}
+"""Fields that are read here, before `relight run` checks their values, and what they may be."""
 _HANDLERS = ("console", "dynamic_rendezvous", "null")
 
 
@@ -86,7 +95,8 @@ class LaunchConfig:
     `start_method`, `monitor_interval` and `metrics_cfg` have no effect here.
 
     Raises:
-        ValueError: shutdown_timeout is negative.
+        ValueError: shutdown_timeout is negative, or no number.
+        UsageError: rdzv_configs is no mapping.
     """
 
     min_nodes: int
@@ -114,6 +124,7 @@ class LaunchConfig:
     shutdown_timeout: int | None = None
 
     def __post_init__(self) -> None:
+        _check_type("rdzv_configs", self.rdzv_configs)
         if self.rdzv_timeout != -1:
             self.rdzv_configs["timeout"] = self.rdzv_timeout
         self.rdzv_configs.setdefault("timeout", _TIMEOUT_S)
@@ -122,9 +133,9 @@ class LaunchConfig:
         if self.shutdown_timeout is None:
             text = environment.read().get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
             self.shutdown_timeout = int(text)
-        elif self.shutdown_timeout < 0:
+        elif not isinstance(self.shutdown_timeout, Real) or self.shutdown_timeout < 0:
             raise ValueError(
-                f"shutdown_timeout={self.shutdown_timeout}: expected 0 or more seconds"
+                f"shutdown_timeout={self.shutdown_timeout!r}: expected 0 or more seconds"
             )
 
 
@@ -240,6 +251,10 @@ def launch_agent(
             "health_check_server: relight serves none",
             hint="relight status, or the events of relight.run, tell how a job is",
         )
+    for name in _TYPES:
+        if not hasattr(config, name):
+            raise UsageError(f"{config!r} has no {name}: expected a LaunchConfig")
+        _check_type(name, getattr(config, name))
     if not config.run_id:
         config.run_id = str(uuid.uuid4().int)
     if isinstance(entrypoint, str):
@@ -285,6 +300,12 @@ def _call(config: Any, function: Callable[..., Any], args: list[Any]) -> dict[in
 
 
 # The configuration.
+
+
+def _check_type(name: str, value: Any) -> None:
+    types, expected = _TYPES[name]
+    if not isinstance(value, types):
+        raise UsageError(f"{name}={value!r}: expected {expected}")
 
 
 def _spec(config: Any, script: str, args: Sequence[str], *flags: str) -> RunSpec:

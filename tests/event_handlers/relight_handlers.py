@@ -1,4 +1,4 @@
-"""Event handlers of another package: two that work, and three that do not."""
+"""Event handlers of another package: two that work, and some that do not."""
 
 import logging
 import os
@@ -24,6 +24,12 @@ class FileHandler(logging.FileHandler):
 def fail(event: dict[str, Any]) -> None:
     """Fail for each event."""
     raise ValueError(f"no {event['event']} here")
+
+
+def fail_in_colour(event: dict[str, Any]) -> None:
+    """Fail with a message that would clear the screen and set the title of a terminal."""
+    del event
+    raise ValueError("\x1b[2Jno \x1b]0;title\x07 here")
 
 
 def block(event: dict[str, Any]) -> None:

@@ -95,6 +95,15 @@ except SignalException as error:
         ({}, "no-such-program", "there is no program no-such-program"),
         ({"signals_to_handle": "SIGNONE"}, "true", "--signals-to-handle=SIGNONE"),
         ({"numa_options": 3}, "true", "numa_options=3"),
+        ({"rdzv_configs": 5}, "true", "rdzv_configs=5: expected values by name"),
+        ({"signals_to_handle": 15}, "true", "signals_to_handle=15: expected names"),
+        (
+            {"duplicate_stdout_filters": "a"},
+            "true",
+            "duplicate_stdout_filters='a': expected a list",
+        ),
+        ({"virtual_local_rank": "no"}, "true", "virtual_local_rank='no': expected True or False"),
+        ({"shutdown_timeout": float("nan")}, "true", "--shutdown-timeout=nan: expected a finite"),
     ],
 )
 def test_a_wrong_configuration_is_refused(
@@ -127,3 +136,5 @@ def test_the_configuration_has_torchs_defaults() -> None:
     assert LaunchConfig(1, 1, 1, rdzv_timeout=5).rdzv_configs == {"timeout": 5}
     with pytest.raises(ValueError, match="shutdown_timeout=-1"):
         LaunchConfig(1, 1, 1, shutdown_timeout=-1)
+    with pytest.raises(ValueError, match="shutdown_timeout='x': expected 0 or more seconds"):
+        LaunchConfig(1, 1, 1, shutdown_timeout="x")  # type: ignore[arg-type]

@@ -1,4 +1,7 @@
-"""`relight completion`: prints the completion script of a shell."""
+"""`relight completion`: prints the completion script of a shell.
+
+The script runs `relight completion jobs` (known_jobs.py) where a job is expected.
+"""
 
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -12,10 +15,14 @@ from relight.runner.runner import DEFAULT_SCHEDULER
 from relight.schedulers import registry
 from relight.spec import FLAGS, Flag
 
+_ON_JOBS = ("status", "top", "stacks", "debug", "logs", "events", "wait", "cancel", "delete",
+            "describe")  # fmt: skip
+"""Commands whose arguments are jobs."""
+_JOBS = "relight completion jobs 2>/dev/null"
 SHELLS = ("bash", "zsh", "fish")
 PAGE = Page(
     "completion SHELL",
-    ("Prints the completion of relight's commands and flags for bash, zsh or fish.",),
+    ("Prints the completion of relight's commands, flags and jobs for bash, zsh or fish.",),
     (HELP,),
     (
         'eval "$(relight completion bash)"                  (in ~/.bashrc)',
@@ -76,6 +83,13 @@ def bash() -> str:
         more = _ARGUMENTS.get(command)
         if more is not None:
             cases.append(f'            {command}:*) words="{" ".join(more())}" ;;')
+        if command in _ON_JOBS:
+            jobs = f"words=$({_JOBS})"
+            takes_value = [f"--{flag.name}" for flag in flags if flag.parse]
+            takes_value += [f"-{flag.short}" for flag in flags if flag.parse and flag.short]
+            if takes_value:
+                jobs = f"case $before in {'|'.join(takes_value)}) ;; *) {jobs} ;; esac"
+            cases.append(f"            {command}:*) {jobs} ;;")
     options = [
         f'            {name}) words="{" ".join(names)}" ;;' for name, names in _options().items()
     ]
@@ -112,6 +126,9 @@ def fish() -> str:
         more = _ARGUMENTS.get(command)
         if more is not None:
             lines.append(f"{where} -a {_quoted(' '.join(more()))}")
+        if command in _ON_JOBS:
+            files = "" if command == "events" else " -f"
+            lines.append(f"{where}{files} -a '(command -q relight; and {_JOBS})'")
     return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from relight.cli.jobs import HANDLE, HELP, JSON, Follower, Page, read_arguments,
 from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, RelightError, UsageError
 from relight.job import handles
 from relight.job.app import AppState
+from relight.runner.event_log import ALL
 from relight.runner.runner import Runner, compiled
 from relight.spec import Flag
 from relight.values import one_of, parse_count
@@ -36,6 +37,17 @@ def parse_time(text: str) -> datetime:
         raise ValueError("expected 30s, 10m, 2h, 1d or a time as 2026-01-31T12:00") from None
 
 
+def parse_attempt(text: str) -> str:
+    """Return a number of restarts without leading zeros, or `all`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text == ALL or (text.isascii() and text.isdecimal()):
+        return text.lstrip("0") or "0"
+    raise ValueError("expected all, or a number: 0 is the first attempt, 1 that after a restart")
+
+
 PAGE = Page(
     "logs [flags] JOB[/ROLE[/REPLICA,…]]",
     (
@@ -53,6 +65,8 @@ PAGE = Page(
         Flag("replica", str, "", "N,…", "only these replicas", from_env=False),
         Flag("rank", parse_count, None, "N", "only this rank, counted over the whole job",
              from_env=False),
+        Flag("attempt", parse_attempt, "", "N|all",
+             "of a worker, what it wrote after N restarts, or in all attempts", from_env=False),
         Flag("grep", str, "", "TEXT", "only lines with this text", from_env=False),
         Flag("regex", str, "", "R", "only lines that match", from_env=False),
         Flag("since", parse_time, None, "T", "lines since then: 10m, or a time", from_env=False),
@@ -68,6 +82,7 @@ PAGE = Page(
         "relight logs train-x3bk9qwz --streams stderr --since 10m",
         "relight logs train-x3bk9qwz --tail 3",
         "relight logs -f train --rank 5 --grep loss",
+        "relight logs train --rank 5 --attempt 0",
     ),
 )  # fmt: skip
 
@@ -91,7 +106,7 @@ def main(argv: list[str]) -> int:
     if values["rank"] is not None and handle.replicas:
         raise UsageError("--rank names a worker of the whole job, and a replica is given as well")
     compiled(values["regex"])
-    query = {key: values[key] for key in ("since", "until", "rank")}
+    query = {key: values[key] for key in ("since", "until", "rank", "attempt")}
     query |= {"stream": values["streams"], "last": values["lines"]}
     query["regex"] = values["regex"] or re.escape(values["grep"])
     with Runner() as runner:

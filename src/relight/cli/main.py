@@ -163,10 +163,12 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
     if name in JOB_COMMANDS:
         from importlib import import_module
 
+        # A shell waits for the second: it does without what the first imports.
+        file = name if argv != ["completion", "jobs"] else "known_jobs"
         try:
-            module = import_module(f"relight.cli.{name}")
+            module = import_module(f"relight.cli.{file}")
         except ModuleNotFoundError as error:
-            if error.name != f"relight.cli.{name}":
+            if error.name != f"relight.cli.{file}":
                 raise
             raise UsageError(  # job/launcher_file.py
                 f"relight {name} is not part of the launcher that travels with a job",

@@ -72,14 +72,15 @@ def main(argv: list[str]) -> int:
     except RelightError:
         raise
     except Exception as error:  # of a file system, a server or another package
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        raise MachineError(f"{tracker} can't be read: {why}") from None
+        raise MachineError(f"{tracker} can't be read: {backends.one_line(error)}") from None
     if parsed.values["json"]:
         print_json([dict(zip(map(str.lower, heads), row, strict=True)) for row in rows])
     elif rows:
         print("\n".join(table([[_text(each) for each in row] for row in rows], heads)))
     else:
-        say(f"{tracker} has no {what}{f' of {run[0]}' if run else ''}")
+        parent = parsed.values["parent_run_id"]
+        of = f" of {run[0]}" if run else f" that come from {parent}" if parent else ""
+        say(f"{tracker} has no {what}{of}")
     return EXIT_OK
 
 
@@ -132,12 +133,12 @@ def _metadata(tracker: Any, run: str, _: ParsedFlags) -> Listed:
 
 def _artifacts(tracker: Any, run: str, parsed: ParsedFlags) -> Listed:
     wanted = parsed.values["artifact"]
-    rows: list[tuple[object, ...]] = [
-        (each.name, each.path, each.metadata)
-        for each in tracker.artifacts(run).values()
-        if wanted in ("", each.name)
-    ]
-    return rows, ("ARTIFACT", "PATH", "METADATA")
+    found = [(each.name, each.path, each.metadata) for each in tracker.artifacts(run).values()]
+    names = [str(name) for name, _, _ in found]
+    if wanted and wanted not in names:
+        known = f"it has {', '.join(names)}" if names else "it has none"
+        raise UsageError(f"{run} has no artifact {wanted}", hint=did_you_mean(wanted, names, known))
+    return [row for row in found if wanted in ("", row[0])], ("ARTIFACT", "PATH", "METADATA")
 
 
 def _lineage(tracker: Any, run: str, parsed: ParsedFlags) -> Listed:

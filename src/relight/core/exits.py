@@ -63,11 +63,15 @@ class Collective(NamedTuple):
 class Failure(NamedTuple):
     """How one worker ended, and all that is known about it.
 
-    `exitcode` is negative for a signal. `at` is monotonic; in a message it is relative to the time
-    of sending, which needs no common clock. `asked` is the signal that the agent had sent before,
-    or 0. `evidence` are findings of the machine, such as an out-of-memory kill. `last_lines` is the
-    end of stderr. `when` is the time of day on that host, as text. `doing` is known if the agent
-    looked before it stopped the worker, `collectives` if torch's flight recorder has left a dump.
+    `exitcode` is negative for a signal. `asked` is the signal that the agent had sent before, or 0.
+    `evidence` are findings of the machine, such as an out-of-memory kill. `last_lines` is the end
+    of stderr. `doing` is known if the agent looked before it stopped the worker, `collectives` if
+    torch's flight recorder has left a dump.
+
+    `when` is the time of day on that host at which the end was looked into, as text:
+    `2026-07-01 12:00:00+0200`. `at` orders the failures of one node, in seconds: monotonic in an
+    agent; in a message and in a `relight.RunResult` relative to the time of sending, and so
+    negative, as nodes have no common clock.
     """
 
     rank: int

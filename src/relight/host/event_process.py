@@ -13,6 +13,7 @@ import signal
 import socket
 from collections.abc import Callable
 
+from relight.core.fields import printable
 from relight.errors import UsageError, nearest
 from relight.events import Recorded, line_of
 from relight.host import system
@@ -211,7 +212,7 @@ def _handler(found: Any) -> Callable[[str], object]:
 
 
 def _shown(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return printable(" ".join(f"{type(error).__name__}: {error}".split())[:300], lines=False)
 
 
 def _plug_ins() -> "dict[str, EntryPoint]":

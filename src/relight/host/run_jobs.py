@@ -56,6 +56,12 @@ class JobDirectory:
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.path = user_sockets.directory(variables, JOBS)
 
+    def ids(self) -> set[str]:
+        """Return the ids of jobs that run or have ended, without asking their agents: some may have
+        been killed.
+        """
+        return {*self._names(OF_JOB), *self._names(_ENDED)}
+
     def running(self) -> list[NodeSnapshot]:
         """Return what the agents say that answer, the newest first."""
         found = filter(None, map(self.ask, self._names(OF_JOB)))

@@ -11,7 +11,8 @@ import pytest
 
 from relight import env as environment
 from relight.core.faults import read
-from relight.errors import MachineError
+from relight.errors import MachineError, UsageError
+from relight.function import check_list, check_texts, time_limit
 from relight.sandbox import access
 from relight.sandbox.lab import lab_unavailable
 
@@ -43,7 +44,7 @@ class SandboxRunner:
         *arguments: str | Path,
         flags: Sequence[str] = (),
         faults: Sequence[str] = (),
-        timeout: float = 60.0,
+        timeout: float | None = 60.0,
         env: Mapping[str, str] | None = None,
     ) -> SandboxResult:
         """Run a script on hosts until the job has ended; return how it has.
@@ -54,13 +55,18 @@ class SandboxRunner:
             arguments: of the script.
             flags: of `relight run`, such as `--max-restarts=3`.
             faults: lines as of a file for `--faults`.
-            timeout: seconds after which the job is killed and the test fails.
+            timeout: seconds after which the job is killed and the test fails; None for no limit.
             env: more variables for the job.
 
         Raises:
-            UsageError: a line of the faults is wrong.
+            UsageError: an argument is wrong, or a line of the faults.
         """
         __tracebackhide__ = True
+        limit_s = time_limit("timeout", timeout)
+        if isinstance(hosts, bool) or not isinstance(hosts, int) or hosts < 1:
+            raise UsageError(f"hosts={hosts!r}: expected how many hosts, at least 1")
+        check_list("faults", faults)
+        check_texts(flags, {} if env is None else env)
         path = self._directory / "faults.txt"
         text = "\n".join(faults)
         read(text, "faults", hosts)  # so that a typing error is no failure of the job
@@ -79,14 +85,14 @@ class SandboxRunner:
             start_new_session=True,  # a Ctrl-C of pytest ends the job by the exit of this block
         ) as process:
             try:
-                stdout, stderr = process.communicate(timeout=timeout)
+                stdout, stderr = process.communicate(timeout=limit_s)
             except BaseException as error:
                 process.kill()  # its hosts go with it
                 stdout, stderr = process.communicate()
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
                 said = f"{stdout[-_SHOWN:]}\n{stderr[-_SHOWN:]}"
-                pytest.fail(f"the job has not ended in {timeout:g} s\n{said}", pytrace=False)
+                pytest.fail(f"the job has not ended in {limit_s:g} s\n{said}", pytrace=False)
         return SandboxResult(process.returncode, stdout, stderr)
 
 

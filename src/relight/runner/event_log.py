@@ -4,7 +4,7 @@ have the output of a rank.
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from glob import escape, glob
 
 from relight.core import event_lines
@@ -19,6 +19,8 @@ from relight.runner.runner import Runner
 from relight.schedulers.api import AppStatus
 
 NAME = "events.jsonl"
+ALL = "all"
+"""All attempts of a job: its first one, and one after each restart."""
 _LOGS_BELOW = "torchelastic"
 """Where the agents of a submitted job keep their logs, below the job's own directory."""
 _BEGINNING = 1 << 20
@@ -53,34 +55,43 @@ def lines(runner: Runner, job: Handle, *, follow: bool) -> Lines:
     return growing_files.lines_by_path(lambda: sorted(glob(pattern)), goes_on)
 
 
-def output(runner: Runner, job: Handle, rank: int, stream: str, *, follow: bool) -> Iterator[str]:
-    """Return the lines that a rank of a submitted job has written, of all generations; with
-    `follow`, also those that come until the job is over.
+def output(
+    runner: Runner, job: Handle, rank: int, stream: str, *, follow: bool, attempt: str = ALL
+) -> Iterator[str]:
+    """Return the lines that a rank of a job has written to its own log files, the oldest generation
+    first; with `follow`, also those that come until the job is over.
 
     Args:
         runner: the job's.
-        job: a submitted job, or one of its roles.
+        job: a job, or one of its roles.
         rank: a worker's number in the job.
         stream: stdout, stderr or combined.
         follow: whether to wait for more.
+        attempt: only those after so many restarts, as a text; ALL for all.
 
     Raises:
-        UsageError: the job does not exist, has no such rank, or no file has its lines alone.
+        UsageError: the job does not exist, has no such rank or attempt, or no file has its lines
+            alone.
     """
-    hint = "--replica=N has the lines of all ranks of a node; --grep chooses among them"
-    pattern = _pattern(runner, job, "which lines are those of a rank is", hint)
-    _check_found(job, pattern)
+    event_logs = _event_logs(runner, job)
     names = ("stdout", "stderr") if stream == "combined" else (stream,)
 
     def find() -> list[str]:
-        folders = _folders(sorted(glob(pattern))).get(rank, [])
-        paths = (os.path.join(folder, f"{name}.log") for folder in folders for name in names)
+        folders = _folders(event_logs()).get(rank, [])
+        wanted = [each for each in folders if attempt in (ALL, _attempt_of(each))]
+        paths = (os.path.join(folder, f"{name}.log") for folder in wanted for name in names)
         return [path for path in paths if os.path.exists(path)]
 
     if not find():
-        known = sorted(_folders(sorted(glob(pattern))))
+        known = _folders(event_logs())
         if rank not in known:
-            raise UsageError(f"{job} has no rank {rank}", hint=f"it has {_ranks(known)}")
+            raise UsageError(f"{job} has no rank {rank}", hint=f"it has {_ranks(sorted(known))}")
+        attempts = dict.fromkeys(_attempt_of(each) for each in known[rank])
+        if attempt not in (ALL, *attempts):
+            raise UsageError(
+                f"rank {rank} of {job} has no attempt {attempt}",
+                hint=f"it has {', '.join(attempts)}; all for all of them",
+            )
         raise UsageError(
             f"{job} has no log file for each rank", hint="relight run --tee=3 writes them"
         )
@@ -109,6 +120,33 @@ def account(job: Handle, found: AppStatus) -> Account | None:
         if latest is None or last.time > latest[0]:
             latest = last.time, ledger.account(last.t + since_s)
     return latest[1] if latest is not None else None
+
+
+def _event_logs(runner: Runner, job: Handle) -> Callable[[], list[str]]:
+    """Return a function that finds the event logs of all agents of a job.
+
+    Raises:
+        UsageError: there are none on this machine.
+    """
+    if job.scheduler == RUN:
+        found = JobDirectory(runner.env.variables).find_whole(job.app_id)
+        folders = [] if found is None else [node.run_directory for node in found.nodes]
+        paths = [os.path.join(folder, NAME) for folder in folders if folder]
+        if not any(map(os.path.exists, paths)):
+            raise UsageError(
+                f"{job} keeps no log files on this machine",
+                hint="relight run --log-dir=DIR --tee=3 keeps them and shows them as well",
+            )
+        return lambda: [path for path in paths if os.path.exists(path)]
+    hint = "--replica=N has the lines of all ranks of a node; --grep chooses among them"
+    pattern = _pattern(runner, job, "which lines are those of a rank is", hint)
+    _check_found(job, pattern)
+    return lambda: sorted(glob(pattern))
+
+
+def _attempt_of(folder: str) -> str:
+    """Return the number in `attempt_N/LOCAL_RANK` or `attempt_N_generation_M/LOCAL_RANK`."""
+    return os.path.basename(os.path.dirname(folder)).split("_")[1]
 
 
 def _pattern(runner: Runner, job: Handle, what: str, hint: str) -> str:

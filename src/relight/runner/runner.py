@@ -343,6 +343,7 @@ class Runner:
         stream: str = "combined",
         last: int | None = None,
         rank: int | None = None,
+        attempt: str = "",
     ) -> Iterator[str]:
         """Return the lines of one replica, without line ends.
 
@@ -357,15 +358,17 @@ class Runner:
             stream: stdout, stderr or combined.
             last: only this many of the existing lines.
             rank: the lines of this worker of the job, instead of those of a replica.
+            attempt: of a worker, those after so many restarts, or `all`; by default those of the
+                last generation of a job of `relight run`, and of all of a submitted one.
 
         Raises:
-            UsageError: the job, replica or rank does not exist, its scheduler can't tell which
-                lines are those of the rank, or the regex is invalid.
+            UsageError: the job, replica, rank or attempt does not exist, its scheduler can't tell
+                which lines are those of the rank, or the regex is invalid.
         """
         job = _parsed(handle)
         wanted = compiled(regex)
         query = LogQuery(role or job.role, replica, follow, since, until, stream)
-        read = self._reader(job, query, rank)
+        read = self._reader(job, query, rank, attempt)
 
         def lines(*, follow: bool) -> Iterator[str]:
             found = read(follow)
@@ -379,16 +382,25 @@ class Runner:
         return islice(lines(follow=True), max(0, there - last), None)
 
     def _reader(
-        self, job: Handle, query: LogQuery, rank: int | None
+        self, job: Handle, query: LogQuery, rank: int | None, attempt: str
     ) -> Callable[[bool], Iterator[str]]:
         """Return a function that returns the lines of a replica, or of a rank, and follows them if
         its argument says so.
         """
-        if rank is not None and job.scheduler != handles.RUN:
+        if attempt and rank is None:
+            if job.scheduler != handles.RUN:
+                raise UsageError(
+                    f"--attempt={attempt}: the logs of the replicas of {job} have all attempts",
+                    hint="--rank=N chooses a worker, whose attempts can be told apart",
+                )
+            rank = query.replica
+        if rank is not None and (attempt or job.scheduler != handles.RUN):
             from relight.runner import event_log
 
-            part = job._replace(role=query.role)
-            return lambda follow: event_log.output(self, part, rank, query.stream, follow=follow)
+            part, of = job._replace(role=query.role), attempt or event_log.ALL
+            return lambda follow: event_log.output(
+                self, part, rank, query.stream, follow=follow, attempt=of
+            )
         if rank is not None or not query.role:
             known = self.replicas(job)
             query = query._replace(role=query.role or known[0][0])

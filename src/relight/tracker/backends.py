@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+from relight.core.fields import printable
 from relight.errors import RelightError, UsageError, did_you_mean
 
 GROUPS = ("relight.tracker", "torchx.tracker")
@@ -48,8 +49,13 @@ def load(name: str, config: str | None) -> Any:
     except RelightError:
         raise
     except Exception as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
+        why = one_line(error)
         raise UsageError(f"the tracker {name} can't be used with config={config}: {why}") from None
+
+
+def one_line(error: Exception) -> str:
+    """Return an exception of another package in one line that is harmless on a terminal."""
+    return printable(" ".join(f"{type(error).__name__}: {error}".split()), lines=False)
 
 
 def _find(name: str) -> Callable[[str | None], Any]:
@@ -77,6 +83,6 @@ def _imported(name: str, load: Callable[[], Any]) -> Callable[[str | None], Any]
     try:
         found: Callable[[str | None], Any] = load()
     except Exception as error:  # of another package
-        why = " ".join(f"{type(error).__name__}: {error}".split())
+        why = one_line(error)
         raise UsageError(f"the tracker {name} does not load: {why}") from None
     return found

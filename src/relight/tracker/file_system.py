@@ -13,13 +13,16 @@ several ranks may record at once.
 
 import base64
 import binascii
+import contextlib
+import errno
 import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from relight.errors import UsageError
+from relight.core.fields import printable
+from relight.errors import MachineError, UsageError
 from relight.tracker.api import TrackerArtifact, TrackerBase, TrackerSource
 
 
@@ -29,6 +32,8 @@ class FileSystemTracker(TrackerBase):
     Args:
         files: a file system of fsspec.
         root: the directory; it is made when something is recorded.
+
+    All methods raise MachineError where the directory can't be read or written.
     """
 
     def __init__(self, files: Any, root: str) -> None:
@@ -70,8 +75,8 @@ class FileSystemTracker(TrackerBase):
         path = f"{directory}/{_encoded(source_id)}"
         lines = self._lines(path) if self._files.exists(path) else []
         if (artifact_name or "") not in lines:
-            self._files.makedirs(directory, exist_ok=True)
-            self._write(path, "".join(f"{line}\n" for line in [*lines, artifact_name or ""]))
+            text = "".join(f"{line}\n" for line in [*lines, artifact_name or ""])
+            self._write(directory, _encoded(source_id), text)
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> list[TrackerSource]:
         """Return what a run comes from; with a name, only where this artifact was used."""
@@ -100,24 +105,26 @@ class FileSystemTracker(TrackerBase):
             text = json.dumps(entry)
         except (TypeError, ValueError) as error:
             raise UsageError(f"{kind} of a run must be what JSON takes: {error}") from None
-        directory = self._path(run_id, kind)
-        self._files.makedirs(directory, exist_ok=True)
-        self._write(f"{directory}/{time.time_ns()}_{os.urandom(4).hex()}", text)
+        self._write(self._path(run_id, kind), f"{time.time_ns()}_{os.urandom(4).hex()}", text)
 
-    def _write(self, path: str, text: str) -> None:
-        with self._files.open(path, "wb") as file:
-            file.write(text.encode())
+    def _write(self, directory: str, name: str, text: str) -> None:
+        with self._root_named("written"):
+            self._files.makedirs(directory, exist_ok=True)
+            with self._files.open(f"{directory}/{name}", "wb") as file:
+                file.write(text.encode())
+
+    def _read(self, path: str) -> bytes:
+        with self._root_named("read"), self._files.open(path, "rb") as file:
+            content: bytes = file.read()
+        return content
 
     def _lines(self, path: str) -> list[str]:
-        with self._files.open(path, "rb") as file:
-            content: bytes = file.read()
-        return content.decode().splitlines()
+        return self._read(path).decode().splitlines()
 
     def _entries(self, run_id: str, kind: str) -> Iterator[dict[str, Any]]:
         """Yield what was recorded, the oldest first; without what is just being written."""
         for path in self._listed(self._path(run_id, kind)):
-            with self._files.open(path, "rb") as file:
-                content = file.read()
+            content = self._read(path)
             try:
                 yield json.loads(content)
             except ValueError:
@@ -132,10 +139,30 @@ class FileSystemTracker(TrackerBase):
                 continue  # something else
 
     def _listed(self, directory: str) -> list[str]:
+        with self._root_named("read"):
+            try:
+                found = sorted(each.rstrip("/") for each in self._files.ls(directory, detail=False))
+            except FileNotFoundError:
+                return []
+            if len(found) == 1 and self._files.isfile(directory):  # a file is listed as itself
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), directory)
+            return found
+
+    @contextlib.contextmanager
+    def _root_named(self, done: str) -> Iterator[None]:
+        """Turn an error of the file system into one that names the root and what to do."""
         try:
-            return sorted(each.rstrip("/") for each in self._files.ls(directory, detail=False))
-        except FileNotFoundError:
-            return []
+            yield
+        except OSError as error:
+            why = " ".join((error.strerror or f"{type(error).__name__}: {error}").split())
+            at = f" ({error.filename})" if error.filename else ""
+            hint = "root_path in the tracker's configuration must be a directory that can be used"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                hint = "make room there, or choose another root_path in the tracker's configuration"
+            raise MachineError(
+                f"the tracker's root {self._root} can't be {done}: {printable(f'{why}{at}')}",
+                hint=hint,
+            ) from error
 
 
 def create(config: str | None) -> FileSystemTracker:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relight.errors import UsageError
-from relight.job import launcher_file
+from relight.job import launcher_file, privacy
 from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import names, pods
 from relight.schedulers.kubernetes.kinds import DEFAULT, KINDS
@@ -70,3 +70,18 @@ def objects(
         each["metadata"]["labels"] |= labels
         found.append(each)
     return job, found
+
+
+def shown(part: Any) -> Any:
+    """Return a part of an object for people, with the user's secrets hidden. The token of the
+    agents stays: it is made for this request alone, and `kubectl apply` needs it.
+    """
+    if isinstance(part, Mapping):
+        if isinstance(part.get("name"), str) and isinstance(part.get("value"), str):
+            name, value = part["name"], part["value"]
+            return {**part, "value": privacy.of_variables({name: value})[name]}
+        return {
+            key: privacy.of_words(each) if key == "command" else shown(each)
+            for key, each in part.items()
+        }
+    return [shown(each) for each in part] if isinstance(part, list) else part

@@ -20,6 +20,7 @@ from itertools import islice
 from typing import Any
 
 from relight.errors import MachineError, UsageError
+from relight.job import privacy
 from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
 from relight.schedulers import needs
@@ -106,7 +107,8 @@ class Kubernetes:
         namespace = str(cfg.get("namespace") or cluster.current_namespace(context))
         job, made = request.objects(app, cfg, app_id, namespace, secrets.token_hex(16))
         body = {"objects": made}
-        text = cluster.yaml().safe_dump_all(made, sort_keys=False, width=10**9)
+        shown = [request.shown(each) for each in made]
+        text = cluster.yaml().safe_dump_all(shown, sort_keys=False, width=10**9)
         notes = (*needs.too_little(app), *_notes(app, cfg))
         return Request(self.name, app, cfg, body, text, notes, str(job))
 
@@ -263,6 +265,14 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
         if role.max_retries and (role.retry_policy is RetryPolicy.REPLICA) is whole:
             what = "Volcano restarts all replicas" if whole else "Kubernetes retries each replica"
             yield f"{role.name}: {what} by itself"
+        hidden = privacy.of_variables(role.env)
+        secret = [name for name, value in role.env.items() if hidden[name] != value]
+        secret += ["its arguments"] * (privacy.of_words(role.args) != list(role.args))
+        if secret:
+            yield (
+                f"{role.name}: who may read jobs of the namespace can read {', '.join(secret)} "
+                "(hidden in a dry run); a Secret keeps them: docs/clusters/kubernetes.md#secrets"
+            )
     if cfg.get("runtime") and cfg.get("kind") != "trainjob":
         yield "runtime has no effect without kind=trainjob"
     if cfg.get("image_repo"):

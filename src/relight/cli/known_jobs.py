@@ -1,0 +1,38 @@
+"""`relight completion jobs`: prints the names and ids of jobs, for the shells to complete.
+
+A shell calls it while its user waits: it asks no agent and no scheduler, reads no record, imports
+little, and says nothing of what goes wrong. bash expands what it prints, so that names with other
+characters than those of ids are left out.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+from relight import env
+from relight.errors import EXIT_OK
+from relight.host.run_jobs import JobDirectory, is_id
+from relight.job import records
+
+
+def main(_: list[str]) -> int:
+    """Print the jobs of `relight run` on this machine and those submitted from here."""
+    found = set[str]()
+    for jobs in (_of_run, _submitted):
+        with suppress(Exception):
+            found |= set(filter(is_id, jobs()))
+    print("\n".join(sorted(found)))
+    return EXIT_OK
+
+
+def _of_run() -> Iterator[str]:
+    for job in JobDirectory(env.read().variables).ids():
+        yield job
+        yield job.rpartition("-")[0]
+
+
+def _submitted() -> Iterator[str]:
+    with os.scandir(records.root()) as entries:
+        for entry in entries:
+            if os.path.lexists(os.path.join(entry.path, records.FILE)):
+                yield entry.name

@@ -1,0 +1,95 @@
+"""The shells offer the jobs of this machine where a command expects one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import Command
+from .test_completion import LIMIT_S, shell
+
+OFFERED = {"train", "train-11", "eval.b", "eval.b-12", "sent-x3bk9qwz"}
+LINES = {
+    "relight status ": OFFERED,
+    "relight logs -f tra": {"train", "train-11"},
+    "relight delete train sen": {"sent-x3bk9qwz"},
+    "relight logs --role ": set[str](),
+}
+BASH = """
+source <(relight completion bash)
+for line; do
+    read -ra COMP_WORDS <<< "$line"; [[ $line == *" " ]] && COMP_WORDS+=("")
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _relight; echo "=$line"; printf '%s\\n' "${COMPREPLY[@]}"
+done
+"""
+FISH = "relight completion fish | source; for line in $argv; echo =$line; complete -C $line; end"
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, variables: dict[str, str]) -> dict[str, str]:
+    """The environment of a user with a job that runs, one that has ended and one submitted; two
+    have names that no job of relight has.
+    """
+    run, submitted = tmp_path / "runtime/relight/jobs", tmp_path / "state/jobs"
+    run.mkdir(mode=0o700, parents=True)
+    run.parent.chmod(0o700)
+    for name in ("train-11.sock", "eval.b-12.json", "$(touch broken)-13.json"):
+        (run / name).touch()
+    for name in ("sent-x3bk9qwz", "`touch broken`"):
+        (submitted / name).mkdir(parents=True)
+        (submitted / name / "job.json").touch()
+    (submitted / "no-record").mkdir()
+    program = tmp_path / "bin/relight"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m relight "$@"\n')
+    program.chmod(0o755)
+    return {**variables, "PATH": f"{program.parent}:/usr/bin:/bin"}
+
+
+@pytest.mark.parametrize(("name", "words"), [("bash", ("-uc", BASH, "bash")),
+                                             ("fish", ("--no-config", "-c", FISH))])  # fmt: skip
+def test_jobs_are_offered_by_name_and_id(
+    jobs: dict[str, str], place: Path, name: str, words: tuple[str, ...]
+) -> None:
+    """Where a flag has no value of its own; names that a shell would run are left out."""
+    found = subprocess.run(
+        [shell(name), *words, *LINES], capture_output=True, text=True, timeout=LIMIT_S, check=False,
+        cwd=place, env=jobs,
+    )  # fmt: skip
+    assert found.stderr == ""
+    offered: dict[str, set[str]] = {}
+    for line in found.stdout.splitlines():
+        if line.startswith("="):
+            last = offered[line[1:]] = set()
+        elif line:
+            last.add(line.partition("\t")[0])
+    assert offered == LINES
+    assert not [*place.iterdir()]
+
+
+def test_a_user_without_jobs_or_whose_directories_are_not_his_is_told_nothing(
+    relight: Command, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        found = relight("completion", "jobs")
+        assert (found.returncode, found.stdout.strip(), found.stderr) == (0, "", "")
+        runtime = tmp_path / "runtime/relight"
+        if runtime.is_dir():
+            (runtime / "jobs").rmdir()
+            runtime.rmdir()
+        runtime.touch()
+        (tmp_path / "state").touch()
+
+
+def test_no_scheduler_is_loaded_while_a_shell_waits() -> None:
+    """Nothing that takes long to import."""
+    say = "import sys; main(['completion', 'jobs']); print(*sys.modules, file=sys.stderr)"
+    found = subprocess.run(
+        [sys.executable, "-c", f"from relight.cli.main import main; {say}"],
+        capture_output=True, text=True, timeout=LIMIT_S, check=True,
+    )  # fmt: skip
+    loaded = set(found.stderr.split())
+    assert "relight.cli.known_jobs" in loaded
+    for name in ("relight.cli.completion", "relight.schedulers.registry", "relight.runner.runner"):
+        assert name not in loaded

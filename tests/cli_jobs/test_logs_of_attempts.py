@@ -1,0 +1,111 @@
+"""`relight logs --attempt`: what a worker wrote before a restart, of a job that keeps log files."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Start
+
+from relight.core.snapshot import NodeSnapshot
+from relight.env import Environment
+from relight.errors import UsageError
+from relight.events import Event, Formed, Recorded, WorkerStarted, line_of
+from relight.host.run_jobs import JobDirectory
+from relight.runner.runner import Runner
+
+from .conftest import Command
+
+JOB = "run://relight/train-7"
+RESTARTS = """\
+import os, sys, time
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("attempt", attempt, flush=True)
+if attempt == "0":
+    sys.exit(3)
+time.sleep(600)
+"""
+# A node that joins takes rank 0 here, so that what was rank 0 is rank 1; then there is a restart.
+GENERATIONS = [
+    (0, 0, "attempt_0", {0: 0}),
+    (1, 0, "attempt_0_generation_1", {0: 1}),
+    (2, 1, "attempt_1", {0: 1}),
+]
+
+
+def ended_job(variables: dict[str, str], run_directory: str) -> Runner:
+    snapshot = NodeSnapshot(
+        "train-7", "train", 7, "gpu-01", "r", ("train.py",), "", "default", 100.0, 200.0, "ended",
+        2, 1, 3, "", 1, 1, 2, 0, "", run_directory, (),
+    )  # fmt: skip
+    JobDirectory(variables).keep(snapshot)
+    return Runner(env=Environment(variables))
+
+
+@pytest.fixture
+def runner(tmp_path: Path, variables: dict[str, str]) -> Runner:
+    """A job that has ended, after its membership changed and a restart."""
+    folder, events = tmp_path / "logs", list[Event]()
+    for generation, restart, name, ranks in GENERATIONS:
+        events.append(Formed(generation, restart, 0, 1, len(ranks), "a", 1, "", ""))
+        for local_rank, rank in ranks.items():
+            events.append(WorkerStarted(local_rank, rank, 5))
+            log = folder / name / str(local_rank) / "stdout.log"
+            log.parent.mkdir(parents=True)
+            log.write_text(f"generation {generation}\n")
+    recorded = [Recorded(n, float(n), 100.0 + n, event) for n, event in enumerate(events, 1)]
+    (folder / "events.jsonl").write_text("".join(line_of(each) + "\n" for each in recorded))
+    return ended_job(variables, str(folder))
+
+
+@pytest.mark.parametrize(
+    ("rank", "attempt", "generations"),
+    [(0, "0", [0]), (1, "0", [1]), (1, "1", [2]), (1, "all", [1, 2]), (0, "all", [0])],
+)
+def test_the_lines_of_a_rank_are_those_that_had_this_rank(
+    runner: Runner, rank: int, attempt: str, generations: list[int]
+) -> None:
+    """Also where the membership changed without a restart, and with it the ranks."""
+    found = list(runner.log_lines(JOB, "default", rank, attempt=attempt))
+    assert found == [f"generation {number}" for number in generations]
+
+
+@pytest.mark.parametrize(
+    ("rank", "attempt", "said", "hint"),
+    [
+        (1, "3", "rank 1 of run://relight/train-7 has no attempt 3", "it has 0, 1;"),
+        (5, "0", "run://relight/train-7 has no rank 5", "ranks 0 to 1"),
+    ],
+)
+def test_what_a_job_lacks_is_refused_with_what_it_has(
+    runner: Runner, rank: int, attempt: str, said: str, hint: str
+) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        runner.log_lines(JOB, "default", rank, attempt=attempt)
+    assert hint in caught.value.hint
+
+
+def test_a_job_without_log_files_says_how_to_keep_them(variables: dict[str, str]) -> None:
+    with pytest.raises(UsageError, match="keeps no log files") as caught:
+        ended_job(variables, "").log_lines(JOB, "default", 0, attempt="0")
+    assert "--log-dir=DIR" in caught.value.hint
+
+
+def test_the_command_shows_an_attempt_while_the_job_runs(
+    start: Start,
+    relight: Command,
+    script: Callable[[str], Path],
+    tmp_path: Path,
+    variables: dict[str, str],
+) -> None:
+    agent = start("run", "--max-restarts=1", "--redirects=3", f"--log-dir={tmp_path}/logs",
+                  script(RESTARTS), variables=variables)  # fmt: skip
+    jobs = JobDirectory(variables)
+    while not any(job.restart == 1 and job.ranks for job in jobs.running()):
+        assert agent.poll() is None
+        time.sleep(0.05)
+    found = relight("logs", "train", "--attempt", "0")
+    assert found.stdout == "attempt 0\n"
+    wrong = relight("logs", "train", "--attempt=first")
+    assert wrong.returncode == 2
+    assert "--attempt=first: expected all, or a number" in wrong.stderr

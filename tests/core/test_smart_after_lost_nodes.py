@@ -1,0 +1,74 @@
+"""Under `smart`, each node that is lost without progress makes the next generation wait longer."""
+
+import pytest
+from plays import table
+
+from relight.core.group_types import GroupSettings
+from relight.core.restarts import GenerationRun, RestartHistory
+
+SHORT = GenerationRun(1.0, None)
+
+
+def history(*, smart: bool = True) -> RestartHistory:
+    return RestartHistory(GroupSettings(1, 4, 3, smart=smart), 0, "origin", 0.0)
+
+
+def check_waits(waits: list[float]) -> None:
+    """At once, then 1 s (or up to a half less), twice as long each time, a minute at most."""
+    assert waits[0] == 0.0
+    for number, wait in enumerate(waits[1:]):
+        assert min(2.0**number, 60.0) / 2 <= wait <= min(2.0**number, 60.0)
+
+
+def test_the_first_lost_node_costs_no_wait_and_later_ones_up_to_a_minute() -> None:
+    of_job = history()
+    check_waits([of_job.after_lost_node(SHORT) for _ in range(12)])
+
+
+@pytest.mark.parametrize("run", [GenerationRun(1.0, True), GenerationRun(300.0, None)])
+def test_after_progress_the_next_lost_node_costs_no_wait(run: GenerationRun) -> None:
+    """Five minutes of running count as progress where nothing tells of it."""
+    of_job = history()
+    assert [of_job.after_lost_node(each) > 0 for each in (SHORT, SHORT, run, SHORT, SHORT)] == [
+        False, True, False, False, True,
+    ]  # fmt: skip
+
+
+def test_a_long_run_that_is_known_to_be_without_progress_does_not_end_the_waits() -> None:
+    of_job = history()
+    check_waits([of_job.after_lost_node(GenerationRun(4000.0, False)) for _ in range(8)])
+
+
+def test_failures_and_lost_nodes_wait_in_one_row_and_lost_nodes_cost_no_restart() -> None:
+    of_job = history()
+    waits = []
+    for restart in range(3):
+        waits += [of_job.after_lost_node(SHORT), of_job.after_failure(SHORT, restart, 0.0).delay_s]
+    check_waits(waits)
+    assert not of_job.after_failure(SHORT, 3, 0.0).restarts  # three were allowed
+
+
+def test_without_smart_a_lost_node_costs_no_wait() -> None:
+    of_job = history(smart=False)
+    assert {of_job.after_lost_node(SHORT) for _ in range(9)} == {0.0}
+
+
+@pytest.mark.parametrize("smart", [True, False])
+def test_the_group_starts_the_next_generation_when_the_wait_is_over(smart: bool) -> None:
+    """The second of two nodes lost in a row: half a second passes without a generation."""
+    game = table(1, 3, smart=smart)
+    game.play("""
+        0 a b c joins
+        -> form 0: a b c
+        1 c lost
+        -> stop 0: a b
+        1.1 a b ready
+        -> form 1: a b
+        2 b lost
+        -> stop 1: a
+    """)
+    game.play("2.1 a ready\n" + "-> form 2: a" * (not smart))
+    if smart:
+        game.play("2.59 a -\n")
+        game.play("3.1 a -\n-> form 2: a")
+    assert game.group.restart == 0

@@ -1,0 +1,27 @@
+"""What the fixture `relight_sandbox` refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.errors import UsageError
+from relight.pytest_plugin.sandbox import SandboxRunner
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"hosts": "2"}, "hosts='2': expected how many hosts"),
+        ({"hosts": 0}, "hosts=0: expected how many hosts"),
+        ({"timeout": float("nan")}, "timeout=nan: expected seconds, above 0"),
+        ({"timeout": -1}, "timeout=-1: expected seconds, above 0"),
+        ({"faults": "at 1s kill host 1"}, "faults='at 1s kill host 1': expected a list"),
+        ({"flags": "--tee=3"}, "flags='--tee=3': expected a list"),
+        ({"env": {"A": 1}}, "env: A=1: expected a text"),
+    ],
+)
+def test_a_wrong_argument_is_refused(tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
+    """By its name, before any host is made."""
+    with pytest.raises(UsageError, match=said):
+        SandboxRunner(tmp_path)(**{"hosts": 1, "script": "train.py", **arguments})
