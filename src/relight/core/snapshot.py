@@ -98,13 +98,17 @@ class EventsAfter(NamedTuple):
     follow: bool
 
 
+class Stacks(NamedTuple):
+    """A question to an agent: where its workers are (core/node_stacks)."""
+
+
 class Everywhere(NamedTuple):
     """A question to the agents of all nodes of the job, as it is put to each of them."""
 
     question: str
 
 
-Question = Output | EventsAfter | Everywhere
+Question = Output | EventsAfter | Stacks | Everywhere
 
 
 class NodeAnswer(NamedTuple):

@@ -5,7 +5,7 @@
     GET  /state      the same once, as JSON
     GET  /output     the end of what a rank has printed: ?rank=3&stream=stderr
     GET  /metrics    for Prometheus
-    POST /stacks     where the ranks on this machine are; needs the token
+    POST /stacks     where the ranks of all nodes are; needs the token
     POST /cancel     stops the job, as ctrl-C does; needs the token
 
 Nothing is read while nobody asks. `access` says who gets an answer.

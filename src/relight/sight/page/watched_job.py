@@ -4,11 +4,11 @@ ask.
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from relight.core import event_lines, fields, timeline
+from relight.core.node_stacks import numbered
 from relight.core.rates import Rates
 from relight.core.snapshot import ENDED, EventsAfter, Output, WholeJob
 from relight.core.timeline import Record
@@ -108,7 +108,7 @@ class WatchedJob:
         else:
             found = [(own.host, list(self._jobs.events(self.job, EventsAfter(number, False))))]
         is_new = False
-        for name, lines in _named(found):
+        for name, (_, lines) in zip(numbered(host for host, _ in found), found, strict=True):
             node = self._nodes.setdefault(name, _Node())
             for line in node.take(lines):
                 self._events.add(name, line)
@@ -137,11 +137,3 @@ class _Node:
                 self.records.append(Record(line.time, event, line.t))
             yield line
         del self.records[:-_MOST_RECORDS]
-
-
-def _named(found: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, list[str]]]:
-    """Give names to nodes: their hosts, which a second node on a host has with a number."""
-    count = Counter[str]()
-    for host, lines in found:
-        count[host] += 1
-        yield (host if count[host] == 1 else f"{host} #{count[host]}"), lines
