@@ -167,7 +167,7 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
         exit_code=exit_code,
         reason=reason,
         run_directory=job.run_directory,
-        ranks=_ranks(view.workers) if view.workers is not None else (),
+        ranks=_ranks(server, view.workers) if view.workers is not None else (),
         account=view.account,
     )
 
@@ -186,30 +186,32 @@ def _state(view: View) -> str:
     return WAITING
 
 
-def _ranks(workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
+def _ranks(server: JobSocket, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
     supervisor = workers.supervisor
     if supervisor is None:
         return ()
     ends = {end.local_rank: end for end in supervisor.ends}
-    uses = _uses(workers)
+    pids = supervisor.workers.pids
+    latest = server.uses | _uses(workers)
+    server.uses = {pid: latest[pid] for pid in pids.values() if pid in latest}
     return tuple(
         RankSnapshot(
             rank=rank,
             local_rank=local_rank,
-            pid=supervisor.workers.pids.get(local_rank, 0),
+            pid=pids.get(local_rank, 0),
             exitcode=ends[local_rank].exitcode if local_rank in ends else None,
             asked=ends[local_rank].asked if local_rank in ends else 0,
             stdout=workers.logs.path(local_rank, STDOUT),
             stderr=workers.logs.path(local_rank, STDERR),
             last_line=_last_line(workers, local_rank),
-            use=uses.get(local_rank),
+            use=server.uses.get(pids.get(local_rank, 0)),
         )
         for local_rank, rank in enumerate(supervisor.workers.ranks)
     )
 
 
 def _uses(workers: WorkerGroup) -> dict[int, RankUse]:
-    """Return what the workers have used that have not ended, by local rank."""
+    """Return what the workers have used that have not ended, by pid."""
     supervisor = workers.supervisor
     assert supervisor is not None
     progress, now, seen_at = workers.memory.progress(), time.monotonic(), time.time()
@@ -219,7 +221,7 @@ def _uses(workers: WorkerGroup) -> dict[int, RankUse]:
         step, done_at = progress.get(local_rank, (None, now))
         if pid:
             every = (pid, *system.tree(pid))
-            found[local_rank] = RankUse(
+            found[pid] = RankUse(
                 seen_at=seen_at,
                 cpu_s=sum(system.usage(each)[0] for each in every),
                 memory=sum(system.resident(each) for each in every),

@@ -28,6 +28,7 @@ from relight.worker_group import WorkerGroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from relight.core.snapshot import RankUse
     from relight.group import LocalLink
     from relight.link import RemoteLink
     from relight.sight.everywhere import OpenQuestions
@@ -80,6 +81,8 @@ class JobSocket:
         self.job, self.began, self.look, self._link = job, began, look, link
         self.end: tuple[int, str] | None = None
         """The exit code and why, once the job has ended here."""
+        self.uses: dict[int, RankUse] = {}
+        """What the latest workers used when somebody last asked, by pid."""
         self.name = job.command.spec.name or _name_of(job.command.spec.script)
         self.id = f"{self.name}-{os.getpid()}"
         self.loop = loop

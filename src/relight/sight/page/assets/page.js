@@ -23,7 +23,7 @@ const COLUMNS = [
   { name: "PID", at: 5, number: true, wide: true },
   { name: "Last line", at: 10, last: true },
 ];
-const STATE = 3;
+const STATE = 3, LAST_KNOWN = 11, USED = new Set([6, 7, 8, 9]);
 
 const page = {
   look: { job: null, lanes: [], generations: [], failures: [], goodput: null, actions: [] },
@@ -172,7 +172,7 @@ function showTiles() {
     ["Ranks", String(job.world_size), ""],
   ];
   if (put && put.share !== null) tiles.push(["Goodput", `${(put.share * 100).toFixed(1)} %`, put.is_most ? "at most" : ""]);
-  if (job.step !== null && job.step !== undefined) tiles.push(["Step", String(job.step), job.rate ? `${job.rate.toPrecision(3)} /s` : ""]);
+  if (job.step !== null && job.step !== undefined) tiles.push(["Step", String(job.step), job.over ? "last known" : job.rate ? `${job.rate.toPrecision(3)} /s` : ""]);
   const list = el("tiles");
   while (list.children.length > tiles.length) list.lastChild.remove();
   tiles.forEach(([name, value, more], n) => {
@@ -327,6 +327,7 @@ function chooseRows() {
   page.rows.sort((a, b) => sign * compare(a[at], b[at]) || a[0] - b[0]);
   showStates(states);
   const all = page.ranks.size, found = page.rows.length;
+  el("old-values").hidden = ![...page.ranks.values()].some((row) => row[LAST_KNOWN]);
   set(el("count"), found === all ? many(all, "rank") : `${found} of ${many(all, "rank")}`);
   showHeads();
   showRows();
@@ -410,6 +411,11 @@ function rankRow(row, n, shown) {
       cell.append(badge);
     } else if (value !== null) {
       cell.textContent = column.text ? column.text(value) : String(value);
+      if (row[LAST_KNOWN] && USED.has(column.at)) {
+        cell.classList.add("old");
+        cell.title = `last known, at ${clock(row[LAST_KNOWN])}`;
+        cell.append(make("span", " (last known)", "unseen"));
+      }
     }
     if (column.last) {
       cell.classList.add("last");
