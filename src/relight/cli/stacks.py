@@ -3,16 +3,20 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+from relight import env
 from relight.cli import ranks
 from relight.cli.jobs import HANDLE, HELP, JSON, Page, print_json, read_arguments
-from relight.core import stacks
+from relight.core import node_stacks, stacks
 from relight.core.fields import printable
 from relight.core.stacks import Group, ProcessStack, ThreadStack
 from relight.errors import EXIT_MACHINE, EXIT_OK
+from relight.host.run_jobs import JobDirectory
 from relight.host.stacks import spy, workers
 from relight.host.stacks.take import take, take_all
+from relight.job import handles
 from relight.spec import Flag
 
 PAGE = Page(
@@ -21,9 +25,10 @@ PAGE = Page(
         "Shows where the ranks of a job are: one line for all in the same place, the odd one out",
         "first, then the Python stack of each group. The processes may be stopped, deadlocked or",
         "blocked: their memory is read, they need not do anything, and they are not stopped.",
-        "PID is an agent (relight run), or any Python process. JOB is the handle or id of a job",
-        "with processes on this machine. --native shows functions of C and C++ as well, by py-spy,",
-        "which stops each process for a moment.",
+        "PID is an agent (relight run), or any Python process. JOB is the handle or id of a job:",
+        "the ranks of all nodes of one of relight run, or those on this machine of another one.",
+        "--all, --native and --json show those on this machine. --native shows functions of C and",
+        "C++ as well, by py-spy, which stops each process for a moment.",
     ),
     (
         Flag("all", None, False, "", "the stacks of all ranks and all their threads",
@@ -54,34 +59,82 @@ def main(argv: list[str]) -> int:
         RelightError: there is no such job or process here, or it may not be read.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "the pid of a process, or a job")
-    pids = ranks.of(parsed.command[0], "stacks")
+    target, values = parsed.command[0], parsed.values
+    if not (values["all"] or values["native"] or values["json"] or target.isdecimal()):
+        text, is_taken = _of_several_nodes(target)
+        if text:
+            print(text)
+            return EXIT_OK if is_taken else EXIT_MACHINE
+    pids = ranks.of(target, "stacks")
     if not pids:
-        pids = {_ALONE: workers.python_of(int(parsed.command[0]))}
+        pids = {_ALONE: workers.python_of(int(target))}
     found: Taken = {_ALONE: take(pids[_ALONE])} if _ALONE in pids else take_all(pids)
-    if parsed.values["native"]:
+    if values["native"]:
         if not spy.is_installed():
             print("relight: py-spy is not on PATH; without it only Python code is shown",
                   file=sys.stderr)  # fmt: skip
         found = _with_native(found)
-    if parsed.values["json"]:
+    if values["json"]:
         print_json(_as_object(found, pids))
     else:
-        print(_text(found, pids, parsed.values["all"]))
+        print(_text(found, pids, values["all"]))
     return EXIT_MACHINE if all(isinstance(each, str) for each in found.values()) else EXIT_OK
 
 
-def of_job(job: str) -> str:
-    """Return what `relight stacks JOB` prints.
+def of_job(jobs: JobDirectory, job: handles.Handle) -> str:
+    """Return what `relight stacks JOB` prints of a job of `relight run`: the ranks of all nodes. If
+    its agent does not answer, those on this machine.
+
+    Args:
+        jobs: where jobs of this user are.
+        job: its handle.
 
     Raises:
         RelightError: there is no such job here.
     """
-    pids = ranks.of(job, "stacks")
+    text, _ = _of_nodes(jobs, job.app_id)
+    if text:
+        return text
+    pids = ranks.of(str(job), "stacks")
     return _text(take_all(pids), pids, every=False)
 
 
+def _of_several_nodes(target: str) -> tuple[str, bool]:
+    """Return the same as `_of_nodes` for a job of several nodes; else an empty text."""
+    handle = handles.parse(target)
+    if handle.scheduler != handles.RUN or handle.role:
+        return "", False
+    try:
+        jobs = JobDirectory(env.read().variables)
+    except OSError:
+        return "", False
+    own = jobs.ask(handle.app_id)
+    return _of_nodes(jobs, handle.app_id) if own is not None and own.nodes > 1 else ("", False)
+
+
+def _of_nodes(jobs: JobDirectory, job: str) -> tuple[str, bool]:
+    """Return where the ranks of all nodes are, empty if no agent answers, and whether a stack was
+    taken.
+    """
+    nodes = jobs.stacks(job)
+    own = jobs.ask(job) if nodes else None
+    if own is None:
+        return "", False
+    by_rank = node_stacks.by_rank(nodes)
+    found: Taken = {rank: each.stack for rank, each in by_rank.items()}
+    pids = {rank: each.pid for rank, each in by_rank.items()}
+    is_one = len(nodes) == 1
+    named = stacks.few_or_many if is_one else partial(node_stacks.named, by_rank)
+    lines = list(_report(found, pids, False, named))
+    if not is_one or len(found) < own.world_size:
+        told = node_stacks.lines_of_nodes(nodes, by_rank, own.nodes, own.world_size)
+        lines += ["", *told] if lines else told
+    text = "\n".join(printable(line, lines=False) for line in lines)
+    return text, any(isinstance(each, ProcessStack) for each in found.values())
+
+
 def _text(found: Taken, pids: Mapping[int, int], every: bool) -> str:
-    lines = _report(found, pids, every)
+    lines = _report(found, pids, every, _naming(pids))
     return "\n".join(printable(line, lines=False) for line in lines)
 
 
@@ -99,8 +152,12 @@ def _with_native(found: Taken) -> Taken:
     return {**found, **stacks_of}
 
 
-def _report(found: Taken, pids: Mapping[int, int], every: bool) -> Iterator[str]:
-    named = _naming(pids)
+def _report(
+    found: Taken,
+    pids: Mapping[int, int],
+    every: bool,
+    named: Callable[[Sequence[int]], str],
+) -> Iterator[str]:
     groups = stacks.groups(found)
     yield from stacks.render(groups, named)
     for group in () if every else groups[: stacks.MOST_LINES]:
@@ -126,7 +183,7 @@ def _of_group(
     if thread is None or not group.has_stack:
         return
     yield ""
-    which = f", here rank {rank}" if len(group.ranks) > 1 else ""
+    which = f", here {named([rank])}" if len(group.ranks) > 1 else ""
     pid = "" if rank == _ALONE else f", pid {pids[rank]}"
     yield f"{named(group.ranks)}{which}{pid}:"
     yield from _frames(thread)

@@ -66,8 +66,9 @@ def main(parsed: ParsedFlags) -> int:
 
 def _serve(job: handles.Handle, where: Endpoint, until_end: bool, on_terminal: bool) -> int:
     token = secrets.token_urlsafe(24) if on_terminal else ""
-    actions = _actions(job)
-    watched = WatchedJob(JobDirectory(env.read().variables), job.app_id, actions if token else ())
+    jobs = JobDirectory(env.read().variables)
+    actions = _actions(jobs, job)
+    watched = WatchedJob(jobs, job.app_id, actions if token else ())
     metrics = partial(exposition, watched.reading)
     server = _listening(where, token, Served(watched.look, watched.output, metrics, actions))
     stop = threading.Event()
@@ -105,13 +106,13 @@ def _listening(where: Endpoint, token: str, served: Served) -> PageServer:
         ) from None
 
 
-def _actions(job: handles.Handle) -> Mapping[str, Callable[[], str]]:
+def _actions(jobs: JobDirectory, job: handles.Handle) -> Mapping[str, Callable[[], str]]:
     def cancel() -> str:
         with Runner() as runner:
             runner.cancel(job)
         return f"{job.app_id} has been cancelled\n"
 
-    return {"stacks": partial(stacks.of_job, str(job)), "cancel": cancel}
+    return {"stacks": partial(stacks.of_job, jobs, job), "cancel": cancel}
 
 
 def _wait_for_end(watched: WatchedJob, stop: threading.Event) -> None:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import ClassVar
 
 from rich.text import Text
+from textual import events
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
@@ -29,6 +30,12 @@ from relight.sight.top import JobLook, Looks, Row
 _LIMIT_S = 60.0
 """How long a command may take whose output is shown."""
 _LINES = 500
+_LOOKING = "looking at the jobs …"
+_HEADS = {"rank": "REPLICA", "host": "HOST", "state": "STATE", "step": "STEP", "rate": "STEP/S",
+          "cpu": "CPU", "memory": "MEMORY"}  # fmt: skip
+"""The columns by which rows are sorted, by their names in top.ORDERS."""
+_ENDS_TELL = ("JOB", "REPLICA")
+"""Columns whose texts are cut in the middle: `train-2711`, `default/17`."""
 _PART = 4
 """Looks take at most one part in so many of the time: a cluster may be slow to answer."""
 
@@ -57,9 +64,9 @@ class TopView(App[None]):
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
-    #summary { height: auto; max-height: 8; }
+    #summary { height: auto; max-height: 33%; }
     #filter { display: none; height: 1; border: none; }
-    DataTable { height: 1fr; }
+    DataTable { height: 1fr; scrollbar-size-vertical: 1; }
     .box { width: 90%; height: 90%; border: round $primary; }
     .ask { width: 90%; max-width: 70; height: auto; border: round $error; padding: 1 2; }
     ModalScreen { align: center middle; }
@@ -70,7 +77,10 @@ class TopView(App[None]):
         Binding("c", "cancel", "Cancel"),
         Binding("o", "order", "Order"),
         Binding("r", "reverse", "Reverse"),
-        Binding("slash", "filter", "Filter", key_display="/"),
+        # With priority: the keys that follow at once, as in a paste, are for the field.
+        Binding("slash", "filter", "Filter", key_display="/", priority=True),
+        Binding("enter", "leave_filter", "Back to the table", priority=True),
+        Binding("escape", "leave_filter", show=False, priority=True),
         Binding("q", "quit", "Quit"),
         Binding("ctrl+c", "quit", show=False, priority=True),
     ]
@@ -85,14 +95,15 @@ class TopView(App[None]):
         self._rows: list[Row] = []
         self._shown: list[Row] = []
         self._gpus = self._error = ""
+        self._has_looked = False
         self._again = threading.Event()
         """Set to look again at once."""
 
     def compose(self) -> ComposeResult:
         """Return the widgets from top to bottom."""
-        yield Static("looking at the jobs …", id="summary", markup=False)
+        yield Static(_LOOKING, id="summary", markup=False)
         yield DataTable[Text](id="ranks", cursor_type="row", zebra_stripes=True)
-        yield Input(self._words, placeholder="words that a row must have", id="filter")
+        yield WordsInput(self._words, placeholder="words that a row must have", id="filter")
         yield Footer()
 
     def on_mount(self) -> None:
@@ -125,12 +136,12 @@ class TopView(App[None]):
 
     def on_found(self, message: "Found") -> None:
         """Show what a thread has found, unless the user has just quit."""
-        if self.query("#ranks"):
+        if self._is_there:
             message.show()
         message.is_shown.set()
 
     def _take(self, jobs: list[JobLook], rows: list[Row], gpus: str) -> None:
-        self._gpus = gpus
+        self._gpus, self._has_looked = gpus, True
         self._jobs, self._rows, self._error = {job.handle: job for job in jobs}, rows, ""
         self._show()
 
@@ -138,17 +149,28 @@ class TopView(App[None]):
         self._error = error  # the last look is shown on
         self._summarize()
 
+    @property
+    def _is_there(self) -> bool:
+        """Whether the table is still there: messages may come after the user has quit."""
+        return bool(self.query("#ranks"))
+
     def _show(self) -> None:
         """Fill the table; the cursor stays on its row, and the view where it is."""
+        if not self._is_there:
+            return
         ranks = self.query_one("#ranks", DataTable)
         key, place = self._key(), ranks.scroll_offset
         rows = top.ordered(self._rows, self._order, reverse=self._reverse)
         self._shown = top.matching(rows, self._words)
         heads, lines = top.table(self._shown)
         ranks.clear(columns=True)
-        ranks.add_columns(*heads)
+        beside = 2 * ranks.cell_padding
+        room = self.size.width - ranks.styles.scrollbar_size_vertical
+        widths = top.widths(heads, lines, room, beside, _HEADS.get(self._order, ""))
+        for number, width in widths.items():
+            ranks.add_column(heads[number], width=width)
         for line in lines:
-            ranks.add_row(*(Text(cell) for cell in line))
+            ranks.add_row(*(_cell(heads[n], line[n], width) for n, width in widths.items()))
         at = next((n for n, row in enumerate(self._shown) if row.key == key), 0)
         ranks.move_cursor(row=at, scroll=False)
         ranks.scroll_to(place.x, place.y, animate=False)
@@ -156,7 +178,8 @@ class TopView(App[None]):
 
     def on_data_table_row_highlighted(self) -> None:
         """Tell of the job under the cursor."""
-        self._summarize()
+        if self._is_there:
+            self._summarize()
 
     def _summarize(self) -> None:
         sort = f"sorted by {self._order}{', reversed' if self._reverse else ''}"
@@ -168,7 +191,7 @@ class TopView(App[None]):
         if self._error:
             lines.append(f"the last look failed: {self._error}")
         elif not self._jobs:
-            lines.append("there are no jobs")
+            lines.append("there are no jobs" if self._has_looked else _LOOKING)
         elif row is not None:
             lines += top.headline(self._jobs[row.handle])
         self.query_one("#summary", Static).update("\n".join(lines))
@@ -193,21 +216,36 @@ class TopView(App[None]):
         self._reverse = not self._reverse
         self._show()
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Return whether a key is for an action now: in the field of words, / is a character."""
+        in_field = isinstance(self.focused, WordsInput)
+        match action:
+            case "filter":
+                return not in_field and len(self.screen_stack) == 1
+            case "leave_filter":
+                return in_field
+        return super().check_action(action, parameters)
+
     def action_filter(self) -> None:
         """Ask for the words that rows must have."""
-        words = self.query_one("#filter", Input)
+        words = self.query_one("#filter", WordsInput)
         words.display = True
-        words.focus()
+        self.screen.set_focus(words)  # now: `focus` leaves the next keys to the table
+
+    def action_leave_filter(self) -> None:
+        """Go back to the table; the words stay."""
+        self.query_one("#filter", WordsInput).display = False
+        self.screen.set_focus(self.query_one("#ranks", DataTable))
 
     def on_input_changed(self, event: Input.Changed) -> None:
         """Show only rows with the words."""
         self._words = event.value
         self._show()
 
-    def on_input_submitted(self) -> None:
-        """Go back to the table; the words stay."""
-        self.query_one("#filter", Input).display = False
-        self.query_one("#ranks", DataTable).focus()
+    def on_resize(self) -> None:
+        """Show the columns for which there is room now."""
+        if self._jobs:
+            self.call_after_refresh(self._show)  # then the new size is known
 
     def action_stacks(self) -> None:
         """Show where the ranks of the job are."""
@@ -251,6 +289,15 @@ class TopView(App[None]):
             self._pass_on(lambda: then(text))
 
         threading.Thread(target=run, daemon=True).start()
+
+
+class WordsInput(Input):
+    """A field of words, of one line: of a paste, all lines are taken."""
+
+    def _on_paste(self, event: events.Paste) -> None:
+        event.stop()
+        event.prevent_default()  # it takes the first line only
+        self.replace(" ".join(event.text.split()), *self.selection)
 
 
 class OutputScreen(ModalScreen[None]):
@@ -305,6 +352,11 @@ class ConfirmScreen(ModalScreen[bool]):
     def action_answer(self, yes: bool) -> None:
         """Go back with the answer."""
         self.dismiss(yes)
+
+
+def _cell(head: str, text: str, width: int) -> Text:
+    cut = top.shortened(text, width) if head in _ENDS_TELL else text
+    return Text(cut, no_wrap=True, overflow="ellipsis")
 
 
 def _output_of(words: tuple[str, ...]) -> str:

@@ -30,7 +30,7 @@ class RankSnapshot(NamedTuple):
     """One worker. `exitcode` is None while it runs; `asked` is the signal that asked it to stop
     before it ended, 0 for none. `stdout` and `stderr` are the paths of its log
     files, empty without them; `last_line` is the last that it printed, as far as the agent saw it.
-    `use` is None once it has ended.
+    `use` of one that has ended is what the agent saw last, None if nobody had asked before.
     """
 
     rank: int
@@ -98,13 +98,17 @@ class EventsAfter(NamedTuple):
     follow: bool
 
 
+class Stacks(NamedTuple):
+    """A question to an agent: where its workers are (core/node_stacks)."""
+
+
 class Everywhere(NamedTuple):
     """A question to the agents of all nodes of the job, as it is put to each of them."""
 
     question: str
 
 
-Question = Output | EventsAfter | Everywhere
+Question = Output | EventsAfter | Stacks | Everywhere
 
 
 class NodeAnswer(NamedTuple):

@@ -21,11 +21,16 @@ from relight.core.snapshot import (
     NodeSnapshot,
     Output,
     Question,
+    Stacks,
     WholeJob,
 )
 from relight.host import agents, files, user_sockets
 from relight.host.user_sockets import JOBS, OF_JOB
 from relight.typed import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.node_stacks import NodeStacks
 
 _ENDED = ".json"
 _MOST_ENDED = 100
@@ -144,6 +149,25 @@ class JobDirectory:
         question = _line(EventsAfter(number, follow=False)).decode().strip()
         found = self._ask_everywhere(job, question).nodes
         return [(each.host, (each.answer or "").splitlines()) for each in found]
+
+    def stacks(self, job: str) -> "list[tuple[str, NodeStacks | None]]":
+        """Return where the workers of all nodes are, by the names of the nodes: None of a node that
+        does not answer. It is empty if the agent of the job itself does not.
+        """
+        from relight.core import node_stacks
+
+        question = _line(Stacks())
+        found = [
+            (each.host, each.answer)
+            for each in self._ask_everywhere(job, question.decode().strip()).nodes
+        ]
+        if not found:  # it is of one node, or has no coordinator
+            own = self._answer(job, question).decode(errors="replace")
+            found = [(socket.gethostname(), own)] if own else []
+        names = node_stacks.numbered(host for host, _ in found)
+        return [
+            (name, node_stacks.read(answer)) for name, (_, answer) in zip(names, found, strict=True)
+        ]
 
     def keep(self, snapshot: NodeSnapshot) -> None:
         """Keep the last snapshot of a job; remove the oldest of more than 100.

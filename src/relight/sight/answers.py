@@ -1,9 +1,12 @@
-"""What an agent answers: a snapshot of its job, the end of a worker's output, or its events."""
+"""What an agent answers: a snapshot of its job, the end of a worker's output, its events, or where
+its workers are.
+"""
 
 import json
 import os
 import socket
 import time
+from collections.abc import Callable
 
 from relight.core import fields
 from relight.core.messages import GenerationFormed
@@ -20,9 +23,10 @@ from relight.core.snapshot import (
     Question,
     RankSnapshot,
     RankUse,
+    Stacks,
 )
 from relight.events import Recorded, line_of
-from relight.host import system
+from relight.host import background, system
 from relight.host.run_jobs import JobDirectory
 from relight.job import privacy
 from relight.sight.job_socket import JobSocket, View
@@ -34,22 +38,26 @@ _MOST_STEP = 1 << 62
 """core/fields takes no higher number."""
 
 
-def answer(server: JobSocket, question: bytes) -> tuple[bytes, bool]:
-    """Return the answer to a line of a client, empty if it is no question, and whether the client
-    gets each further event too.
+def answer(server: JobSocket, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
+    """Pass the answer to a line of a client to `reply`, now or later, empty if it is no question,
+    and whether the client gets each further event too.
     """
     if not question.strip():
-        return _written(snapshot(server)).encode(), False
+        reply(_written(snapshot(server)).encode(), False)
+        return
     try:
-        asked: Question = fields.message(Question, fields.decode(question))
+        asked: Question | None = fields.message(Question, fields.decode(question))
     except fields.Malformed:
-        return b"", False
+        asked = None
     match asked:
         case EventsAfter(number, follow):
-            return b"".join(map(event_line, server.look().journal.events.after(number))), follow
+            reply(b"".join(map(event_line, server.look().journal.events.after(number))), follow)
         case Output(local_rank, name, rank):
-            return _output(server.look().workers, local_rank, name, rank), False
-    return b"", False
+            reply(_output(server.look().workers, local_rank, name, rank), False)
+        case Stacks():
+            _take_stacks(server, lambda text: reply(text.encode(), False))
+        case _:
+            reply(b"", False)
 
 
 def event_line(recorded: Recorded) -> bytes:
@@ -78,16 +86,47 @@ def for_all_nodes(question: bytes) -> str | None:
     return found.question
 
 
-def answer_node(server: JobSocket, question: str) -> str:
-    """Return the answer to another node. The command is left out: that node has the same."""
+def answer_node(server: JobSocket, question: str, reply: Callable[[str], None]) -> None:
+    """Pass the answer to another node to `reply`, now or later. The command is left out: that node
+    has the same.
+    """
     if question.strip():
-        data, _ = answer(server, question.encode())
-        return data.decode(errors="replace")[-fields.MAX_ANSWER :]
+        answer(
+            server,
+            question.encode(),
+            lambda data, _: reply(data.decode(errors="replace")[-fields.MAX_ANSWER :]),
+        )
+        return
     own = snapshot(server)._replace(command=(), directory="")
     text = _written(own)
     if len(text) > fields.MAX_ANSWER:
         text = _written(own._replace(ranks=tuple(r._replace(last_line="") for r in own.ranks)))
-    return text
+    reply(text)
+
+
+def _take_stacks(server: JobSocket, reply: Callable[[str], None]) -> None:
+    """Read the stacks of the workers in a thread: it takes some milliseconds for each."""
+    from relight.core import node_stacks
+    from relight.host.stacks.doing import stacks_of
+
+    workers = server.look().workers
+    if workers is None or (supervisor := workers.supervisor) is None:
+        reply(node_stacks.written(-1, {}))
+        return
+    every, are_frozen = supervisor.workers.pids, supervisor.are_frozen
+    pids = {rank: every[rank] for rank in supervisor.alive if rank in every}
+    ranks, generation = supervisor.workers.ranks, workers.formed.generation.number
+
+    def work() -> str:
+        found = stacks_of(pids, are_frozen=are_frozen)
+        stacks = {ranks[local]: (pids[local], stack) for local, stack in found.items()}
+        return node_stacks.written(generation, stacks)
+
+    def done(result: str | Exception) -> None:
+        text = result if isinstance(result, str) else ""
+        server.loop.attempt(lambda: reply(text), "the stacks of the workers")
+
+    background.call(server.loop, work, done)
 
 
 def keep_last(server: JobSocket) -> None:
@@ -128,7 +167,7 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
         exit_code=exit_code,
         reason=reason,
         run_directory=job.run_directory,
-        ranks=_ranks(view.workers) if view.workers is not None else (),
+        ranks=_ranks(server, view.workers) if view.workers is not None else (),
         account=view.account,
     )
 
@@ -147,30 +186,32 @@ def _state(view: View) -> str:
     return WAITING
 
 
-def _ranks(workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
+def _ranks(server: JobSocket, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
     supervisor = workers.supervisor
     if supervisor is None:
         return ()
     ends = {end.local_rank: end for end in supervisor.ends}
-    uses = _uses(workers)
+    pids = supervisor.workers.pids
+    latest = server.uses | _uses(workers)
+    server.uses = {pid: latest[pid] for pid in pids.values() if pid in latest}
     return tuple(
         RankSnapshot(
             rank=rank,
             local_rank=local_rank,
-            pid=supervisor.workers.pids.get(local_rank, 0),
+            pid=pids.get(local_rank, 0),
             exitcode=ends[local_rank].exitcode if local_rank in ends else None,
             asked=ends[local_rank].asked if local_rank in ends else 0,
             stdout=workers.logs.path(local_rank, STDOUT),
             stderr=workers.logs.path(local_rank, STDERR),
             last_line=_last_line(workers, local_rank),
-            use=uses.get(local_rank),
+            use=server.uses.get(pids.get(local_rank, 0)),
         )
         for local_rank, rank in enumerate(supervisor.workers.ranks)
     )
 
 
 def _uses(workers: WorkerGroup) -> dict[int, RankUse]:
-    """Return what the workers have used that have not ended, by local rank."""
+    """Return what the workers have used that have not ended, by pid."""
     supervisor = workers.supervisor
     assert supervisor is not None
     progress, now, seen_at = workers.memory.progress(), time.monotonic(), time.time()
@@ -180,7 +221,7 @@ def _uses(workers: WorkerGroup) -> dict[int, RankUse]:
         step, done_at = progress.get(local_rank, (None, now))
         if pid:
             every = (pid, *system.tree(pid))
-            found[local_rank] = RankUse(
+            found[pid] = RankUse(
                 seen_at=seen_at,
                 cpu_s=sum(system.usage(each)[0] for each in every),
                 memory=sum(system.resident(each) for each in every),

@@ -28,6 +28,7 @@ from relight.worker_group import WorkerGroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from relight.core.snapshot import RankUse
     from relight.group import LocalLink
     from relight.link import RemoteLink
     from relight.sight.everywhere import OpenQuestions
@@ -80,9 +81,11 @@ class JobSocket:
         self.job, self.began, self.look, self._link = job, began, look, link
         self.end: tuple[int, str] | None = None
         """The exit code and why, once the job has ended here."""
+        self.uses: dict[int, RankUse] = {}
+        """What the latest workers used when somebody last asked, by pid."""
         self.name = job.command.spec.name or _name_of(job.command.spec.script)
         self.id = f"{self.name}-{os.getpid()}"
-        self._loop = loop
+        self.loop = loop
         self._clients: set[_Client] = set()
         self._open: OpenQuestions | None = None  # until a client asks all nodes
         directory = user_sockets.directory(job.command.env.variables, JOBS)
@@ -99,7 +102,7 @@ class JobSocket:
             answers.keep_last(self)  # first: who finds no socket finds this
         except OSError:
             pass  # a full disk: the job itself is not concerned
-        self._loop.forget(self._listener)
+        self.loop.forget(self._listener)
         self._listener.close()
         for client in list(self._clients):
             client.close()
@@ -118,17 +121,17 @@ class JobSocket:
         if of_all is None:
             if self._tell not in (listeners := self.look().journal.listeners):
                 listeners.append(self._tell)
-            reply(*answers.answer(self, question))
+            answers.answer(self, question, reply)
             return
         from relight.sight.everywhere import OpenQuestions
 
-        self._open = self._open or OpenQuestions(self._loop, self._link)
+        self._open = self._open or OpenQuestions(self.loop, self._link)
         self._open.ask(of_all, lambda answer: reply(answer, False))
 
     def received(self, message: Question | NodeAnswered) -> None:
         """Answer a question of another node, or take the answer of one."""
         if isinstance(message, Question):
-            self._loop.attempt(lambda: self._answer_node(message), "a question of another node")
+            self.loop.attempt(lambda: self._answer_node(message), "a question of another node")
         elif self._open is not None:
             self._open.heard(message)
 
@@ -148,7 +151,10 @@ class JobSocket:
     def _answer_node(self, question: Question) -> None:
         from relight.sight import answers
 
-        self._link.send(Answer(question.number, answers.answer_node(self, question.question)))
+        def reply(text: str) -> None:
+            self._link.send(Answer(question.number, text))
+
+        answers.answer_node(self, question.question, reply)
 
     def _accept(self) -> None:
         try:
@@ -157,7 +163,7 @@ class JobSocket:
             return
         own = user_sockets.peer(connection).user in (os.getuid(), 0)
         if own and len(self._clients) < _MOST_CLIENTS:
-            self._clients.add(_Client(self._loop, self, connection))
+            self._clients.add(_Client(self.loop, self, connection))
         else:
             connection.close()
 

@@ -18,6 +18,10 @@ ORDERS = ("rank", "host", "state", "step", "rate", "cpu", "memory")
 """By which column rows are sorted, the most remarkable one first: that with the lowest step or
 rate, or with the highest use.
 """
+_IMPORTANT = ("STATE", "REPLICA", "JOB", "STEP", "LAST LINE", "STEP/S", "HOST", "CPU", "MEMORY")
+"""In this order columns get the room that there is."""
+_READABLE = {"JOB": 12, "REPLICA": 12, "HOST": 16, "LAST LINE": 16}
+"""The width with which a long column still says something; others are never cut."""
 _STATES = ("FAILED", "UNKNOWN", "CANCELLED", "UNSUBMITTED", "SUBMITTED", "PENDING", "RUNNING",
            "SUCCEEDED")  # fmt: skip
 
@@ -140,6 +144,45 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     if len({row.handle for row in rows}) < 2:
         shown = shown[1:]
     return [HEADS[number] for number in shown], [[line[n] for n in shown] for line in lines]
+
+
+def widths(
+    heads: Sequence[str], lines: Sequence[Sequence[str]], room: int, between: int, keep: str = ""
+) -> dict[int, int]:
+    """Return which columns of a table fit into a line, and how wide they are, by their numbers.
+
+    Columns that would not be readable are left out, the least important first. Then long ones get
+    what is left, from left to right.
+
+    Args:
+        heads: of the columns.
+        lines: their texts.
+        room: the width of a line.
+        between: what a column needs beside its text.
+        keep: the head of a column that is always there, as the table is sorted by it.
+    """
+    full = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+    chosen: dict[int, int] = {}
+    left = room
+    for head in dict.fromkeys((keep, *_IMPORTANT)):
+        if head in heads:
+            number = heads.index(head)
+            width = min(full[number], _READABLE.get(head, full[number]))
+            if width + between <= left or not chosen:
+                chosen[number] = width
+                left -= width + between
+    for number in sorted(chosen):
+        more = max(0, min(left, full[number] - chosen[number]))
+        chosen[number], left = chosen[number] + more, left - more
+    return dict(sorted(chosen.items()))
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a text that is cut in its middle if it is longer."""
+    if len(text) <= width or width < 1:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
 
 
 def totals(rows: Iterable[Row]) -> str:

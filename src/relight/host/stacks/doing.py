@@ -1,5 +1,5 @@
-"""What workers do before they are stopped or end. Loaded when a job hangs, when a worker blames a
-peer, or when one prints a traceback on a terminal.
+"""What workers do before they are stopped or end, or when somebody asks. Loaded when a job hangs,
+when a worker blames a peer, when one prints a traceback on a terminal, or when somebody asks.
 """
 
 from collections.abc import Mapping
@@ -19,13 +19,19 @@ def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Doing]:
         pids: by local rank; of a shell script, the Python process below it is looked at.
         are_frozen: whether relight itself has stopped them; then that is not told.
     """
+    found = stacks_of(pids, are_frozen=are_frozen)
+    return {rank: stacks.doing(stack) for rank, stack in found.items()}
+
+
+def stacks_of(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, ProcessStack | str]:
+    """Return the stacks of workers, by local rank, or why there are none; arguments and time are
+    those of `doing`.
+    """
     found = take_all({rank: workers.python_of(pid) for rank, pid in pids.items()}, may_wait=False)
     return {
-        rank: stacks.doing(
-            stack._replace(state="S")
-            if are_frozen and isinstance(stack, ProcessStack) and stack.state == "T"
-            else stack
-        )
+        rank: stack._replace(state="S")
+        if are_frozen and isinstance(stack, ProcessStack) and stack.state == "T"
+        else stack
         for rank, stack in found.items()
     }
 

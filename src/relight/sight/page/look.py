@@ -35,6 +35,11 @@ class Reading(NamedTuple):
     answers: bool
     gone: bool
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more follows."""
+        return self.gone or self.job.nodes[0].state == ENDED
+
 
 def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
     """Return what the page shows.
@@ -65,7 +70,7 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
             {"at": each.at, "text": hidden(each.text)}
             for each in failures[-_MOST_FAILURES:]
         ],
-        "ranks": [_row(node, rank, reading.rates) for node, rank in ranks_of(reading.job)],
+        "ranks": [_row(node, rank, reading) for node, rank in ranks_of(reading.job)],
         "goodput": _goodput(own.account),
         "actions": list(actions),
     }  # fmt: skip
@@ -125,7 +130,7 @@ def _job(reading: Reading) -> dict[str, Any]:
         "world_size": own.world_size,
         **_progress(reading),
         "shown_state": state,
-        "over": own.state == ENDED or reading.gone,
+        "over": reading.is_over,
         "notice": hidden(notice),
         "mood": mood,
     }
@@ -169,13 +174,18 @@ def _progress(reading: Reading) -> dict[str, Any]:
     return {"step": min(steps, default=None), "rate": min(known, default=None)}
 
 
-def _row(node: NodeSnapshot, rank: RankSnapshot, rates: Rates) -> list[Any]:
-    """Return a row of the table: the order is that of COLUMNS in page.js."""
-    use, pace = rank.use, rates.of(node, rank)
+def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
+    """Return a row of the table: the order is that of COLUMNS in page.js. What a rank used that is
+    over is the last that was seen of it, at the time with which the row ends.
+    """
+    use, pace = rank.use, reading.rates.of(node, rank)
+    is_over = rank.exitcode is not None or reading.is_over or not reading.answers
+    state = "unknown" if reading.gone and rank.exitcode is None else state_of(rank, node)
     return [
-        rank.rank, node.node, node.host, state_of(rank, node), rank.exitcode, rank.pid,
+        rank.rank, node.node, node.host, state, rank.exitcode, rank.pid,
         use.step if use is not None else None, pace.steps, pace.cpu,
         use.memory if use is not None else None, hidden(rank.last_line),
+        use.seen_at if use is not None and is_over else None,
     ]  # fmt: skip
 
 

@@ -132,7 +132,7 @@ def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
 def _of_ranks(reading: Reading) -> Iterator[tuple[str, Samples]]:
     found: dict[str, Samples] = {}
     for node, rank in ranks_of(reading.job):
-        use, pace = rank.use, reading.rates.of(node, rank)
+        use, pace = rank.use if rank.exitcode is None else None, reading.rates.of(node, rank)
         values = () if use is None else (
             ("relight_rank_step", use.step), ("relight_rank_steps_per_second", pace.steps),
             ("relight_rank_cpu_seconds", use.cpu_s), ("relight_rank_memory_bytes", use.memory),

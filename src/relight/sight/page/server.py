@@ -5,7 +5,7 @@
     GET  /state      the same once, as JSON
     GET  /output     the end of what a rank has printed: ?rank=3&stream=stderr
     GET  /metrics    for Prometheus
-    POST /stacks     where the ranks on this machine are; needs the token
+    POST /stacks     where the ranks of all nodes are; needs the token
     POST /cancel     stops the job, as ctrl-C does; needs the token
 
 Nothing is read while nobody asks. `access` says who gets an answer.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from relight.errors import RelightError
 from relight.sight.page import access
@@ -34,6 +34,10 @@ _LIMIT_S = 10.0
 """How long a client may take for its request, and to take what it is sent."""
 _MOST_CONNECTIONS, _MOST_STREAMS = 64, 16
 _MOST_BODY = 4096
+_MOST_UNREAD, _LINGER_S = 1 << 20, 1.0
+"""What may be left of a request that was answered before it was read. If the connection were closed
+with it unread, the client would lose the answer (RFC 9112, 9.6).
+"""
 _LAST_S = 1.0
 """How long streams may take to send the last state of a job before the server closes."""
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
@@ -44,6 +48,8 @@ _ASSETS = {
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 _RANK = re.compile(r"[0-9]{1,9}")
+_LENGTH = re.compile(r"[0-9]{1,9}")
+_MOST_SHOWN = 200
 _STREAMS = ("stdout", "stderr", "combined")
 
 
@@ -124,7 +130,8 @@ class PageServer(ThreadingHTTPServer):
 
 class _Request(BaseHTTPRequestHandler):
     server: PageServer
-    timeout = _LIMIT_S
+    timeout = _LIMIT_S + 1.0
+    default_request_version = "HTTP/1.0"  # answers to HTTP/0.9 would have no status
     server_version, sys_version = "relight", ""
 
     def handle_one_request(self) -> None:
@@ -140,19 +147,43 @@ class _Request(BaseHTTPRequestHandler):
             self._head_limit.cancel()
 
     def parse_request(self) -> bool:
-        """Parse the head, which has come now."""
+        """Parse the head, which has come now. Answer if it is malformed, and return False."""
         try:
-            return super().parse_request()
+            is_parsed = super().parse_request()
         finally:
             self._head_limit.cancel()
+        if not is_parsed:
+            if not self.requestline.split():
+                self.send_error(400, "an empty line is no request")
+            return False
+        if len(self.headers.get_all("Host", ())) > 1:
+            self.send_error(400, "more than one Host")
+            return False
+        try:
+            self._url: SplitResult = urlsplit(self.path)
+        except ValueError as error:
+            self.send_error(400, f"{self.path[:_MOST_SHOWN]} is no address: {error}")
+            return False
+        return True
+
+    def finish(self) -> None:
+        """Take what is left of the request for a moment, so that the answer is not lost."""
+        super().finish()
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(_LINGER_S)
+            left, until = _MOST_UNREAD, time.monotonic() + _LINGER_S
+            while left > 0 and time.monotonic() < until and (data := self.connection.recv(1 << 16)):
+                left -= len(data)
 
     def _give_up(self) -> None:
         with contextlib.suppress(OSError):
+            self.connection.sendall(b"HTTP/1.0 408 Request Timeout\r\nConnection: close\r\n\r\n")
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
         """Answer what reads."""
-        url = urlsplit(self.path)
+        url = self._url
         refused = access.refusal_of_get(self._headers(), self.server.names, url.path)
         if refused is not None:
             self._refuse(refused)
@@ -172,26 +203,33 @@ class _Request(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         """Answer as to GET, without a body."""
-        if urlsplit(self.path).path == "/stream":
+        if self._url.path == "/stream":
             self._refuse(access.Refusal(405, "GET only"))
         else:
             self.do_GET()
 
     def do_POST(self) -> None:
         """Act on the job."""
-        name = urlsplit(self.path).path.removeprefix("/")
+        name = self._url.path.removeprefix("/")
         refused = access.refusal_of_post(self._headers(), self.server.names, self.server.token)
         action = self.server.served.actions.get(name)
         length = self.headers.get("Content-Length", "0")
         if refused is None and action is None:
             refused = access.Refusal(404, "there is no such action")
-        if refused is None and not (length.isdecimal() and int(length) <= _MOST_BODY):
-            refused = access.Refusal(413, "too much")
+        if refused is None and not (_LENGTH.fullmatch(length) and int(length) <= _MOST_BODY):
+            refused = access.Refusal(413, f"a body has at most {_MOST_BODY} bytes")
+        if refused is None and len(self._body(int(length))) < int(length):
+            refused = access.Refusal(400, "the body is shorter than its Content-Length")
         if refused is not None or action is None:
             self._refuse(refused or access.Refusal(404, ""))
             return
-        self.rfile.read(int(length))
         self._attempt(lambda: self._answer(200, _TEXT, action().encode()))
+
+    def _body(self, length: int) -> bytes:
+        try:
+            return self.rfile.read(length)
+        except TimeoutError:
+            return b""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer a request that is none, in plain text and with the headers of all answers."""

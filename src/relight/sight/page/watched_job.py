@@ -4,15 +4,15 @@ ask.
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from relight.core import event_lines, fields, timeline
+from relight.core.node_stacks import numbered
 from relight.core.rates import Rates
-from relight.core.snapshot import ENDED, EventsAfter, Output, WholeJob
+from relight.core.snapshot import ENDED, EventsAfter, NodeSnapshot, Output, WholeJob
 from relight.core.timeline import Record
-from relight.errors import UsageError
+from relight.errors import EXIT_OK, UsageError
 from relight.host import agents
 from relight.host.run_jobs import JobDirectory
 from relight.sight.page.look import Events, Reading, look
@@ -92,6 +92,8 @@ class WatchedJob:
         found = self._jobs.find_whole(self.job)
         gone = found is None and not agents.lives(own.pid)
         job = found or before.job
+        if found is not None and found.nodes[0].state == ENDED:
+            job = _with_last_of_others(found.nodes[0], before.job)
         self._rates.take(job.nodes)
         history = before.history
         if is_new:
@@ -108,7 +110,7 @@ class WatchedJob:
         else:
             found = [(own.host, list(self._jobs.events(self.job, EventsAfter(number, False))))]
         is_new = False
-        for name, lines in _named(found):
+        for name, (_, lines) in zip(numbered(host for host, _ in found), found, strict=True):
             node = self._nodes.setdefault(name, _Node())
             for line in node.take(lines):
                 self._events.add(name, line)
@@ -139,9 +141,20 @@ class _Node:
         del self.records[:-_MOST_RECORDS]
 
 
-def _named(found: Iterable[tuple[str, list[str]]]) -> Iterator[tuple[str, list[str]]]:
-    """Give names to nodes: their hosts, which a second node on a host has with a number."""
-    count = Counter[str]()
-    for host, lines in found:
-        count[host] += 1
-        yield (host if count[host] == 1 else f"{host} #{count[host]}"), lines
+def _with_last_of_others(own: NodeSnapshot, before: WholeJob) -> WholeJob:
+    """Return a job that has ended here, with the last that was seen of its other nodes, which are
+    no longer asked. If it has succeeded, all ranks have; else it is not known how those ended.
+    """
+    ended = EXIT_OK if own.exit_code == EXIT_OK else None
+    others = [
+        node._replace(
+            state=ENDED,
+            exit_code=own.exit_code,
+            ranks=tuple(
+                rank._replace(exitcode=ended if rank.exitcode is None else rank.exitcode)
+                for rank in node.ranks
+            ),
+        )
+        for node in before.nodes[1:]
+    ]
+    return WholeJob((own, *others))

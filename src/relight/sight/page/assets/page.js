@@ -23,11 +23,11 @@ const COLUMNS = [
   { name: "PID", at: 5, number: true, wide: true },
   { name: "Last line", at: 10, last: true },
 ];
-const STATE = 3;
+const STATE = 3, LAST_KNOWN = 11, USED = new Set([6, 7, 8, 9]);
 
 const page = {
   look: { job: null, lanes: [], generations: [], failures: [], goodput: null, actions: [] },
-  ranks: new Map(), events: [], rows: [],
+  ranks: new Map(), events: [], rows: [], drawn: new Map(), current: null,
   sort: { at: 0, down: false }, received: 0, seen: false,
   token: takeToken(),
 };
@@ -172,7 +172,7 @@ function showTiles() {
     ["Ranks", String(job.world_size), ""],
   ];
   if (put && put.share !== null) tiles.push(["Goodput", `${(put.share * 100).toFixed(1)} %`, put.is_most ? "at most" : ""]);
-  if (job.step !== null && job.step !== undefined) tiles.push(["Step", String(job.step), job.rate ? `${job.rate.toPrecision(3)} /s` : ""]);
+  if (job.step !== null && job.step !== undefined) tiles.push(["Step", String(job.step), job.over ? "last known" : job.rate ? `${job.rate.toPrecision(3)} /s` : ""]);
   const list = el("tiles");
   while (list.children.length > tiles.length) list.lastChild.remove();
   tiles.forEach(([name, value, more], n) => {
@@ -327,6 +327,7 @@ function chooseRows() {
   page.rows.sort((a, b) => sign * compare(a[at], b[at]) || a[0] - b[0]);
   showStates(states);
   const all = page.ranks.size, found = page.rows.length;
+  el("old-values").hidden = ![...page.ranks.values()].some((row) => row[LAST_KNOWN]);
   set(el("count"), found === all ? many(all, "rank") : `${found} of ${many(all, "rank")}`);
   showHeads();
   showRows();
@@ -375,11 +376,41 @@ function showRows() {
   const last = Math.min(count, first + Math.ceil((box.clientHeight || 560) / ROW_PX) + 16);
   el("rank-table").setAttribute("aria-rowcount", String(count + 1));
   const body = el("rank-rows"), focused = document.activeElement?.dataset?.rank;
-  const rows = [space(first, shown.length)];
-  for (let n = first; n < last; n += 1) rows.push(rankRow(page.rows[n], n, shown));
-  rows.push(space(count - last, shown.length));
-  body.replaceChildren(...rows);
-  if (focused !== undefined) body.querySelector(`[data-rank="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  const inView = page.rows.slice(Math.max(0, first), last);
+  const entry = inView.some((row) => row[0] === page.current)
+    ? page.current : inView[Math.max(0, Math.floor(box.scrollTop / ROW_PX) - first)]?.[0];
+  const drawn = new Map();
+  inView.forEach((row, n) => {
+    const made = rankRow(row, first + n, shown, page.drawn.get(row[0]));
+    made.row.querySelector("button").tabIndex = row[0] === entry ? 0 : -1;
+    drawn.set(row[0], made);
+  });
+  const same = drawn.size === page.drawn.size && [...drawn.keys()].join() === [...page.drawn.keys()].join();
+  page.drawn = drawn;
+  const rows = [...drawn.values()].map((made) => made.row);
+  if (!same || rows.some((row) => !row.isConnected) || !body.firstChild) {
+    body.replaceChildren(space(first, shown.length), ...rows, space(count - last, shown.length));
+    if (focused !== undefined) body.querySelector(`[data-rank="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
+  } else {
+    body.firstChild.replaceWith(space(first, shown.length));
+    body.lastChild.replaceWith(space(count - last, shown.length));
+  }
+}
+
+// One rank is reached by Tab, the others from it by the arrow keys: 1,000 are no way to what follows.
+function moveFocus(event) {
+  const at = page.rows.findIndex((row) => String(row[0]) === event.target.dataset?.rank);
+  const box = el("rank-scroll"), inView = Math.max(1, Math.floor(box.clientHeight / ROW_PX) - 2);
+  const moves = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + inView, PageUp: at - inView, Home: 0, End: Infinity };
+  if (at < 0 || !(event.key in moves) || event.ctrlKey || event.altKey || event.metaKey) return;
+  event.preventDefault();
+  const next = Math.max(0, Math.min(page.rows.length - 1, moves[event.key]));
+  const rank = page.rows[next][0];
+  page.current = rank;
+  const top = next * ROW_PX, room = box.clientHeight - el("rank-heads").offsetHeight - ROW_PX;
+  box.scrollTop = Math.min(top, Math.max(box.scrollTop, top - room));
+  showRows();
+  page.drawn.get(rank)?.row.querySelector("button").focus({ preventScroll: true });
 }
 
 function space(rows, span) {
@@ -391,33 +422,50 @@ function space(rows, span) {
   return row;
 }
 
-function rankRow(row, n, shown) {
-  const made = make("tr");
+// Makes the row of a rank, or changes the one that is there: it keeps the focus, and is not read again.
+function rankRow(row, n, shown, before) {
+  const names = shown.map((column) => column.name).join(), known = before?.names === names ? before : null;
+  const made = known ? known.row : make("tr");
   made.setAttribute("aria-rowindex", String(n + 2));
-  for (const column of shown) {
-    const value = row[column.at];
-    const cell = make("td", undefined, `${column.number ? "number" : ""} ${column.wide ? "wide" : ""}`);
-    if (column.at === 0) {
-      const button = make("button", String(value));
-      button.type = "button";
-      button.dataset.rank = String(value);
-      button.setAttribute("aria-label", `Output of rank ${value}`);
-      button.addEventListener("click", () => openOutput(value));
-      cell.append(button);
-    } else if (column.at === STATE) {
-      const badge = make("span", value, "badge");
-      badge.dataset.state = value.split(" ")[0];
-      cell.append(badge);
-    } else if (value !== null) {
-      cell.textContent = column.text ? column.text(value) : String(value);
+  shown.forEach((column, at) => {
+    if (known && [column.at, LAST_KNOWN].every((each) => known.values[each] === row[each])) return;
+    let cell = made.children[at];
+    if (!cell) {
+      cell = make(column.at === 0 ? "th" : "td", undefined, `${column.number ? "number" : ""} ${column.wide ? "wide" : ""}`);
+      made.append(cell);
     }
-    if (column.last) {
-      cell.classList.add("last");
-      cell.title = value;
-    }
-    made.append(cell);
+    fill(cell, column, row);
+  });
+  return { row: made, values: row, names };
+}
+
+function fill(cell, column, row) {
+  const value = row[column.at];
+  if (column.at === 0) {
+    if (cell.firstChild) return;
+    cell.scope = "row";
+    const button = make("button", String(value));
+    button.type = "button";
+    button.dataset.rank = String(value);
+    button.setAttribute("aria-label", `Output of rank ${value}`);
+    button.addEventListener("click", () => openOutput(value));
+    button.addEventListener("focus", () => { page.current = value; });
+    cell.append(button);
+  } else if (column.at === STATE) {
+    const badge = make("span", value, "badge");
+    badge.dataset.state = value.split(" ")[0];
+    cell.replaceChildren(badge);
+  } else {
+    const isOld = Boolean(row[LAST_KNOWN]) && USED.has(column.at) && value !== null;
+    cell.textContent = value === null ? "" : column.text ? column.text(value) : String(value);
+    cell.classList.toggle("old", isOld);
+    cell.title = isOld ? `last known, at ${clock(row[LAST_KNOWN])}` : "";
+    if (isOld) cell.append(make("span", " (last known)", "unseen"));
   }
-  return made;
+  if (column.last) {
+    cell.classList.add("last");
+    cell.title = value;
+  }
 }
 
 // Goodput and events.
@@ -472,11 +520,13 @@ function openSheet(title, choice, load) {
   el("sheet-choice").hidden = !choice;
   again = async () => {
     set(el("sheet-text"), "loading …");
+    el("sheet-text").setAttribute("aria-busy", "true");
     try {
       set(el("sheet-text"), (await load()) || "nothing");
     } catch {
       set(el("sheet-text"), "no connection to this page's server");
     }
+    el("sheet-text").setAttribute("aria-busy", "false");
     el("sheet-text").scrollTop = choice ? el("sheet-text").scrollHeight : 0;
   };
   again();
@@ -515,6 +565,7 @@ el("states").addEventListener("change", chooseRows);
 el("event-find").addEventListener("input", showEvents);
 el("range").addEventListener("change", showTimeline);
 el("rank-scroll").addEventListener("scroll", showRows, { passive: true });
+el("rank-scroll").addEventListener("keydown", moveFocus);
 el("lanes").addEventListener("scroll", showTimeline, { passive: true });
 addEventListener("resize", redraw);
 connect();

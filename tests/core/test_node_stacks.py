@@ -1,0 +1,81 @@
+"""The stacks of all nodes: answers of nodes, and what is told of them."""
+
+import pytest
+
+from relight.core import fields, node_stacks
+from relight.core.snapshot import Question, Stacks
+from relight.core.stacks import Frame, ProcessStack, ThreadStack
+
+
+def stack(pid: int, line: int, *, depth: int = 1, state: str = "S") -> ProcessStack:
+    frames = tuple(Frame("/home/u/train.py", line + n, "step") for n in range(depth))
+    return ProcessStack(pid, state, (ThreadStack(pid, "python", "read", True, frames),))
+
+
+def test_the_question_is_one_that_agents_read() -> None:
+    assert fields.message(Question, fields.to_json(Stacks())) == Stacks()
+
+
+def test_ranks_with_the_same_stack_share_it_and_each_gets_it_back() -> None:
+    text = node_stacks.written(
+        3, {0: (10, stack(10, 1)), 1: (11, stack(11, 1)), 2: (12, "no permission")}
+    )
+    answer = node_stacks.read(text)
+    assert answer is not None
+    assert [each.ranks for each in answer.stacks] == [(0, 1), (2,)]
+    found = node_stacks.by_rank([("gpu-01", answer), ("gpu-02", None)])
+    assert (found[1].node, found[1].pid) == ("gpu-01", 11)
+    assert isinstance(found[1].stack, ProcessStack)
+    assert found[1].stack.threads[0].frames == stack(11, 1).threads[0].frames
+    assert found[2].stack == "no permission"
+
+
+def test_of_a_rank_on_two_nodes_the_one_of_the_later_generation_counts() -> None:
+    old, new = (
+        node_stacks.read(node_stacks.written(generation, {0: (pid, stack(pid, 1))}))
+        for generation, pid in ((1, 10), (2, 20))
+    )
+    assert node_stacks.by_rank([("a", new), ("b", old)])[0].pid == 20
+
+
+@pytest.mark.parametrize(("ranks", "depth"), [(1, 500), (64, 500), (256, 500)])
+def test_an_answer_fits_into_a_message_however_deep_the_stacks_are(ranks: int, depth: int) -> None:
+    """The innermost frames stay."""
+    stacks = {rank: (rank, stack(rank, rank, depth=depth)) for rank in range(ranks)}
+    text = node_stacks.written(0, stacks)
+    assert len(text) <= fields.MAX_ANSWER
+    answer = node_stacks.read(text)
+    assert answer is not None
+    assert [each.frames[0].line for each in answer.stacks] == list(range(ranks))
+
+
+def test_who_has_not_answered_and_whose_stack_is_missing_is_told() -> None:
+    answer = node_stacks.read(node_stacks.written(0, {0: (10, stack(10, 1))}))
+    idle = node_stacks.read(node_stacks.written(-1, {}))
+    nodes = [("gpu-01", answer), ("gpu-02", None), ("gpu-03", idle)]
+    found = node_stacks.by_rank(nodes)
+    assert list(node_stacks.lines_of_nodes(nodes, found, 3, 4)) == [
+        "gpu-01: rank 0",
+        "gpu-02: no answer within 1 s",
+        "gpu-03: runs no workers",
+        "no stack of ranks 1-3",
+    ]
+    told = list(node_stacks.lines_of_nodes(nodes[:1], found, 2, 1))
+    assert told[1:] == ["only 1 of 2 nodes could be asked: the coordinator does not answer"]
+
+
+def test_ranks_are_named_with_their_node_and_a_second_node_on_a_host_with_a_number() -> None:
+    names = node_stacks.numbered(["a", "b", "a"])
+    assert names == ["a", "b", "a #2"]
+    answers = [node_stacks.read(node_stacks.written(0, {n: (n, stack(n, 1))})) for n in range(3)]
+    found = node_stacks.by_rank(zip(names, answers, strict=True))
+    assert node_stacks.named(found, [2]) == "rank 2 on a #2"
+    assert node_stacks.named(found, [0, 1]) == "ranks 0-1"
+
+
+@pytest.mark.parametrize(
+    "answer", [None, "", "{", "[]", b"\xff", '{"generation": 0, "stacks": [1]}']
+)
+def test_an_answer_that_makes_no_sense_is_none(answer: str | bytes | None) -> None:
+    """Nodes of older versions answer nothing."""
+    assert node_stacks.read(answer) is None

@@ -1,0 +1,96 @@
+"""What a page shows of ranks that are over: the last that was known of them."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Start
+
+from relight.core.rates import Rates
+from relight.core.snapshot import RankUse, WholeJob
+from relight.core.timeline import history
+from relight.host.run_jobs import JobDirectory
+from relight.sight.page.look import Reading, look
+from relight.sight.page.watched_job import WatchedJob
+
+from .conftest import LIMIT_S
+from .test_page_look import node, rank
+
+USE = RankUse(5.0, 2.0, 1 << 20, 7, 0.1)
+STATE, STEP, CPU, MEMORY, LAST_KNOWN = 3, 6, 8, 9, 11
+BURNS = """\
+import os, time
+while not os.path.exists("end"):
+    time.sleep(0.01)
+raise SystemExit(3 if os.environ["RANK"] == "1" else 0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("of_rank", "of_node", "answers", "gone", "state", "is_marked"),
+    [
+        ({}, {}, True, False, "running", False),
+        ({"exitcode": 0}, {}, True, False, "succeeded", True),
+        ({"exitcode": 1}, {"state": "ended", "exit_code": 1}, True, False, "failed (1)", True),
+        ({}, {}, False, False, "running", True),
+        ({}, {}, False, True, "unknown", True),
+    ],
+)
+def test_what_a_rank_used_stays_and_is_marked_once_it_is_over(
+    of_rank: dict[str, Any], of_node: dict[str, Any], answers: bool, gone: bool, state: str,
+    is_marked: bool,
+) -> None:  # fmt: skip
+    rates = Rates()
+    for at in (1.0, 5.0):  # the second is the last that is seen
+        use = USE._replace(seen_at=at, cpu_s=at / 2, step=int(at))
+        job = WholeJob((node(rank(0, use=use, **of_rank), **of_node),))
+        rates.take(job.nodes)
+    rates.take(job.nodes)
+    (row,) = look(Reading(job, rates, history({}, 0.0), answers, gone), ())["ranks"]
+    assert row[STATE] == state
+    assert (row[STEP], row[CPU], row[MEMORY]) == (5, 0.5, 1 << 20)
+    assert row[LAST_KNOWN] == (5.0 if is_marked else None)
+
+
+@pytest.mark.slow
+def test_a_page_of_a_job_that_has_ended_shows_what_the_ranks_of_all_nodes_used(
+    start: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Also a page that is opened after the end; of this node only, then."""
+    flags = ("run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file", "--rdzv-id=last",
+             f"--rdzv-endpoint={tmp_path}/where", "--max-restarts=0")  # fmt: skip
+    program = script(BURNS)
+    agents = [start(*flags, program) for _ in range(2)]
+    jobs = JobDirectory(os.environ)
+
+    def watch() -> WatchedJob:
+        return WatchedJob(jobs, f"train-{agents[0].pid}", ())
+
+    deadline = time.monotonic() + LIMIT_S
+    while jobs.find(f"train-{agents[0].pid}") is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    watched = watch()
+
+    def rows_when(expected: Callable[[list[list[Any]]], bool]) -> list[list[Any]]:
+        while True:
+            watched.reading(now=True)
+            rows = watched.look()["ranks"]
+            if expected(rows):
+                return list(rows)
+            assert time.monotonic() < deadline, rows
+            time.sleep(0.05)
+
+    rows_when(lambda rows: len(rows) == 4 and all(row[CPU] is not None for row in rows))
+    (program.parent / "end").touch()
+    for agent in agents:
+        assert agent.wait(LIMIT_S) == 3
+    rows = rows_when(lambda rows: watched.look()["job"]["over"])
+    assert [row[0] for row in rows] == [0, 1, 2, 3]
+    assert all(row[MEMORY] > 0 and row[CPU] is not None and row[LAST_KNOWN] for row in rows)
+    own = watch().look()["ranks"]
+    assert len(own) == 2
+    assert all(row[MEMORY] > 0 and row[LAST_KNOWN] for row in own)
