@@ -52,13 +52,13 @@ from relight.host.scratch import Scratch
 from relight.host.supervisor import Supervisor
 from relight.node_job import NodeJob
 from relight.typed import NamedTuple
+from relight.worker_watches import WorkerWatches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.preloading import Preload
     from relight.host.store_port import StorePort
     from relight.host.worker_memory import WorkerMemory
-    from relight.worker_watches import WorkerWatches
 
 _AFTER_ERROR = (1, -signal.SIGABRT)
 """How a worker ends that blames a peer: by an exception, or by the watchdog of NCCL."""
@@ -177,8 +177,6 @@ class WorkerGroup:
         self._watch_store(store)
         if self.stopped_by is not None:  # StopWorkers came while the workers were forked
             self.stop(self.stopped_by)
-        from relight.worker_watches import WorkerWatches  # while the workers start
-
         watches = self.watches = WorkerWatches(
             loop, self._services.journal, job, self.formed, store, supervisor,
             self._report_first_failure,

@@ -16,6 +16,7 @@ from relight.events import SpawnerLost, WorkerExited, WorkersFrozen, WorkerStart
 from relight.host import spawner, system
 from relight.host.generation_pipe import WorkerPlan
 from relight.host.loop import Alarm, Loop
+from relight.host.memory import OomCounters
 
 __all__ = ["WorkerPlan", "Workers"]
 
@@ -72,8 +73,6 @@ class Workers:
             ) from None
         # The orphans of a killed spawner become our children, see _on_spawner_exit.
         system.become_subreaper()
-        from relight.host.memory import OomCounters  # while the workers start
-
         self.memory = OomCounters()
         self._spawner_gone = self._spawner_exiting = False
         self._insisting = Alarm(loop, self._end_stopped)
