@@ -260,6 +260,7 @@ class Coordinator:
         if peer.node:
             peer.group.recipients.pop(peer.node, None)
             peer.group.step(NodeLost(peer.node, reason))
+            self.coordinates()  # without that node it may have to step down, and at once
 
     def _disconnect(self, groups: dict[str, Group]) -> None:
         closing = set(groups.values())
