@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -129,6 +130,48 @@ def test_a_spawner_that_is_killed_between_two_generations_is_replaced(number: in
     assert (first != second) == (number == signal.SIGKILL)
     end(connection)
     finish(spawner, second)
+
+
+def test_a_spawner_that_is_stopped_between_two_generations_is_continued() -> None:
+    spawner = SpawnerProcess()
+    first, connection = start(spawner)
+    end(connection)
+    (own,) = linux.tree(first)
+    os.kill(own, signal.SIGSTOP)
+    second, connection = start(spawner)
+    assert first == second
+    end(connection)
+    finish(spawner, first)
+
+
+BREAKS = """
+import os, signal, socket, struct, sys
+from relight.host.generation_pipe import WorkerPlan
+from relight.host.spawner import SpawnerProcess
+me, spawner = os.getpid(), SpawnerProcess()
+null = os.open(os.devnull, os.O_WRONLY)
+try:
+    plan = WorkerPlan(0, ("true",), dict(os.environ), null, null, frozenset(), False)
+    pid, connection = spawner.fork([plan], "")
+    connection.sendall(b"end\\n")
+    connection.shutdown(socket.SHUT_WR)
+    while connection.recv(100):
+        pass
+    spawner._control.sendall(struct.pack("!I", 0))
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+finally:
+    if os.getpid() != me:
+        os.write(1, b"a copy of the agent runs\\n")
+"""
+
+
+@pytest.mark.mistakes
+def test_a_spawner_that_can_not_read_a_plan_ends_there() -> None:
+    """It is a fork of the agent, whose code must not run on in it."""
+    done = subprocess.run(
+        [sys.executable, "-c", BREAKS], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "70\n"), done.stderr
 
 
 def test_a_spawner_without_workers_ends_with_the_agent(tmp_path: Path) -> None:

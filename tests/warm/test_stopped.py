@@ -164,5 +164,5 @@ def test_signals_to_the_spawner_end_nothing(
     lines = next(logs.glob("*/events.jsonl")).read_text().splitlines()
     found = [event for event in map(json.loads, lines) if event["event"] == "WorkersWarm"]
     assert [event["warm"] for event in found] == [True, True] * bool(flags)
-    exits = [json.loads(line)["exitcode"] for line in lines if '"WorkerExited"' in line]
+    exits = [json.loads(line)["exitcode"] for line in lines if '"event": "WorkerExited"' in line]
     assert exits == [1, 0]

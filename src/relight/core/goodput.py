@@ -245,13 +245,15 @@ class Ledger:
         self._repaired_by = ""
 
     def step(self, event: Event, t: float, time: float) -> None:
-        """Take an event.
+        """Take an event; none counts after the end of the job.
 
         Args:
             event: the event.
             t: when, on the monotonic clock, in seconds.
             time: the same in seconds since 1970.
         """
+        if self._ended_at is not None:
+            return
         now = self._generation
         match event:
             case Formed():

@@ -59,9 +59,6 @@ from relight.typed import NoReturn
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
 """Python ignores these for itself; as in subprocess, the workers get the default action."""
 
-_READY = b"r"
-"""What the agent gets when a generation is over and the next one may come."""
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.freezer import Freezer
@@ -347,11 +344,16 @@ class SpawnerProcess:
         child.close()
 
     def _is_ready(self, control: socket.socket) -> bool:
-        """Return whether the last generation is over, and the process is still there."""
+        """Return whether the last generation is over, and the process is still there. It says so
+        with its pid; another program may have stopped it since.
+        """
         try:
-            return bool(control.recv(1, socket.MSG_DONTWAIT))
+            pid = int(control.recv(20, socket.MSG_DONTWAIT) or 0)
+            if pid:
+                system.signal_if(pid, signal.SIGCONT, lambda: system.parent_of(pid) == self._pid)
         except OSError:
             return False
+        return pid > 0
 
 
 def fork(plans: Sequence[WorkerPlan], scratch: str = "") -> tuple[int, socket.socket]:
@@ -416,11 +418,13 @@ def _live(first: _FirstSpawner, control: socket.socket | None, mask: Collection[
     spawner: Spawner = first
     try:
         to_guard = system.stand_guard(first.pid_of_agent)
-        if first.scratch and to_guard >= 0:
-            os.write(to_guard, os.fsencode(first.scratch))
         first.leave_agent({to_guard} if control is None else {to_guard, control.fileno()})
         parents = first.pid_of_agent, os.getppid()
+        told = ""
         while True:
+            if spawner.scratch != told and to_guard >= 0:
+                told = spawner.scratch
+                os.write(to_guard, os.fsencode(told))
             spawner.run(mask)
             if spawner.scratch and (spawner.abandoned or os.getppid() not in parents):
                 remove_tree(spawner.scratch)
@@ -436,13 +440,14 @@ def _live(first: _FirstSpawner, control: socket.socket | None, mask: Collection[
         os._exit(EXIT_MACHINE)
     except BaseException as error:
         spawner.tell(f"broken {mistake(error)}")
+    finally:  # nothing of the agent may run on here
         os._exit(EXIT_INTERNAL)
 
 
 def _next_plan(spawner: Spawner, control: socket.socket) -> GenerationPlan | None:
     """End a generation, and return the plan of the next one; None if the agent is gone."""
     try:
-        control.send(_READY)
+        control.send(b"%d\n" % os.getpid())
     except OSError:
         pass  # it is gone
     spawner.end()
