@@ -132,6 +132,21 @@ def test_a_spawner_that_is_killed_between_two_generations_is_replaced(number: in
     finish(spawner, second)
 
 
+def test_a_spawner_whose_guard_is_killed_between_two_generations_is_replaced() -> None:
+    """It would go on, but nothing would end its workers if it was killed with the agent."""
+    spawner = SpawnerProcess()
+    first, connection = start(spawner)
+    end(connection)
+    os.kill(first, signal.SIGKILL)
+    os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+    second, connection = start(spawner)
+    assert first != second
+    end(connection)
+    finish(spawner, second)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(first, 0)
+
+
 def test_a_spawner_that_is_stopped_between_two_generations_is_continued() -> None:
     spawner = SpawnerProcess()
     first, connection = start(spawner)

@@ -72,6 +72,8 @@ class _Leftovers:
         self._earlier = linux.children()  # of a shell that has become this agent
         linux.become_subreaper()  # a process that an import has started must not outlive this one
         self._guard = 0  # of a stopped warm spawner, which is to be waited for
+        self.cold = 0
+        """The process that was forked for workers that start cold; it is none of them."""
 
     def await_guard(self, guard: int) -> None:
         """Note the guard of a warm spawner that was stopped."""
@@ -86,9 +88,9 @@ class _Leftovers:
                 pass
             self._guard = 0
 
-    def end(self, *others: int) -> None:
-        """End what imports have started, but not the process ids in `others`."""
-        linux.end_children(_END_LIMIT_S, [*others, *self._earlier])
+    def end(self) -> None:
+        """End what imports have started."""
+        linux.end_children(_END_LIMIT_S, [self.cold, *self._earlier])
 
 
 class Preload:
@@ -121,7 +123,6 @@ class Preload:
         self._say = say
         self._spawner: WarmSpawner | None = None
         self._lent = False
-        self._cold = 0
         self._processes = WarmProcesses(worker_program)
         self._why_not = ""
         self._script = ScriptVariables()
@@ -242,7 +243,7 @@ class Preload:
             why_not = self._spawner.so_far("it is not ready")
         self._record(WorkersWarm(False, why_not))
         held = self._fork_cold(plans, scratch)
-        self._cold = held[0]
+        self._leftovers.cold = held[0]
         if self._watched is not None and self._generations == 1:
             if not self._modules.names:
                 self._watched.when_quiet(lambda: self._generations == 1, self._learn)
@@ -311,7 +312,7 @@ class Preload:
         self._stop()
         if not self._lent:
             self._take_leave()
-            self._leftovers.end(self._cold)
+            self._leftovers.end()
         if not retry:
             self._tries = 0
 

@@ -303,7 +303,7 @@ class SpawnerProcess:
         Raises:
             OSError: no process can be forked, or no descriptor is left.
         """
-        if self._control is not None and self._is_ready(self._control):
+        if self._control is not None and self._continue_idle(self._control):
             try:
                 return self._pid, generation_pipe.send(self._control, plans, scratch)
             except (BrokenPipeError, ConnectionResetError):
@@ -319,19 +319,26 @@ class SpawnerProcess:
 
     def close(self) -> None:
         """Let it end. If it has workers, it ends after them."""
-        if self._control is not None:
-            self._control.close()
-            self._control = None
+        if self._control is None:
+            return
+        self._control.close()
+        self._control = None
+        try:
+            os.waitpid(self._pid, os.WNOHANG)  # if it was killed while it was idle
+        except ChildProcessError:
+            pass  # its last generation has reaped it
 
     def wait(self, loop: "Loop", limit_s: float) -> None:
         """Close it, and return when it is gone; for a program that goes on after the job."""
         if self._control is None:
             return
-        self.close()
         try:
             child = system.Child(self._pid)
         except OSError:
-            return  # it has ended, and was reaped
+            child = None  # it has ended, and was reaped
+        self.close()
+        if child is None:
+            return
         ended: list[bool] = []
         loop.on_readable(child, lambda: ended.append(True))
         loop.run_until(lambda: bool(ended), limit_s)
@@ -343,17 +350,18 @@ class SpawnerProcess:
                 pass  # reaped by the search for orphans
         child.close()
 
-    def _is_ready(self, control: socket.socket) -> bool:
-        """Return whether the last generation is over, and the process is still there. It says so
-        with its pid; another program may have stopped it since.
+    def _continue_idle(self, control: socket.socket) -> bool:
+        """Return whether the last generation is over, and the process and its guard are still
+        there. It has said so with its pid; it is continued, as another program may have stopped it.
         """
         try:
             pid = int(control.recv(20, socket.MSG_DONTWAIT) or 0)
-            if pid:
-                system.signal_if(pid, signal.SIGCONT, lambda: system.parent_of(pid) == self._pid)
+            if not pid or system.parent_of(pid) != self._pid:
+                return False
+            system.signal_if(pid, signal.SIGCONT, lambda: system.parent_of(pid) == self._pid)
         except OSError:
             return False
-        return pid > 0
+        return True
 
 
 def fork(plans: Sequence[WorkerPlan], scratch: str = "") -> tuple[int, socket.socket]:

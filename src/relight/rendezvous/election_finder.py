@@ -314,9 +314,8 @@ class Elector:
     def closed(self, connection: Connection, reason: str) -> None:
         """Forget a connection that has ended; the next ping opens a new one."""
         if connection.session_key and reason != CLOSED:
-            self._seeker.turned_away(
-                f"{connection.peer}: {reason}"
-            )  # other ends are normal: that host is not up
+            # Other ends are normal: that host is not up.
+            self._seeker.turned_away(f"{connection.peer}: {reason}")
         self._incoming.pop(connection, None)
         self._outgoing = {i: each for i, each in self._outgoing.items() if each is not connection}
 
