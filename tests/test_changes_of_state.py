@@ -23,7 +23,8 @@ from relight.host.journal import EventLog
 
 FIRST = {
     "supervision": "running", "link": "seeking", "membership": "gathering",
-    "election": "follower", "candidacy": "waiting", "activity": "active",
+    "agreement": "idle", "reachability": "idle", "election": "follower",
+    "candidacy": "waiting", "activity": "active",
 }  # fmt: skip
 """The state in which each core begins."""
 
@@ -98,9 +99,15 @@ def test_in_simulated_jobs_each_change_begins_where_the_last_one_ended(
         return write(log, event)
 
     monkeypatch.setattr(node.EventLog, "write", keep)
-    for seed, mode in ((0, "endpoint"), (0, "hosts"), (1, "hosts"), (0, "register")):
+    for seed, mode in (
+        (0, "endpoint"),
+        (0, "hosts"),
+        (1, "hosts"),
+        (0, "register"),
+        (8_050_320, ""),
+    ):
         assert not play(seed, mode)[2]
-    assert {core for _, core, _ in told} >= FIRST.keys() - {"activity"}
+    assert {core for _, core, _ in told} >= FIRST.keys() - {"activity", "reachability"}
     elected = [
         [each.after for each in found] for (_, core, _), found in told.items() if core == "election"
     ]

@@ -97,6 +97,17 @@ STATES = {
         "recovering": "the coordinator is new, and nodes tell what runs",
         "ended": "the job has ended, and the nodes are told",
     },
+    "agreement": {
+        "about": "of the nodes of a job, on when their workers save a checkpoint and leave",
+        "idle": "there is nothing to agree on, or they have agreed",
+        "counting": "they tell how often their workers have called `should_checkpoint`",
+    },
+    "reachability": {
+        "about": "between the nodes of a job, with --health-check=network",
+        "idle": "nothing is known of the nodes of the next generation",
+        "trying": "each node connects to the others",
+        "known": "it is known which nodes reach each other",
+    },
     "election": {
         "about": "of the coordinator, on a host of an endpoint that lists several",
         "follower": "a coordinator was seen lately, or the process has just begun",

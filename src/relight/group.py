@@ -97,13 +97,13 @@ class Group:
             case Received(node, AskNodes() | Answer() as asked):
                 self._relay(node, asked)
                 return
-        now, before = self._loop.now(), self.membership.state
+        now, before = self._loop.now(), self.membership.states()
         effects = self.membership.step(event, now)
         if self.on_step is not None:
             self.on_step(event, now, effects)
-        after = self.membership.state
-        if after is not before:
-            self.on_change(changed("membership", before.value, after.value, event))
+        for was, (core, state) in zip(before, self.membership.states(), strict=True):
+            if was != (core, state):
+                self.on_change(changed(core, was[1], state, event))
         for effect in effects:
             match effect:
                 case Send(node, message) if node in self.recipients:

@@ -91,6 +91,9 @@ class Probed:
         self.table = table(least, most)
         self.order = "abcd"
 
+    def state(self) -> str:
+        return dict(self.table.group.states())["reachability"]
+
     def joins(self, nodes: str, at: float) -> list[str]:
         self.table.wait(at)
         for node in nodes:
@@ -117,13 +120,17 @@ class Probed:
 
 def test_a_generation_forms_once_all_nodes_have_reached_each_other() -> None:
     group = Probed(2, 2)
+    states = [group.state()]
     assert group.joins("ab", at=0) == []
+    states.append(group.state())
     first, second = group.begun("a"), group.begun("b")
     assert (first.number, second.number) == (0, 0)
     assert first.cookie == second.cookie
     assert set(first.nodes) == set(second.nodes)
     assert group.answers("a") == []
     assert group.answers("b") == ["form 0: a b"]
+    states.append(group.state())
+    assert states == ["idle", "trying", "known"]
 
 
 def test_a_spare_takes_the_place_of_the_node_that_others_cannot_reach() -> None:

@@ -299,6 +299,15 @@ class Membership:
             times.append(self._wait_reasons.at)
         return min(times, default=None)
 
+    def states(self) -> tuple[tuple[str, str], ...]:
+        """Return the names of this core and of those that it has for a time, and their states."""
+        agreement, reachability = self._ending.agreement, self.members.reachability
+        return (
+            ("membership", self.state.value),
+            ("agreement", "idle" if agreement is None else "counting"),
+            ("reachability", "idle" if reachability is None else reachability.state),
+        )
+
     def present(self) -> int:
         """Return how many nodes are connected, or have left after their workers succeeded."""
         return len(self.members) + self.roster.done_and_gone

@@ -53,6 +53,13 @@ class Reachability:
         self._silent: set[str] = set()  # those that have not answered
         self._failed: dict[tuple[int, int], str] = {}
 
+    @property
+    def state(self) -> str:
+        """The state, in the words of the module."""
+        if self.until is not None:
+            return "trying"
+        return "known" if self._known else "idle"
+
     def set_ready(self, node: str, prober: Target | None) -> None:
         """Note where a node that has no workers can be probed, None for nowhere."""
         self.remove(node)
