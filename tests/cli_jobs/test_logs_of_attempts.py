@@ -109,3 +109,37 @@ def test_the_command_shows_an_attempt_while_the_job_runs(
     wrong = relight("logs", "train", "--attempt=first")
     assert wrong.returncode == 2
     assert "--attempt=first: expected all, or a number" in wrong.stderr
+
+
+RESTARTS_LATER = """\
+import os, sys, time
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("attempt", attempt, flush=True)
+while not os.path.exists(sys.argv[1] + attempt):
+    time.sleep(0.02)
+print("end of attempt", attempt, flush=True)
+sys.exit(attempt == "0")
+"""
+
+
+def test_a_rank_is_followed_through_the_restart_of_its_job(
+    start: Start,
+    script: Callable[[str], Path],
+    tmp_path: Path,
+    variables: dict[str, str],
+) -> None:
+    agent = start("run", "--max-restarts=1", "--redirects=3", f"--log-dir={tmp_path}/logs",
+                  script(RESTARTS_LATER), str(tmp_path / "go"), variables=variables)  # fmt: skip
+    jobs = JobDirectory(variables)
+    while not any(job.ranks for job in jobs.running()):
+        assert agent.poll() is None
+        time.sleep(0.05)
+    follower = start("logs", "-f", "train", "--rank", "0", variables=variables)
+    assert follower.stdout is not None
+    assert follower.stdout.readline() == b"attempt 0\n"
+    (tmp_path / "go0").touch()
+    assert follower.stdout.readline() == b"end of attempt 0\n"
+    assert follower.stdout.readline() == b"attempt 1\n"
+    (tmp_path / "go1").touch()
+    assert follower.stdout.read() == b"end of attempt 1\n"
+    assert (agent.wait(60), follower.wait(60)) == (0, 0)

@@ -8,7 +8,7 @@ Nothing is submitted here. A job is known once it has run for a second (`host/ru
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -109,18 +109,17 @@ class Run:
         return statuses
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines of a worker: of its log files, or else the last that its agent has."""
+        """Return the lines of a worker: of its log files, or else the last that its agent has. They
+        are followed through the restarts of the job.
+        """
         job = self._whole(app_id)
         node, worker = _worker(job, query)
         is_here = node is job.nodes[0]
-        paths = [getattr(worker, stream) for stream in ("stdout", "stderr")]
-        if query.stream != "combined":
-            paths = [getattr(worker, query.stream)]
-        paths = [path for path in paths if path]
+        paths = _paths(worker, query.stream)
         # Where nodes share a file system, their files are here too: part of the path is random.
         if paths and (is_here or all(map(os.path.exists, paths))):
             return growing_files.lines(
-                lambda: paths, lambda: query.follow and self._runs(app_id, node, worker)
+                lambda: paths, lambda: query.follow and self._goes_on(app_id, node, query, paths)
             )
         if paths:
             raise UsageError(
@@ -186,16 +185,21 @@ class Run:
             raise self._missing(app_id)
         return found
 
-    def _runs(self, app_id: str, node: NodeSnapshot, worker: RankSnapshot) -> bool:
-        """Return whether a worker still writes, and not another one in its place; of another node,
-        whether its generation goes on.
+    def _goes_on(
+        self, app_id: str, node: NodeSnapshot, query: LogQuery, paths: MutableSequence[str]
+    ) -> bool:
+        """Return whether a rank may still write: while its job runs, also between two generations;
+        of another node, while its generation does. Add the files of its latest start to `paths`.
         """
         own = self._jobs.ask(app_id)
-        if own is None and self._jobs.silent_pid(app_id):
-            return True
-        if own is None or (own.host, own.id) != (node.host, node.id):
-            return own is not None and own.generation == node.generation
-        return any(each.pid == worker.pid and each.exitcode is None for each in own.ranks)
+        if own is None:
+            return bool(self._jobs.silent_pid(app_id))
+        if (own.host, own.id) != (node.host, node.id):
+            return own.generation == node.generation
+        for worker in own.ranks:
+            if worker.rank == query.replica:
+                paths.extend(x for x in _paths(worker, query.stream) if x not in paths)
+        return own.state != ENDED
 
     def _whole(self, app_id: str) -> WholeJob:
         found = self._jobs.find_whole(app_id)
@@ -278,6 +282,12 @@ def _worker(job: WholeJob, query: LogQuery) -> tuple[NodeSnapshot, RankSnapshot]
             return node, each
     known = ", ".join(f"{node.role}/{each.rank}" for node, each in ranks)
     raise no_replica(job.nodes[0].id, query, (known or "no workers now") + _unseen(job))
+
+
+def _paths(worker: RankSnapshot, stream: str) -> list[str]:
+    """Return the log files of a worker; none if it has none."""
+    names = ("stdout", "stderr") if stream == "combined" else (stream,)
+    return [path for name in names if (path := getattr(worker, name))]
 
 
 def _last_line(worker: RankSnapshot) -> str:
