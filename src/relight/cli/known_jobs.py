@@ -9,26 +9,19 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
-from relight import env
 from relight.errors import EXIT_OK
-from relight.host.run_jobs import JobDirectory, is_id
-from relight.job import records
+from relight.host.run_jobs import is_id
+from relight.job import handles, records
 
 
 def main(_: list[str]) -> int:
     """Print the jobs of `relight run` on this machine and those submitted from here."""
     found = set[str]()
-    for jobs in (_of_run, _submitted):
+    for jobs in (handles.names_of_run, _submitted):
         with suppress(Exception):
             found |= set(filter(is_id, jobs()))
     print("\n".join(sorted(found)))
     return EXIT_OK
-
-
-def _of_run() -> Iterator[str]:
-    for job in JobDirectory(env.read().variables).ids():
-        yield job
-        yield job.rpartition("-")[0]
 
 
 def _submitted() -> Iterator[str]:

@@ -66,7 +66,7 @@ PAGE = Page(
         Flag("rank", parse_count, None, "N", "only this rank, counted over the whole job",
              from_env=False),
         Flag("attempt", parse_attempt, "", "N|all",
-             "of a worker, what it wrote after N restarts, or in all attempts", from_env=False),
+             "only what the worker wrote after N restarts; all: in all attempts", from_env=False),
         Flag("grep", str, "", "TEXT", "only lines with this text", from_env=False),
         Flag("regex", str, "", "R", "only lines that match", from_env=False),
         Flag("since", parse_time, None, "T", "lines since then: 10m, or a time", from_env=False),

@@ -68,6 +68,18 @@ def _by_name(text: str) -> Handle | None:
     return None
 
 
+def names_of_run() -> list[str]:
+    """Return the names and ids of the jobs of `relight run` on this machine."""
+    from relight import env
+    from relight.host.run_jobs import JobDirectory
+
+    try:
+        ids = JobDirectory(env.read().variables).ids()
+    except OSError:
+        return []
+    return [*{job.rpartition("-")[0] for job in ids}, *ids]
+
+
 def is_whole(text: str) -> bool:
     """Return whether a text is the handle of a whole job, and not of a part."""
     match = re.fullmatch(_FORM, text)
@@ -90,6 +102,6 @@ def _by_id(text: str) -> Handle:
     running = _by_name(text)
     if running is not None:
         return running
-    ids = (str(record.get("id")) for record in every)
-    hint = did_you_mean(text, ids, "relight list shows them")
+    known = [str(record.get("id")) for record in every] + names_of_run()
+    hint = did_you_mean(text, known, "relight list shows them")
     raise UsageError(f"there is no job {text}", hint=hint)
