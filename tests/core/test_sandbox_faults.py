@@ -24,7 +24,7 @@ WRONG = [
     ("at 5s suspend host 2", "'suspend' is no action", "did you mean freeze?"),
     ("wen x heal", "'wen' is no moment", "did you mean when?"),
     ("kill host 2", "'kill' is no moment", "moments: at, after, when"),
-    ("at 5 kill host 2", "'5' is no time", "as in `after 5s kill host 2`"),
+    ("at 5 kill host 2", "'5' is no time", "a number with its unit"),
     ("at", "nothing follows at", "at 5s"),
     ("at 5s", "the action is missing", "actions: kill, start"),
     ("at 5s kill", "it does not say which host or rank", "kill host 2"),

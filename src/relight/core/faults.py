@@ -183,10 +183,8 @@ class _Line:
     def _time(self, text: str) -> float:
         match = _TIME.fullmatch(text)
         if match is None:
-            raise self._wrong(
-                f"{text!r} is no time",
-                "a number and its unit in one word, as in `after 5s kill host 2`",
-            )
+            hint = "a number with its unit: 50ms, 5s, 1.5m, 1h, as in `after 5s kill host 2`"
+            raise self._wrong(f"{text!r} is no time", hint)
         return float(match[1]) * _UNITS[match[2]]
 
     def _one_of(self, known: Iterable[str], what: str, meant: dict[str, str]) -> str:
