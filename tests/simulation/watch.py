@@ -196,6 +196,8 @@ class Watch:
             formation.lose(event.node, self.world.now)
             if event.reason.startswith("no heartbeat"):
                 self._silent.add(event.node)
+        if isinstance(event, Received) and isinstance(event.message, Join):
+            self._silent.discard(event.node)  # it is back, and may get another lease
         if formation is not None:
             self._see_change(formation, event)
             for effect in effects:
