@@ -111,6 +111,7 @@ class ApiServer:
         """What clients have to prove themselves with; empty if they need not."""
         self._lock = threading.RLock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._is_closed = False
         self._version = 0
         self._port = 0
         outer = self
@@ -165,6 +166,8 @@ class ApiServer:
     ) -> None:
         self._server.shutdown()
         self._server.server_close()
+        with self._lock:  # a pod that ends may be replaced just now
+            self._is_closed = True
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -620,6 +623,8 @@ class ApiServer:
     # The kubelet.
 
     def _run(self, pod: Object, index: int) -> None:
+        if self._is_closed:
+            return
         container, name = pod["spec"]["containers"][0], pod["metadata"]["name"]
         variables = self._variables(pod, container, index)
 
