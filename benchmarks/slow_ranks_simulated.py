@@ -13,7 +13,7 @@ import numpy as np
 
 from relight.core.messages import NodePace
 from relight.core.ranks import GenerationId, NodeSlots, places
-from relight.core.slow_ranks import SlowRanks
+from relight.core.slow_ranks import PaceComparison
 
 STEPS, LOOKS = 40, 100
 MEETING = 0.03
@@ -41,7 +41,7 @@ class Job:
         chance: np.random.Generator,
     ) -> None:  # fmt: skip
         located = places([NodeSlots(workers, "")] * nodes)
-        self._compares = SlowRanks((place, f"n{place.group_rank}") for place in located)
+        self._compares = PaceComparison((place, f"n{place.group_rank}") for place in located)
         self._nodes, self._workers, self._jitter, self._chance = nodes, workers, jitter, chance
         self._work = np.ones(nodes * workers)
         self._work[list(slow)] *= factor

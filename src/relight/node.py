@@ -171,10 +171,10 @@ class Node:
         """Record the changes of a group that is decided here; its steps too if the user asks."""
         group.on_change = lambda change: self.record(change._replace(job=job))
         if self._job.command.spec.record_group:
-            from relight.core.group_replay import Recorder
+            from relight.core.group_replay import GroupRecorder
 
             write, settings = self._journal.events.write_to_file, group.membership.settings
-            group.on_step = Recorder(job, settings, group.origin, write).step
+            group.on_step = GroupRecorder(job, settings, group.origin, write).step
 
     def announce(self) -> Announce | None:
         """Return the generation that this node is in, if any."""

@@ -10,7 +10,7 @@ from relight import events
 from relight.core import event_lines
 from relight.core.event_lines import Line
 from relight.core.fields import Malformed
-from relight.core.group_replay import Recorder, replay
+from relight.core.group_replay import GroupRecorder, replay
 from relight.core.group_types import GroupSettings, Received
 from relight.core.messages import NodeReady, WorkerFailed
 
@@ -44,7 +44,7 @@ def recorded(play: Callable[[Table], object], played: Table) -> list[Line]:
         assert line is not None
         written.append(line)
 
-    recorder = Recorder("job", played.settings, played.group._numbers.origin, write)
+    recorder = GroupRecorder("job", played.settings, played.group._numbers.origin, write)
     step = played.group.step
 
     def watched(event: object, now: float) -> object:

@@ -28,7 +28,7 @@ from relight.doctor.messages import DoctorNode, Verdict
 from relight.rendezvous.candidate import Contact
 from relight.schedulers.processes.orders import Order
 from relight.schedulers.ssh.frames import ReplicaEnded
-from relight.schedulers.ssh.orders import LinkOrder, Run
+from relight.schedulers.ssh.orders import LinkOrder, RunReplica
 
 EVERY = FromAgent | FromCoordinator
 ANNOUNCE = Announce(GenerationId(0, "C1"), 0, 0, 1, False)
@@ -46,7 +46,7 @@ def test_every_type_that_the_code_reads_is_fuzzed() -> None:
     """The types that are fuzzed are those that the code reads, wherever it does."""
     found = set(entering())
     assert {Join, JobEnded, Heartbeat, Hello, votes.VoteRequest, ReplicaEnded} <= found
-    assert {DoctorNode, Verdict, Contact, Order, Run, LinkOrder} <= found
+    assert {DoctorNode, Verdict, Contact, Order, RunReplica, LinkOrder} <= found
     text = "from relight.core import fields\n"
     assert read_in(f"{text}class A:\n def f(cls):\n  fields.record(cls, fields.decode(1))", "") == [
         "A"

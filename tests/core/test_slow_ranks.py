@@ -8,7 +8,7 @@ import pytest
 from relight.core import stacks
 from relight.core.messages import NodePace, SlowNode
 from relight.core.ranks import GenerationId, NodeSlots, places
-from relight.core.slow_ranks import WINDOWS, Change, SlowRanks, describe
+from relight.core.slow_ranks import WINDOWS, Change, PaceComparison, describe
 from relight.core.stacks import Frame
 
 GENERATION = GenerationId(0, "")
@@ -29,7 +29,7 @@ class Job:
         self.chance = random.Random(seed)
         self.jitter = jitter
         located = places([NodeSlots(size, "") for size in slots])
-        self.compares = SlowRanks((place, f"node{place.group_rank}") for place in located)
+        self.compares = PaceComparison((place, f"node{place.group_rank}") for place in located)
         self.told: list[Change] = []
         self.now = 0.0
 

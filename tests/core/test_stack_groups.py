@@ -3,8 +3,8 @@
 import pytest
 
 from relight.core.stacks import (
+    CodePlace,
     Frame,
-    Place,
     ProcessStack,
     ThreadStack,
     few_or_many,
@@ -38,8 +38,8 @@ def process(
 @pytest.mark.parametrize(
     ("frames", "expected"),
     [
-        (REDUCE, Place("all_reduce", MAIN)),
-        (READ, Place("read", READ[0])),
+        (REDUCE, CodePlace("all_reduce", MAIN)),
+        (READ, CodePlace("read", READ[0])),
         (
             (
                 Frame(f"{TORCH}/autograd/graph.py", 824, "_engine_run_backward"),
@@ -47,7 +47,7 @@ def process(
                 Frame(f"{TORCH}/_tensor.py", 581, "Tensor.backward"),
                 MAIN,
             ),
-            Place("backward", MAIN),
+            CodePlace("backward", MAIN),
         ),
         (
             (
@@ -57,11 +57,11 @@ def process(
                 Frame(f"{TORCH}/utils/data/dataloader.py", 733, "_BaseDataLoaderIter.__next__"),
                 MAIN,
             ),
-            Place("select", MAIN),
+            CodePlace("select", MAIN),
         ),
         (
             (Frame(f"{LIB}/threading.py", 320, "Condition.wait"), MAIN),
-            Place("wait", MAIN),
+            CodePlace("wait", MAIN),
         ),
         (
             (
@@ -69,17 +69,17 @@ def process(
                 Frame(f"{TORCH}/nn/modules/module.py", 1500, "Module._call_impl"),
                 MAIN,
             ),
-            Place("forward", Frame("/home/u/model.py", 12, "Net.forward")),
+            CodePlace("forward", Frame("/home/u/model.py", 12, "Net.forward")),
         ),
         (
             (Frame(f"{SITE}/mine/cli.py", 3, "run"), Frame("<frozen runpy>", 88, "_run_code")),
-            Place("run", Frame(f"{SITE}/mine/cli.py", 3, "run")),
+            CodePlace("run", Frame(f"{SITE}/mine/cli.py", 3, "run")),
         ),
-        ((Frame(f"{LIB}/x.py", 3, "_f"), MAIN), Place("_f", MAIN)),
-        ((MODULE,), Place("<module>", MODULE)),
+        ((Frame(f"{LIB}/x.py", 3, "_f"), MAIN), CodePlace("_f", MAIN)),
+        ((MODULE,), CodePlace("<module>", MODULE)),
         (
             (MAIN, Frame("/src/relight/worker/run_path.py", 3, "run"), Frame("<string>", 1, "x")),
-            Place("main", MAIN),
+            CodePlace("main", MAIN),
         ),
     ],
     ids=["collective", "own function", "backward", "data loader", "standard library",
@@ -87,7 +87,7 @@ def process(
          "started by relight"],
 )  # fmt: skip
 def test_the_place_is_the_users_innermost_line_and_what_it_calls(
-    frames: tuple[Frame, ...], expected: Place
+    frames: tuple[Frame, ...], expected: CodePlace
 ) -> None:
     assert place(frames) == expected
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from relight.core import timeline
-from relight.core.timeline import Bar, GenerationRow, Happened, Mark, Record
+from relight.core.timeline import Bar, GenerationRow, Happened, Mark, TimedEvent
 from relight.events import (
     CheckpointFound,
     Ended,
@@ -26,9 +26,9 @@ def formed(number: int, nodes: int = 1, cause: str = "start") -> Formed:
     return Formed(number, 0, 0, nodes, 2 * nodes, "n1", 1, cause)
 
 
-def records(*events: Event) -> list[Record]:
+def records(*events: Event) -> list[TimedEvent]:
     """The first is at 1, each of the others a second later."""
-    return [Record(float(at), event) for at, event in enumerate(events, 1)]
+    return [TimedEvent(float(at), event) for at, event in enumerate(events, 1)]
 
 
 START = (formed(0), WorkerStarted(0, 0, 11), WorkerStarted(1, 1, 12))
@@ -81,7 +81,7 @@ def test_what_the_store_and_the_workers_tell_splits_the_time_of_workers() -> Non
         (6.0, StoreReached(0, 2, 2)), (20.0, WorkerExited(1, 1)), (21.0, WorkerExited(0, -15)),
         (21.0, StepsReported(0, 7, -92.0, -81.0)), (21.0, CheckpointFound(0, 15.0)),
     ]  # fmt: skip
-    found = timeline.lane([Record(at, event, at - 100.0) for at, event in events], 0.0)
+    found = timeline.lane([TimedEvent(at, event, at - 100.0) for at, event in events], 0.0)
     assert [(bar.phase, bar.began) for bar in found.bars] == [
         ("waiting", 0.0), ("spawn", 1.0), ("imports", 2.0), ("init", 5.0), ("first_step", 6.0),
         ("productive", 8.0), ("lost", 15.0), ("teardown", 20.0), ("waiting", 21.0),
@@ -113,13 +113,16 @@ def test_generations_end_where_the_next_begins() -> None:
 
 
 def test_a_failure_that_all_nodes_tell_is_told_once() -> None:
-    early = [Record(5.0, Restarting(1, 3, "rank 1 raised")), Record(9.0, Ended(1, "too often"))]
-    late = [Record(5.5, Restarting(1, 3, "rank 1 raised"))]
+    early = [
+        TimedEvent(5.0, Restarting(1, 3, "rank 1 raised")),
+        TimedEvent(9.0, Ended(1, "too often")),
+    ]
+    late = [TimedEvent(5.5, Restarting(1, 3, "rank 1 raised"))]
     assert timeline.failures([late, early]) == [
         Happened(5.0, "rank 1 raised"),
         Happened(9.0, "the end, exit code 1: too often"),
     ]
-    assert not timeline.failures([[Record(1.0, Ended(0, "all succeeded"))]])
+    assert not timeline.failures([[TimedEvent(1.0, Ended(0, "all succeeded"))]])
 
 
 EVENTS = some.sampled_from(
@@ -135,6 +138,6 @@ def test_bars_follow_each_other_without_gaps_whatever_a_log_says(
     found: list[tuple[float, Event]],
 ) -> None:
     """A clock may step back, and events may be missing."""
-    bars = timeline.lane([Record(at, event) for at, event in found], 50.0).bars
+    bars = timeline.lane([TimedEvent(at, event) for at, event in found], 50.0).bars
     assert all(bar.ended is not None for bar in bars[:-1])
     assert all(bar.ended is None or bar.ended >= bar.began for bar in bars)

@@ -13,7 +13,7 @@ from netlab import lab_unavailable
 
 from relight.doctor import inspection
 from relight.doctor.findings import ERROR, OK, WARNING
-from relight.doctor.machine import GIB, MIB, NO_LIMIT, Disk, Gpus, Machine, judge
+from relight.doctor.machine import GIB, MIB, NO_LIMIT, Accelerators, Disk, Machine, judge
 from relight.env import Environment
 
 GOOD = Machine(
@@ -27,7 +27,7 @@ GOOD = Machine(
     locked=NO_LIMIT,
     rdma=("mlx5_0",),
     memory=NO_LIMIT,
-    gpus=Gpus(8, 8, 8, driver="580.1"),
+    gpus=Accelerators(8, 8, 8, driver="580.1"),
     python="3.11.7",
     torch="2.13.0",
     own_name=("10.0.0.1",),
@@ -55,14 +55,15 @@ GOOD = Machine(
         ({"locked": 8 * MIB}, WARNING, "8 MiB of memory may be locked", "memlock"),
         ({"locked": 8 * MIB, "rdma": ()}, OK, "", ""),
         ({"memory": 700 * MIB}, WARNING, "leaves 700 MiB", "--memory"),
-        ({"gpus": Gpus(8, 0, 0)}, ERROR, "8 GPUs on the bus, and no driver", "driver"),
-        ({"gpus": Gpus(8, 0, 0, driver="580")}, ERROR, "none can be opened", "--gpus all"),
-        ({"gpus": Gpus(8, 8, 0, "CUDA_VISIBLE_DEVICES=", driver="580")}, ERROR,
+        ({"gpus": Accelerators(8, 0, 0)}, ERROR, "8 GPUs on the bus, and no driver", "driver"),
+        ({"gpus": Accelerators(8, 0, 0, driver="580")}, ERROR, "none can be opened", "--gpus all"),
+        ({"gpus": Accelerators(8, 8, 0, "CUDA_VISIBLE_DEVICES=", driver="580")}, ERROR,
          "all hidden by CUDA_VISIBLE_DEVICES=", "unset"),
-        ({"gpus": Gpus(2, 2, 1, "CUDA_VISIBLE_DEVICES=0,7", 2, "580")}, WARNING,
+        ({"gpus": Accelerators(2, 2, 1, "CUDA_VISIBLE_DEVICES=0,7", 2, "580")}, WARNING,
          "names 2 devices, and 1 of them", "2 GPUs here"),
-        ({"gpus": Gpus(1, 1, 1, holders=("python (pid 7)",))}, WARNING, "python (pid 7)", "end"),
-        ({"gpus": Gpus()}, OK, "", ""),
+        ({"gpus": Accelerators(1, 1, 1, holders=("python (pid 7)",))}, WARNING,
+         "python (pid 7)", "end"),
+        ({"gpus": Accelerators()}, OK, "", ""),
         ({"torch": ""}, WARNING, "torch is not installed", "PYTHON_EXEC"),
         ({"own_name": ("127.0.1.1",)}, WARNING, "only to local addresses (127.0.1.1)",
          "GLOO_SOCKET_IFNAME"),
@@ -148,14 +149,14 @@ def nvidia(root: Path, count: int, usable: int, *, loaded: bool = True) -> str:
 @pytest.mark.parametrize(
     ("count", "usable", "loaded", "variables", "expected"),
     [
-        (4, 4, True, {}, Gpus(4, 4, 4, driver="580.65.06")),
-        (4, 0, True, {}, Gpus(4, 0, 0, driver="580.65.06")),
-        (4, 0, False, {}, Gpus(4, 0, 0)),
+        (4, 4, True, {}, Accelerators(4, 4, 4, driver="580.65.06")),
+        (4, 0, True, {}, Accelerators(4, 0, 0, driver="580.65.06")),
+        (4, 0, False, {}, Accelerators(4, 0, 0)),
         (2, 2, True, {"CUDA_VISIBLE_DEVICES": "1,5"},
-         Gpus(2, 2, 1, "CUDA_VISIBLE_DEVICES=1,5", 2, "580.65.06")),
+         Accelerators(2, 2, 1, "CUDA_VISIBLE_DEVICES=1,5", 2, "580.65.06")),
         (2, 2, True, {"CUDA_VISIBLE_DEVICES": ""},
-         Gpus(2, 2, 0, "CUDA_VISIBLE_DEVICES=", -1, "580.65.06")),
-        (0, 0, False, {}, Gpus()),
+         Accelerators(2, 2, 0, "CUDA_VISIBLE_DEVICES=", -1, "580.65.06")),
+        (0, 0, False, {}, Accelerators()),
     ],
 )  # fmt: skip
 def test_gpus_on_the_bus_with_a_driver_openable_and_visible_are_distinguished(
@@ -164,7 +165,7 @@ def test_gpus_on_the_bus_with_a_driver_openable_and_visible_are_distinguished(
     usable: int,
     loaded: bool,
     variables: dict[str, str],
-    expected: Gpus,
+    expected: Accelerators,
 ) -> None:
     root = nvidia(tmp_path, count, usable, loaded=loaded)
     assert inspection.gpus(Environment(variables), root) == expected

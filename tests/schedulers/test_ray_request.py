@@ -19,7 +19,7 @@ from relight.job.components import dist
 from relight.schedulers.ray import dashboard, driver, request, states
 from relight.schedulers.ray import scheduler as ray
 from relight.schedulers.ray.dashboard import Dashboard
-from relight.schedulers.ray.driver import Job
+from relight.schedulers.ray.driver import JobCore
 
 
 def ddp(*words: str, **options: Any) -> AppDef:
@@ -464,17 +464,17 @@ def test_a_driver_that_could_not_say_why_is_the_reason(code: int, expected: str)
 # What the driver decides.
 
 
-def job(least: int = 2, most: int = 3, retries: int = 0) -> Job:
-    return Job([{"name": "main", "least": least, "most": most, "retries": retries}])
+def job(least: int = 2, most: int = 3, retries: int = 0) -> JobCore:
+    return JobCore([{"name": "main", "least": least, "most": most, "retries": retries}])
 
 
-def start(made: Job, *numbers: int) -> None:
+def start(made: JobCore, *numbers: int) -> None:
     for number in numbers:
         made.placed(made.slots[number], f"host-{number}", f"node-{number}")
         made.started(made.slots[number])
 
 
-def names(made: Job) -> list[str]:
+def names(made: JobCore) -> list[str]:
     return [slot.name for slot in made.wanted()]
 
 
@@ -583,7 +583,7 @@ def test_a_cancelled_job_is_no_success() -> None:
 
 def test_roles_end_together() -> None:
     roles = [{"name": name, "least": 1, "most": 1, "retries": 0} for name in ("reader", "trainer")]
-    made = Job(roles)
+    made = JobCore(roles)
     start(made, 0, 1)
     made.ended(made.slots[0], 0)
     assert not made.is_over

@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from relight.core.rates import Rates
 from relight.core.snapshot import NodeSnapshot, RankSnapshot, WholeJob
-from relight.core.timeline import Record, history
+from relight.core.timeline import TimedEvent, history
 from relight.events import Ended, Event, Formed, WorkerExited, WorkerStarted
 from relight.sight.page import otel
 from relight.sight.page.look import Reading
@@ -80,7 +80,7 @@ def reading() -> Reading:
     node = NodeSnapshot("train-7", "train", 7, "gpu-01", "r", ("train.py",), "", "default", 100.0,
                         110.0, "ended", 1, 1, 3, "x", 0, 1, 1, 0, "all succeeded", "",
                         (rank,))  # fmt: skip
-    records = [Record(101.0 + at, event) for at, event in enumerate(EVENTS)]
+    records = [TimedEvent(101.0 + at, event) for at, event in enumerate(EVENTS)]
     return Reading(WholeJob((node,)), Rates(), history({"gpu-01": records}, 100.0), True, False)
 
 

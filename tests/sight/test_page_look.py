@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 from relight.core import event_lines
 from relight.core.rates import Rates
 from relight.core.snapshot import NodeSnapshot, RankSnapshot, WholeJob
-from relight.core.timeline import Record, history
+from relight.core.timeline import TimedEvent, history
 from relight.events import Recorded, Restarting, line_of
 from relight.sight.page.changes import changes
 from relight.sight.page.look import Events, Reading, look, state_of
@@ -80,7 +80,7 @@ def test_no_secret_reaches_the_page() -> None:
     """In last lines, causes, failures and events."""
     text = f"login --password {SECRET} failed, Authorization: Bearer {SECRET}"
     own = node(rank(0, last_line=text), generation=1, cause=text)
-    records = {"gpu-01": [Record(2.0, Restarting(1, 3, text))]}
+    records = {"gpu-01": [TimedEvent(2.0, Restarting(1, 3, text))]}
     events = Events()
     line = event_lines.read(line_of(Recorded(1, 2.0, 2.0, Restarting(1, 3, text))))
     assert line is not None

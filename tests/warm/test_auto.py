@@ -270,7 +270,7 @@ def test_the_lowest_priority_does_not_last_for_ever() -> None:
     program = """
 import os, time
 from relight.host import priority
-from relight.worker.guard import Agent, stand_guard
+from relight.worker.guard import AgentProcess, stand_guard
 from relight.worker.trial import UnfitError, attempt
 
 def wait_for(nice):
@@ -285,7 +285,7 @@ def spoil(child):
 priority.IDLE_S, priority.GENTLE_S = 0.2, 1.5
 usual = os.getpriority(0, 0)
 reader, writer = os.pipe()
-guard = stand_guard(Agent.parent(writer))
+guard = stand_guard(AgentProcess.parent(writer))
 restore = priority.lower()
 print(os.sched_getscheduler(0), os.getpriority(0, 0) - usual, flush=True)
 spoiled = attempt(spoil, guard)

@@ -11,7 +11,7 @@ from relight.cli import ranks
 from relight.cli.jobs import HANDLE, HELP, JSON, Page, print_json, read_arguments
 from relight.core import node_stacks, stacks
 from relight.core.fields import printable
-from relight.core.stacks import Group, ProcessStack, ThreadStack
+from relight.core.stacks import ProcessStack, RankGroup, ThreadStack
 from relight.errors import EXIT_MACHINE, EXIT_OK
 from relight.host.run_jobs import JobDirectory
 from relight.host.stacks import spy, workers
@@ -174,7 +174,7 @@ def _naming(pids: Mapping[int, int]) -> Callable[[Sequence[int]], str]:
 
 
 def _of_group(
-    group: Group, found: Taken, pids: Mapping[int, int], named: Callable[[Sequence[int]], str]
+    group: RankGroup, found: Taken, pids: Mapping[int, int], named: Callable[[Sequence[int]], str]
 ) -> Iterator[str]:
     """Return the lines of a group's stack: that of its first rank."""
     rank = group.ranks[0]

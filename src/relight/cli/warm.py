@@ -13,7 +13,7 @@ from relight.cli.jobs import HELP, JSON, Page, print_json, read_arguments, say, 
 from relight.core.waiting import duration
 from relight.errors import EXIT_OK, MachineError, UsageError, did_you_mean, many
 from relight.host import learned, system, warm_processes
-from relight.host.warm_sockets import Description, Directory
+from relight.host.warm_sockets import Description, SocketDirectory
 
 PAGE = Page(
     "warm [list|start|stop|forget] …",
@@ -193,9 +193,9 @@ def _paths() -> list[str]:
     return _directory().sockets()
 
 
-def _directory() -> Directory:
+def _directory() -> SocketDirectory:
     try:
-        return Directory(env.read().variables)
+        return SocketDirectory(env.read().variables)
     except OSError as error:
         raise MachineError(
             f"can't look for warm processes in {error.filename}: {error.strerror}"

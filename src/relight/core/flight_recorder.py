@@ -22,7 +22,7 @@ _DEFAULT = "default_pg"
 """What torch calls the group of all ranks."""
 
 
-class Entry(NamedTuple):
+class DumpEntry(NamedTuple):
     """An entry of a dump, as far as it is read. `process_group`: its name, and its description."""
 
     process_group: tuple[str, ...]
@@ -43,9 +43,9 @@ def last_collectives(dump: object) -> tuple[Collective, ...]:
     entries = dump.get("entries") if isinstance(dump, dict) else None
     if not isinstance(entries, list):
         raise Malformed("no dump of torch's flight recorder")
-    last: dict[str, Entry] = {}
+    last: dict[str, DumpEntry] = {}
     for each in entries:
-        entry = fields.record(Entry, _as_json(each))
+        entry = fields.record(DumpEntry, _as_json(each))
         if not entry.is_p2p and entry.process_group:
             last[entry.process_group[0]] = entry
     found = [_collective(entry) for entry in last.values()]
@@ -98,7 +98,7 @@ def _of_group(last: Mapping[int, Collective], absent: Iterable[int]) -> list[str
     return rows
 
 
-def _collective(entry: Entry) -> Collective:
+def _collective(entry: DumpEntry) -> Collective:
     name, description = entry.process_group[0], entry.process_group[-1]
     unnamed = description in ("", "undefined", name)
     sizes = ", ".join(str(list(each)) for each in entry.input_sizes)

@@ -27,7 +27,7 @@ from relight.typed import Any, NamedTuple
 _MOST_SHOWN = 160
 
 
-class Recorder:
+class GroupRecorder:
     """Writes the steps of one group as events.
 
     Args:

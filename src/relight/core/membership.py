@@ -503,7 +503,7 @@ class Membership:
             joins = [self.members[each].join for each in roster.order if each is not None]
             places = ranks.places([NodeSlots(join.slots, join.role) for join in joins])
             hosts = [join.host for join in joins]
-            roster.slow_ranks = slow_ranks.SlowRanks(zip(places, hosts, strict=True))
+            roster.slow_ranks = slow_ranks.PaceComparison(zip(places, hosts, strict=True))
         change = roster.slow_ranks.hear(roster.places[node], pace, now)
         if change is not None:
             age_s = now - change.since if change.nodes else 0.0

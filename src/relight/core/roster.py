@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.core.slow_ranks import SlowRanks
+    from relight.core.slow_ranks import PaceComparison
 
 
 class Roster:
@@ -30,7 +30,7 @@ class Roster:
         """Nodes whose workers have succeeded, and when."""
         self.lapsed = False
         """Whether the leases of all nodes that have announced the generation were over."""
-        self.slow_ranks: SlowRanks | None = None
+        self.slow_ranks: PaceComparison | None = None
         """Set once a node reports its pace."""
         self._quiet: dict[str, tuple[float, float]] = {}  # nodes whose workers do nothing
         self._succeeded_at = 0.0  # the workers of the last node that succeeded

@@ -70,7 +70,7 @@ class _Window(NamedTuple):
     steps: tuple[int, ...]
 
 
-class SlowRanks:
+class PaceComparison:
     """Compares the ranks of one generation.
 
     Args:

@@ -87,14 +87,14 @@ class ProcessStack(NamedTuple):
     threads: tuple[ThreadStack, ...]
 
 
-class Place(NamedTuple):
+class CodePlace(NamedTuple):
     """Where a process is: in which function, called on which line of the user's code."""
 
     what: str
     where: Frame
 
 
-class Group(NamedTuple):
+class RankGroup(NamedTuple):
     """Ranks in the same place, in ascending order. `text` follows the name of one rank; `line` puts
     it in the plural. `has_stack` is false if it is the reason why they have none. `expects_peers`:
     they wait for other ranks.
@@ -120,7 +120,7 @@ def runs_program(stack: ProcessStack) -> bool:
     return main is not None and main.frames[-1].function in _OUTERMOST
 
 
-def place(frames: Sequence[Frame]) -> Place:
+def place(frames: Sequence[Frame]) -> CodePlace:
     """Return the place of a thread, given at least one frame, the innermost first.
 
     The name is the innermost public one of torch, or else of any library, above the user's line. If
@@ -131,10 +131,10 @@ def place(frames: Sequence[Frame]) -> Place:
     name = _public([frame for frame in called if _TORCH.search(frame.file)]) or _public(called)
     if not name:
         name = _short(called[-1].function if called else frames[own].function)
-    return Place(name, frames[own])
+    return CodePlace(name, frames[own])
 
 
-def groups(stacks: Mapping[int, ProcessStack | str]) -> list[Group]:
+def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
     """Group ranks by state and place: those that wait for others last, else the smallest group
     first, then by the lowest rank.
 
@@ -147,7 +147,7 @@ def groups(stacks: Mapping[int, ProcessStack | str]) -> list[Group]:
         key, text, has_stack = _describe(stack)
         ranks_of.setdefault(key, []).append(rank)
         first_of.setdefault(key, (text, has_stack, _expects_peers(stack)))
-    found = [Group(tuple(ranks), *first_of[key]) for key, ranks in ranks_of.items()]
+    found = [RankGroup(tuple(ranks), *first_of[key]) for key, ranks in ranks_of.items()]
     return sorted(found, key=lambda group: (group.expects_peers, len(group.ranks), group.ranks))
 
 
@@ -164,7 +164,7 @@ def doing(stack: ProcessStack | str) -> Doing:
 
 
 def render(
-    found: Sequence[Group], named: Callable[[Sequence[int]], str] | None = None
+    found: Sequence[RankGroup], named: Callable[[Sequence[int]], str] | None = None
 ) -> list[str]:
     """Return a line for each group, of at most 10, and then how many there are more.
 
@@ -179,7 +179,7 @@ def render(
     return lines
 
 
-def line(group: Group, named: Callable[[Sequence[int]], str] | None = None) -> str:
+def line(group: RankGroup, named: Callable[[Sequence[int]], str] | None = None) -> str:
     """Return the line of one group: `rank 5 in read (data.py:41)`."""
     text = group.text
     if len(group.ranks) > 1:

@@ -36,7 +36,7 @@ Until then, and where nothing tells more, workers are `running`.
 _AT_WORK = (RUNNING, IMPORTS, INIT, PRODUCTIVE)
 
 
-class Record(NamedTuple):
+class TimedEvent(NamedTuple):
     """An event of a node, and when it was: in seconds since 1970, and on the monotonic clock of the
     node, which times in some events are of.
     """
@@ -99,19 +99,19 @@ class History(NamedTuple):
     failures: Sequence[Happened]
 
 
-def history(nodes: Mapping[str, Sequence[Record]], began: float) -> History:
+def history(nodes: Mapping[str, Sequence[TimedEvent]], began: float) -> History:
     """Return the history of a job.
 
     Args:
         nodes: the events of each node by its name; the generations are those of the first one.
         began: when the job began, in seconds since 1970.
     """
-    first: Sequence[Record] = next(iter(nodes.values()), ())
+    first: Sequence[TimedEvent] = next(iter(nodes.values()), ())
     lanes = {name: lane(records, began) for name, records in nodes.items()}
     return History(lanes, generations(first), failures(nodes.values()))
 
 
-def lane(records: Iterable[Record], began: float) -> Lane:
+def lane(records: Iterable[TimedEvent], began: float) -> Lane:
     """Return the lane of a node.
 
     Args:
@@ -124,7 +124,7 @@ def lane(records: Iterable[Record], began: float) -> Lane:
     return Lane(tuple(drawing.bars), tuple(drawing.marks))
 
 
-def generations(records: Iterable[Record]) -> list[GenerationRow]:
+def generations(records: Iterable[TimedEvent]) -> list[GenerationRow]:
     """Return the generations that a node has been in, in order."""
     found: list[GenerationRow] = []
     for at, event, _ in records:
@@ -137,7 +137,7 @@ def generations(records: Iterable[Record]) -> list[GenerationRow]:
     return found
 
 
-def failures(nodes: Iterable[Sequence[Record]]) -> list[Happened]:
+def failures(nodes: Iterable[Sequence[TimedEvent]]) -> list[Happened]:
     """Return why the job was restarted or ended by a failure, each once although all nodes tell."""
     found: dict[str, Happened] = {}
     for records in nodes:

@@ -29,7 +29,7 @@ class _Traceback(NamedTuple):
     end: int
 
 
-class Frame(NamedTuple):
+class TracebackLine(NamedTuple):
     """One line `File "file", line 12, in function`; no function if a SyntaxError is there."""
 
     file: str
@@ -185,12 +185,12 @@ def last_lines(text: str, count: int = 3) -> tuple[str, ...]:
 # Kinds of lines.
 
 
-def frame_of(line: str) -> Frame | None:
+def frame_of(line: str) -> TracebackLine | None:
     """Return the frame in a line, in a box or not."""
     match = _FRAME.match(line)
     if match is None:
         return None
-    return Frame(match["file"], match["line"], match["function"] or "")
+    return TracebackLine(match["file"], match["line"], match["function"] or "")
 
 
 def is_header(line: str) -> bool:
@@ -479,7 +479,7 @@ def _place(lines: Sequence[str]) -> tuple[str, str]:
     return where, in_box(source).strip()
 
 
-def _innermost(found: Sequence[tuple[int, Frame]]) -> tuple[int, Frame]:
+def _innermost(found: Sequence[tuple[int, TracebackLine]]) -> tuple[int, TracebackLine]:
     """Return the user's innermost frame; an installed program counts as the user's."""
     files = [frame.file for _, frame in found]
     packages = [match[0] for file in files if (match := _PACKAGE.match(file)) is not None]

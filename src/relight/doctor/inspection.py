@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from relight.doctor.machine import NO_LIMIT, Disk, Gpus, Machine
+from relight.doctor.machine import NO_LIMIT, Accelerators, Disk, Machine
 from relight.env import Environment
 from relight.host import devices
 from relight.host.devices import content, entries
@@ -91,7 +91,7 @@ def disk(path: str) -> Disk:
     return Disk(path, status.f_frsize * status.f_blocks, status.f_frsize * status.f_bavail)
 
 
-def gpus(env: Environment, root: str = "/") -> Gpus:
+def gpus(env: Environment, root: str = "/") -> Accelerators:
     """Return the accelerators of this machine, and which of them a worker sees."""
     bare = Environment({})
     present = max(_gpus_on_bus(root), len(entries(os.path.join(root, "proc/driver/nvidia/gpus"))))
@@ -101,7 +101,7 @@ def gpus(env: Environment, root: str = "/") -> Gpus:
     if len(hiding) == 1:
         words = env.variables[hiding[0]].split(",")
         named = len(words) if all(map(str.strip, words)) else -1
-    return Gpus(
+    return Accelerators(
         present=max(present, len(usable)),
         usable=len(usable),
         visible=len(devices.gpus(env, root)),

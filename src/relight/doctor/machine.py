@@ -29,7 +29,7 @@ class Disk(NamedTuple):
     error: str = ""
 
 
-class Gpus(NamedTuple):
+class Accelerators(NamedTuple):
     """The accelerators of a machine.
 
     `present`: their number, by the bus or the driver. `usable`: how many have device files that can
@@ -66,7 +66,7 @@ class Machine(NamedTuple):
     locked: int
     rdma: tuple[str, ...]
     memory: int
-    gpus: Gpus
+    gpus: Accelerators
     python: str
     torch: str
     own_name: tuple[str, ...]
@@ -194,7 +194,7 @@ def _memory(machine: Machine) -> list[Finding]:
     ]
 
 
-def _gpus(gpus: Gpus) -> list[Finding]:
+def _gpus(gpus: Accelerators) -> list[Finding]:
     findings = []
     if gpus.present and not gpus.usable and not gpus.driver:
         findings.append(

@@ -42,7 +42,7 @@ class UnfitModule(NamedTuple):
     seconds: float
 
 
-class Directory(NamedTuple):
+class PackageDirectory(NamedTuple):
     """A directory of installed packages, and its modification time in nanoseconds."""
 
     path: str
@@ -64,7 +64,7 @@ class Learned(NamedTuple):
     unfit: tuple[UnfitModule, ...] = ()
     culprits: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
-    directories: tuple[Directory, ...] = ()
+    directories: tuple[PackageDirectory, ...] = ()
 
     @property
     def fit(self) -> list[str]:
@@ -234,12 +234,12 @@ def _path(folder: str, program: str, script: str) -> str:
     return os.path.join(folder, hashlib.sha256(key).hexdigest()[:32] + _SUFFIX)
 
 
-def _directories(paths: Collection[str]) -> tuple[Directory, ...]:
+def _directories(paths: Collection[str]) -> tuple[PackageDirectory, ...]:
     """Return the directories that exist, with their times."""
     found = []
     for path in sorted(set(paths)):
         with contextlib.suppress(OSError):
-            found.append(Directory(path, os.stat(path).st_mtime_ns))
+            found.append(PackageDirectory(path, os.stat(path).st_mtime_ns))
     return tuple(found)
 
 

@@ -16,7 +16,7 @@ from socket import socket
 from relight.core import fields
 from relight.events import Event, WarmProcessTaken, WarmProcessUnfit
 from relight.host import fit, linux, user_sockets, warm_sockets, warm_spawner
-from relight.host.warm_sockets import Description, Directory
+from relight.host.warm_sockets import Description, SocketDirectory
 from relight.host.warm_spawner import Origin, WorkerProgram
 from relight.typed import Any, NamedTuple
 
@@ -29,7 +29,7 @@ _NO_SESSION = "4294967295"
 """What the audit subsystem shows for a process that no login has started."""
 
 
-class Found(NamedTuple):
+class FoundProcess(NamedTuple):
     """A warm process: the path of its socket, a connection to it, and what it has said."""
 
     path: str
@@ -75,7 +75,9 @@ class WarmProcesses:
             return found.description
         return None
 
-    def _fitting(self, asked: Sequence[str], record: Callable[[Event], None]) -> Iterator[Found]:
+    def _fitting(
+        self, asked: Sequence[str], record: Callable[[Event], None]
+    ) -> Iterator[FoundProcess]:
         questions = _Questions(self._paths())  # they look at their files meanwhile
         try:
             facts = fit.collect() if questions else {}
@@ -91,7 +93,7 @@ class WarmProcesses:
     def are_being_made(self) -> bool:
         """Return whether one is importing its modules."""
         try:
-            return Directory(self._worker.variables).is_being_made(_name(self._worker))
+            return SocketDirectory(self._worker.variables).is_being_made(_name(self._worker))
         except OSError:
             return False
 
@@ -108,7 +110,7 @@ class WarmProcesses:
         """
         worker, keep = self._worker, self._worker.keep
         assert keep is not None
-        directory = Directory(worker.variables)
+        directory = SocketDirectory(worker.variables)
         path, lock = directory.new(_name(worker))
         _end_oldest(directory)
         self.path = path
@@ -134,7 +136,7 @@ class WarmProcesses:
 
     def _paths(self) -> list[str]:
         try:
-            return Directory(self._worker.variables).sockets(_name(self._worker))
+            return SocketDirectory(self._worker.variables).sockets(_name(self._worker))
         except OSError:
             return []  # nobody has made one, or it is not this user's
 
@@ -154,7 +156,7 @@ class _Questions:
     def __bool__(self) -> bool:
         return any(self._open.values())
 
-    def answers(self) -> Iterator[Found]:
+    def answers(self) -> Iterator[FoundProcess]:
         """Yield the descriptions as they arrive, in the order of the paths if several are there;
         one that is slow or silent keeps nobody waiting for another.
         """
@@ -196,7 +198,7 @@ class _Questions:
         text = self._texts[path]
         return not more or text.endswith(b"\n") or len(text) > _LONGEST
 
-    def _found(self, path: str) -> Found | None:
+    def _found(self, path: str) -> FoundProcess | None:
         """Take the connection, if there is a description; close it otherwise."""
         connection = self._open.pop(path)
         assert connection is not None
@@ -206,10 +208,10 @@ class _Questions:
             connection.close()
             return None
         connection.settimeout(ANSWER_S)
-        return Found(path, connection, description)
+        return FoundProcess(path, connection, description)
 
 
-def ask(path: str) -> Found | None:
+def ask(path: str) -> FoundProcess | None:
     """Return the warm process that listens on a socket; None if it does not answer."""
     questions = _Questions([path])
     try:
@@ -265,7 +267,7 @@ def _difference(
     )
 
 
-def _end_oldest(directory: Directory) -> None:
+def _end_oldest(directory: SocketDirectory) -> None:
     """End the processes that no job uses and that were not used for longest, so that there is room
     for one more.
     """

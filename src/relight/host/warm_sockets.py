@@ -54,7 +54,7 @@ class BeingMade(NamedTuple):
     script: str
 
 
-class Directory:
+class SocketDirectory:
     """The directory of this user's sockets.
 
     Args:

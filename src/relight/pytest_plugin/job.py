@@ -19,7 +19,7 @@ from relight import env as environment
 from relight.function import job_directory, start_agent
 from relight.pytest_plugin.marker import Wanted, controller
 from relight.pytest_plugin.rank_reports import shortened
-from relight.pytest_plugin.reports import Outcome, collect
+from relight.pytest_plugin.reports import ReportedTest, collect
 
 _WORKER = "relight.pytest_plugin.rank"
 _LOOK_S = 0.1
@@ -54,7 +54,7 @@ _NOT_ON_RANKS = (
 """Plugins whose options are known there, but that do nothing."""
 
 
-def run(item: pytest.Item, wanted: Wanted) -> Outcome:
+def run(item: pytest.Item, wanted: Wanted) -> ReportedTest:
     """Run the test on all ranks, and return what they have reported."""
     with job_directory() as name:
         folder = Path(name)

@@ -57,7 +57,7 @@ class RanksRepr(TerminalRepr):
                 tw.line(str(content))
 
 
-class Outcome:
+class ReportedTest:
     """What has happened to a test.
 
     Args:
@@ -206,10 +206,10 @@ class Outcome:
         return RanksRepr([(title, "\n".join(lines[-_MOST_LINES:])), *printed])
 
 
-def collect(folder: Path, wanted: Wanted, exit_code: int, output: str) -> Outcome:
+def collect(folder: Path, wanted: Wanted, exit_code: int, output: str) -> ReportedTest:
     """Return what the ranks have left in a directory."""
     ranks = [read(folder, rank) for rank in range(wanted.world_size)]
-    return Outcome(ranks, wanted, exit_code, output)
+    return ReportedTest(ranks, wanted, exit_code, output)
 
 
 def _has_ended(rank: RankReports, phase: str) -> bool:

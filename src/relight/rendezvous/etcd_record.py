@@ -21,7 +21,7 @@ class Stored(NamedTuple):
     doubted: bool = False
 
 
-class Found(NamedTuple):
+class KeyContent(NamedTuple):
     """The content of the key. `revision` is 0 if there is none; only v2 has `text`, only v3 `lease`
     and `doubted`.
     """
@@ -66,10 +66,10 @@ class EtcdRegister:
         """Close the connection."""
         self._members.close()
 
-    def _hold(self, value: str, seconds: int) -> Found:
+    def _hold(self, value: str, seconds: int) -> KeyContent:
         raise NotImplementedError
 
-    def _look(self) -> Found:
+    def _look(self) -> KeyContent:
         raise NotImplementedError
 
     def _restless(self) -> OSError:

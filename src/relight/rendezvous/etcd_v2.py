@@ -17,7 +17,7 @@ import time
 from relight.core import fields
 from relight.errors import UsageError
 from relight.rendezvous.etcd_http import EtcdAnswer, EtcdMembers, Login, message_of, nonsense
-from relight.rendezvous.etcd_record import TRIES, EtcdRegister, Found, Stored, login_needed
+from relight.rendezvous.etcd_record import TRIES, EtcdRegister, KeyContent, Stored, login_needed
 from relight.rendezvous.register import Record
 from relight.typed import NamedTuple
 
@@ -45,7 +45,7 @@ class V2Register(EtcdRegister):
         self._path = "/v2/keys" + quote(key, errors="surrogateescape")
         self._turn = 0
         self._asked = False
-        self._ours = Found()
+        self._ours = KeyContent()
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
         """Remove the record of a dead holder; see `Register`."""
@@ -63,14 +63,14 @@ class V2Register(EtcdRegister):
         """Give the record back if this register holds it."""
         if self._asked:
             found = self._look()
-            self._asked, self._ours = False, Found()
+            self._asked, self._ours = False, KeyContent()
             if found.token == self._token:
                 self._remove(found)
                 self._remove_directory()
 
-    def _hold(self, value: str, seconds: int) -> Found:
+    def _hold(self, value: str, seconds: int) -> KeyContent:
         found = self._ours if self._ours.revision else self._look()
-        self._ours = Found()
+        self._ours = KeyContent()
         for _ in range(TRIES):
             if found.revision and found.token != self._token:
                 return found
@@ -81,7 +81,7 @@ class V2Register(EtcdRegister):
             found = self._look()
         raise self._restless()
 
-    def _write(self, found: Found, value: str, seconds: int) -> Found | None:
+    def _write(self, found: KeyContent, value: str, seconds: int) -> KeyContent | None:
         """Take or renew the key, if it still is as it was `found`; None if it is not."""
         form = {"ttl": str(seconds)}
         if not found.revision:
@@ -99,10 +99,10 @@ class V2Register(EtcdRegister):
         self._turn += 1
         return json.dumps({"token": self._token, "turn": self._turn, "value": value})
 
-    def _look(self) -> Found:
-        return self._call("GET", {"quorum": "true"}) or Found()
+    def _look(self) -> KeyContent:
+        return self._call("GET", {"quorum": "true"}) or KeyContent()
 
-    def _remove(self, found: Found) -> None:
+    def _remove(self, found: KeyContent) -> None:
         self._call("DELETE", {"prevValue": found.text})
 
     def _remove_directory(self) -> None:
@@ -121,7 +121,7 @@ class V2Register(EtcdRegister):
         pair = ":".join(self._login).encode(errors="surrogateescape")
         return {"Authorization": "Basic " + base64.b64encode(pair).decode()}
 
-    def _call(self, method: str, asked: dict[str, str]) -> Found | None:
+    def _call(self, method: str, asked: dict[str, str]) -> KeyContent | None:
         """Make one call; return the content of the key, or None if a condition was not met."""
         from urllib.parse import urlencode
 
@@ -138,7 +138,7 @@ class V2Register(EtcdRegister):
             return None
         raise self._error(answer)
 
-    def _found(self, answer: EtcdAnswer) -> Found:
+    def _found(self, answer: EtcdAnswer) -> KeyContent:
         found = answer.body.get("node")
         if not isinstance(found, dict):
             raise nonsense(answer)
@@ -147,7 +147,7 @@ class V2Register(EtcdRegister):
             stored: Stored = fields.record(Stored, fields.decode(node.value))
         except fields.Malformed:
             raise self._something_else(answer) from None
-        return Found(
+        return KeyContent(
             stored.token, stored.value, node.createdIndex, node.modifiedIndex, text=node.value
         )
 

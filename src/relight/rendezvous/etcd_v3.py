@@ -24,7 +24,7 @@ from relight.rendezvous.etcd_http import (
     message_of,
     nonsense,
 )
-from relight.rendezvous.etcd_record import TRIES, EtcdRegister, Found, Stored, login_needed
+from relight.rendezvous.etcd_record import TRIES, EtcdRegister, KeyContent, Stored, login_needed
 from relight.rendezvous.register import Record
 from relight.typed import Any, NamedTuple
 
@@ -94,7 +94,7 @@ class V3Register(EtcdRegister):
         self._revoke(self._lease)  # a request that is still on its way finds no lease
         self._lease = 0
 
-    def _hold(self, value: str, seconds: int) -> Found:
+    def _hold(self, value: str, seconds: int) -> KeyContent:
         old = self._lease
         # Renew the lease first: a key that is read after that stays as long as the lease.
         renewed = self._renewed(seconds) if self._held else 0
@@ -141,25 +141,25 @@ class V3Register(EtcdRegister):
         except (_LeaseEnded, OSError):
             pass
 
-    def _look(self) -> Found:
+    def _look(self) -> KeyContent:
         answer = self._call("/kv/range", self._range())
         return self._found(answer, answer.body)
 
-    def _write(self, revision: int, value: str, lease: int) -> Found:
+    def _write(self, revision: int, value: str, lease: int) -> KeyContent:
         """Write the key if it has this revision; return its content afterwards."""
         return self._put(_if_created(revision), Stored(self._token, value), lease)
 
-    def _put(self, condition: dict[str, str], stored: Stored, lease: int) -> Found:
+    def _put(self, condition: dict[str, str], stored: Stored, lease: int) -> KeyContent:
         import json
 
         text = json.dumps(fields.plain(stored))
         put = {"key": _encoded(self._key), "value": _encoded(text), "lease": str(lease)}
         return self._transact(condition, {"request_put": put})
 
-    def _remove(self, condition: dict[str, str]) -> Found:
+    def _remove(self, condition: dict[str, str]) -> KeyContent:
         return self._transact(condition, {"request_delete_range": {"key": _encoded(self._key)}})
 
-    def _transact(self, condition: dict[str, str], change: dict[str, Any]) -> Found:
+    def _transact(self, condition: dict[str, str], change: dict[str, Any]) -> KeyContent:
         """Make a change if a condition on the key is met; return its content afterwards."""
         compare = {"key": _encoded(self._key), "result": "EQUAL", **condition}
         look = {"request_range": self._range()}
@@ -175,14 +175,14 @@ class V3Register(EtcdRegister):
     def _range(self) -> dict[str, Any]:
         return {"key": _encoded(self._key)}
 
-    def _found(self, answer: EtcdAnswer, result: Any) -> Found:
+    def _found(self, answer: EtcdAnswer, result: Any) -> KeyContent:
         """Return the record in a range."""
         import base64
 
         if not isinstance(result, dict) or not isinstance(answer.body.get("header"), dict):
             raise nonsense(answer)
         if not result.get("kvs"):
-            return Found()
+            return KeyContent()
         try:
             pair, *_ = fields.record(_Range, result).kvs
             stored: Stored = fields.record(Stored, fields.decode(base64.b64decode(pair.value)))
@@ -193,7 +193,7 @@ class V3Register(EtcdRegister):
             raise self._something_else(answer)
         token, value, doubted = stored
         lease = _number(pair.lease)
-        return Found(token, value, revision, modified, lease=lease, doubted=doubted)
+        return KeyContent(token, value, revision, modified, lease=lease, doubted=doubted)
 
     # Calls.
 

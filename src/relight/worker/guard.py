@@ -32,7 +32,7 @@ IMPORT_LIMIT_S = 600.0
 """How long the imports of a warm process may take."""
 
 
-class Agent(NamedTuple):
+class AgentProcess(NamedTuple):
     """The agent that a guard watches: its pid, a descriptor of the process (pidfd), and that of the
     socket to it.
     """
@@ -42,7 +42,7 @@ class Agent(NamedTuple):
     control: int
 
     @classmethod
-    def parent(cls, control: int) -> "Agent":
+    def parent(cls, control: int) -> "AgentProcess":
         """Return the agent that is the parent of this process; exit if it is gone."""
         pid = os.getppid()
         agent = cls(pid, os.pidfd_open(pid), control)
@@ -111,7 +111,7 @@ class Guard:
             os.write(self._to_guard, os.fsencode(scratch) + b"\n")
 
 
-def stand_guard(agent: Agent | None, others: Sequence[int] = ()) -> Guard:
+def stand_guard(agent: AgentProcess | None, others: Sequence[int] = ()) -> Guard:
     """Fork, continue in the child, and stay as its guard in the parent; return, in the child, the
     guard.
 
@@ -140,7 +140,7 @@ def stand_guard(agent: Agent | None, others: Sequence[int] = ()) -> Guard:
 
 
 def _watch(
-    pid: int, agent: Agent | None, others: Sequence[int], from_child: int, to_child: int
+    pid: int, agent: AgentProcess | None, others: Sequence[int], from_child: int, to_child: int
 ) -> NoReturn:
     """Kill all descendants when the agent or one of the others ends, or when the imports of a warm
     process take too long; exit as the child does. Raise the priority of a child that has lowered
@@ -248,7 +248,7 @@ def _is_child(pid: int) -> bool:
     return pid > 0
 
 
-def _leave(agent: Agent | None, scratch: str, status: int) -> NoReturn:
+def _leave(agent: AgentProcess | None, scratch: str, status: int) -> NoReturn:
     if scratch and agent is not None and agent.has_ended():
         remove_tree(scratch)
     linux.end_as(status)

@@ -17,7 +17,7 @@ from relight.worker.deferred import LATER, NATIVE
 from relight.worker.inputs import Inputs
 from relight.worker.preload import check_shadows
 from relight.worker.trial import UnfitError
-from relight.worker.warm_process import Job, WarmProcess
+from relight.worker.warm_process import JobConnection, WarmProcess
 from relight.worker.watch import Watch
 
 
@@ -81,7 +81,7 @@ class Lasting:
         os.environ.clear()
         linux.show_environment({})
 
-    def serve(self, control: socket.socket, agent: int) -> Job:
+    def serve(self, control: socket.socket, agent: int) -> JobConnection:
         """Serve agents, that with this pid first; return in the child for a job only.
 
         Raises:

@@ -34,7 +34,7 @@ from relight.host.generation_pipe import GenerationPlan, WorkerPlan
 from relight.host.spawner import Spawner
 from relight.typed import Any, NamedTuple, NoReturn
 from relight.worker.deferred import Deferred, Imports, installed, references, third_party
-from relight.worker.guard import Agent, Guard, stand_guard
+from relight.worker.guard import AgentProcess, Guard, stand_guard
 from relight.worker.preload import preload
 from relight.worker.random_state import RandomState
 from relight.worker.temporary import Temporary
@@ -159,7 +159,7 @@ def serve(
     atexit.register(gc.unfreeze)
     try:
         lasting = _lasting(setup, loaded)
-        agent = None if lasting else Agent.parent(control_fd)
+        agent = None if lasting else AgentProcess.parent(control_fd)
         guard = stand_guard(agent, lasting.until if lasting is not None else ())
         if lasting is not None:
             lasting.show(guard.pid)
@@ -235,7 +235,7 @@ def _lasting(setup: dict[str, Any], loaded: set[str]) -> "Lasting | None":
 
 def _begin_job(
     lasting: "Lasting", control: socket.socket, pid_of_agent: int
-) -> tuple[socket.socket, Agent, Guard]:
+) -> tuple[socket.socket, AgentProcess, Guard]:
     """Serve agents as the warm process; return in the warm spawner of a job."""
     job = lasting.serve(control, pid_of_agent)
     guard = stand_guard(job.agent, [job.warm_process])
@@ -258,7 +258,7 @@ def _send(control: socket.socket, line: str, *, must_arrive: bool = True) -> Non
 
 
 def _serve_generations(
-    control: socket.socket, agent: Agent, notes: _Notes, guard: Guard
+    control: socket.socket, agent: AgentProcess, notes: _Notes, guard: Guard
 ) -> tuple[WorkerPlan, set[int]]:
     while generation := generation_pipe.receive(control):
         scratch = generation.scratch

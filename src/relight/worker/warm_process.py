@@ -33,7 +33,7 @@ from relight.core import fields
 from relight.host import linux, user_sockets
 from relight.host.warm_sockets import Description
 from relight.typed import NamedTuple
-from relight.worker.guard import Agent
+from relight.worker.guard import AgentProcess
 
 _ANSWER_S = 2.0
 """How long an agent may take to answer."""
@@ -43,13 +43,13 @@ _PRESSURE = b"some 200000 2000000\0"
 """Memory pressure to leave at: 0.2 s of 2 s were lost by some process (Linux, accounting/psi)."""
 
 
-class Job(NamedTuple):
+class JobConnection(NamedTuple):
     """What a child of this process gets: a job's connection, its agent, and a descriptor of this
     process (pidfd).
     """
 
     control: socket.socket
-    agent: Agent
+    agent: AgentProcess
     warm_process: int
 
 
@@ -106,7 +106,7 @@ class WarmProcess:
         for fd in {self._folder, *self._ends} - {-1}:
             self._poll.register(fd, select.POLLPRI if fd == pressure else select.POLLIN)
 
-    def run(self, first: socket.socket, agent: int) -> Job:
+    def run(self, first: socket.socket, agent: int) -> JobConnection:
         """Serve agents; return only in a child, for one job.
 
         Args:
@@ -127,7 +127,7 @@ class WarmProcess:
                 self._end()
         os._exit(0)
 
-    def _serve(self, fd: int) -> Job | None:
+    def _serve(self, fd: int) -> JobConnection | None:
         if fd == self._listener.fileno():
             self._accept()
         elif fd in self._connections:
@@ -185,7 +185,7 @@ class WarmProcess:
         if description.why_not:
             self._end()
 
-    def _obey(self, fd: int) -> Job | None:
+    def _obey(self, fd: int) -> JobConnection | None:
         connection = self._connections[fd].socket
         try:
             word = connection.recv(16)
@@ -204,7 +204,7 @@ class WarmProcess:
         self._forget(fd)
         self._connections.pop(fd).socket.close()
 
-    def _take(self, control: socket.socket, agent: int) -> Job | None:
+    def _take(self, control: socket.socket, agent: int) -> JobConnection | None:
         """Fork the guard of a job; return what it needs, in the guard only."""
         try:
             control.setblocking(True)
@@ -227,7 +227,7 @@ class WarmProcess:
             for other in (self._listener, *(each.socket for each in self._connections.values())):
                 other.detach()  # or the object would close another descriptor of the same number
             linux.close_all_but({0, 1, 2, control.fileno(), agent_fd, this})
-            return Job(control, Agent(agent, agent_fd, control.fileno()), this)
+            return JobConnection(control, AgentProcess(agent, agent_fd, control.fileno()), this)
         if this >= 0:
             os.close(this)
         control.close()

@@ -24,8 +24,8 @@ from relight.schedulers.kubernetes.kind import (
     suspending,
 )
 from relight.schedulers.kubernetes.names import label_name
-from relight.schedulers.kubernetes.pods import Place
-from relight.schedulers.kubernetes.store import Object, Resource
+from relight.schedulers.kubernetes.pods import MeetingPlace
+from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 _TRANSIENT = [EXIT_GROUP, EXIT_MACHINE, 129, 130, 137, 143]
 """Exit codes that are no error of the user's program: nodes did not meet, a machine refused
@@ -36,11 +36,11 @@ _TIMED_OUT = [137, 143]
 _TRIES = 3
 
 
-class Job:
+class IndexedJob:
     """`-cfg kind=job`, the default."""
 
     name = "job"
-    resource = Resource("batch/v1", "Job", "jobs")
+    resource = ObjectKind("batch/v1", "Job", "jobs")
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     label = "batch.kubernetes.io/job-completion-index"  # since Kubernetes 1.28
     starts: Mapping[str, str] = MappingProxyType({
@@ -60,7 +60,7 @@ class Job:
         """Accept every app."""
 
     def specs(
-        self, app: AppDef, cfg: Mapping[str, Any], place: Place
+        self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace
     ) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
         """Yield a Job for each role."""
         for role in app.roles:
@@ -79,7 +79,7 @@ class Job:
         )
 
 
-def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: Place) -> dict[str, Any]:
+def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
     """Return the specification of a role's Job."""
     size = role.num_replicas
     found: dict[str, Any] = {

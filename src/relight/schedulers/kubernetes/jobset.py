@@ -8,7 +8,7 @@ from typing import Any
 
 from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import pods
-from relight.schedulers.kubernetes.job import Job, spec
+from relight.schedulers.kubernetes.job import IndexedJob, spec
 from relight.schedulers.kubernetes.kind import (
     Verdict,
     by_conditions,
@@ -17,17 +17,17 @@ from relight.schedulers.kubernetes.kind import (
     suspending,
 )
 from relight.schedulers.kubernetes.names import label_name
-from relight.schedulers.kubernetes.pods import Place
-from relight.schedulers.kubernetes.store import Object, Resource
+from relight.schedulers.kubernetes.pods import MeetingPlace
+from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 
 class JobSet:
     """`-cfg kind=jobset`."""
 
     name = "jobset"
-    resource = Resource("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets")
-    index, label = Job.index, Job.label
-    starts: Mapping[str, str] = Job.starts
+    resource = ObjectKind("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets")
+    index, label = IndexedJob.index, IndexedJob.label
+    starts: Mapping[str, str] = IndexedJob.starts
     container = "main"
     has_service = True
     cancelling = staticmethod(suspending)
@@ -40,7 +40,7 @@ class JobSet:
         """Accept every app."""
 
     def specs(
-        self, app: AppDef, cfg: Mapping[str, Any], place: Place
+        self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace
     ) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
         """Yield one JobSet. Its Jobs retry by themselves; it fails as soon as one has failed."""
         jobs = [

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 from relight.errors import UsageError
 from relight.job.app import AppDef, AppState, Role
 from relight.schedulers.kubernetes.names import label_value
-from relight.schedulers.kubernetes.pods import ROLE, Place
-from relight.schedulers.kubernetes.store import Object, Resource
+from relight.schedulers.kubernetes.pods import ROLE, MeetingPlace
+from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 Verdict = tuple[AppState | None, str]
 """The state of the pods as a whole, None while they decide it; and the reason."""
@@ -29,7 +29,7 @@ class Kind(Protocol):
     """
 
     name: str
-    resource: Resource
+    resource: ObjectKind
     index: str
     label: str
     starts: Mapping[str, str]
@@ -43,7 +43,7 @@ class Kind(Protocol):
         """Raise a UsageError for what objects of this kind can't express."""
 
     def specs(
-        self, app: AppDef, cfg: Mapping[str, Any], place: Place
+        self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace
     ) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
         """Yield the name, additional labels and specification of each object."""
 

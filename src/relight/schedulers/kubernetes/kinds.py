@@ -1,10 +1,10 @@
 """The kinds of objects that `-cfg kind=NAME` chooses between."""
 
-from relight.schedulers.kubernetes.job import Job
+from relight.schedulers.kubernetes.job import IndexedJob
 from relight.schedulers.kubernetes.jobset import JobSet
 from relight.schedulers.kubernetes.kind import Kind
 from relight.schedulers.kubernetes.trainjob import TrainJob
 from relight.schedulers.kubernetes.volcano import Volcano
 
-DEFAULT: Kind = Job()
+DEFAULT: Kind = IndexedJob()
 KINDS: dict[str, Kind] = {kind.name: kind for kind in (DEFAULT, JobSet(), Volcano(), TrainJob())}

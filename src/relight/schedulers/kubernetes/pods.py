@@ -40,7 +40,7 @@ _COORDINATORS = 3
 """How many replicas the endpoint lists, so that the loss of replica 0 does not end the job."""
 
 
-class Place(NamedTuple):
+class MeetingPlace(NamedTuple):
     """Where the pods of an app find each other.
 
     `name` is that of its objects and of its headless Service, `stem` precedes the number in the
@@ -60,7 +60,9 @@ class Place(NamedTuple):
         return f"{self.stem}-{number}.{self.name}"
 
 
-def template(app: AppDef, role: Role, cfg: Mapping[str, Any], place: Place) -> dict[str, Any]:
+def template(
+    app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace
+) -> dict[str, Any]:
     """Return the pod template of a role.
 
     Raises:
@@ -148,7 +150,7 @@ def _escape(text: str) -> str:
     return re.sub(r"\$(?=[$(])", "$$", text).replace(_REPLICA, f"$({_REPLICA_ENV})")
 
 
-def _variables(app: AppDef, own: Role, role: Role, place: Place) -> list[dict[str, Any]]:
+def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[dict[str, Any]]:
     index = {"fieldRef": {"fieldPath": place.number}}
     found: list[dict[str, Any]] = [{"name": _REPLICA_ENV, "valueFrom": index}]
     for name, path in place.starts.items():
@@ -219,7 +221,7 @@ def _reserved(cfg: Mapping[str, Any], name: str) -> int:
 
 
 def _volumes(
-    role: Role, cfg: Mapping[str, Any], place: Place, *, brings_launcher: bool
+    role: Role, cfg: Mapping[str, Any], place: MeetingPlace, *, brings_launcher: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     size = cfg.get("shm_size") or (f"{role.resource.memMB}M" if role.resource.memMB > 0 else "")
     memory = {"medium": "Memory", **({"sizeLimit": size} if size else {})}
@@ -267,7 +269,7 @@ def _pod_security(cfg: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _placement(role: Role, cfg: Mapping[str, Any], place: Place) -> dict[str, Any]:
+def _placement(role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
     """Return on which nodes the pods may run."""
     found: dict[str, Any] = {}
     selector = dict(cfg.get("node_selector") or {})

@@ -13,10 +13,10 @@ from typing import Any
 from relight.schedulers.kubernetes import store
 from relight.schedulers.kubernetes.kind import QUEUE
 from relight.schedulers.kubernetes.names import JobId
-from relight.schedulers.kubernetes.store import Object, Resource
+from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 _WORKLOADS = [
-    Resource(f"kueue.x-k8s.io/{version}", "Workload", "workloads")
+    ObjectKind(f"kueue.x-k8s.io/{version}", "Workload", "workloads")
     for version in ("v1beta2", "v1beta1")
 ]
 _OWNER = "kueue.x-k8s.io/job-uid"
@@ -67,7 +67,7 @@ def _of_queue(client: Any, job: JobId, each: Object) -> dict[str, str]:
     return {}
 
 
-def _or_nothing(client: Any, resource: Resource, job: JobId, **wanted: str) -> Sequence[Object]:
+def _or_nothing(client: Any, resource: ObjectKind, job: JobId, **wanted: str) -> Sequence[Object]:
     """Return a list; nothing if this user may not see it, or the cluster has no such kind."""
     import kubernetes
 

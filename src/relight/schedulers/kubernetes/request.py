@@ -16,7 +16,7 @@ from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import names, pods
 from relight.schedulers.kubernetes.kinds import DEFAULT, KINDS
 from relight.schedulers.kubernetes.names import JobId
-from relight.schedulers.kubernetes.pods import Place
+from relight.schedulers.kubernetes.pods import MeetingPlace
 
 
 def objects(
@@ -45,7 +45,7 @@ def objects(
 
     name = names.app_name(app, app_id, stem)
     job = JobId(str(cfg.get("context") or ""), namespace, name)
-    place = Place(str(job), name, stem(name, app.roles[0]), kind.index, kind.starts)
+    place = MeetingPlace(str(job), name, stem(name, app.roles[0]), kind.index, kind.starts)
 
     def made(of: str, version: str, own: str, **rest: Any) -> dict[str, Any]:
         metadata = {"name": own, "namespace": namespace, "labels": pods.labels(app, name)}

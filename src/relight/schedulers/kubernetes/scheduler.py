@@ -279,7 +279,7 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
         yield "image_repo has no effect: no image is built, none is pushed"
 
 
-def _resource(each: Object) -> store.Resource:
+def _resource(each: Object) -> store.ObjectKind:
     """Return the resource of an object that relight makes."""
     known = (store.SERVICES, store.CONFIG_MAPS, store.SECRETS)
     made = (*known, *(kind.resource for kind in KINDS.values()))

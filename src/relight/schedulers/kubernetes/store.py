@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 Object = Mapping[str, Any]
 
 
-class Resource(NamedTuple):
+class ObjectKind(NamedTuple):
     """A kind of object, as the API names it: `batch/v1`, `Job` and `jobs`."""
 
     version: str
@@ -19,11 +19,11 @@ class Resource(NamedTuple):
     plural: str
 
 
-SERVICES = Resource("v1", "Service", "services")
-CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
-SECRETS = Resource("v1", "Secret", "secrets")
-PODS = Resource("v1", "Pod", "pods")
-EVENTS = Resource("v1", "Event", "events")
+SERVICES = ObjectKind("v1", "Service", "services")
+CONFIG_MAPS = ObjectKind("v1", "ConfigMap", "configmaps")
+SECRETS = ObjectKind("v1", "Secret", "secrets")
+PODS = ObjectKind("v1", "Pod", "pods")
+EVENTS = ObjectKind("v1", "Event", "events")
 _CORE = {
     SERVICES: "service", CONFIG_MAPS: "config_map", SECRETS: "secret", PODS: "pod",
     EVENTS: "event",
@@ -32,7 +32,7 @@ _CORE = {
 _BACKGROUND = {"propagation_policy": "Background"}
 
 
-def create(client: Any, resource: Resource, each: Object, *, dry_run: bool = False) -> Object:
+def create(client: Any, resource: ObjectKind, each: Object, *, dry_run: bool = False) -> Object:
     """Make an object, or have the server only check it."""
     options: dict[str, Any] = {"field_validation": "Strict"}
     if dry_run:
@@ -42,7 +42,7 @@ def create(client: Any, resource: Resource, each: Object, *, dry_run: bool = Fal
 
 
 def listed(
-    client: Any, resource: Resource, namespace: str, selector: str = "", fields: str = ""
+    client: Any, resource: ObjectKind, namespace: str, selector: str = "", fields: str = ""
 ) -> list[Object]:
     """Return the objects that have some labels, and some values of fields."""
     call, place = _call(client, "list", resource, namespace)
@@ -53,25 +53,25 @@ def listed(
 
 
 def patch(
-    client: Any, resource: Resource, each: Object, change: Sequence[Object], part: str = ""
+    client: Any, resource: ObjectKind, each: Object, change: Sequence[Object], part: str = ""
 ) -> None:
     """Change an object, or a subresource of it such as `status`."""
     call, place = _call(client, "patch", resource, each["metadata"]["namespace"], part)
     _json(call, *place, each["metadata"]["name"], list(change))
 
 
-def delete(client: Any, resource: Resource, each: Object) -> None:
+def delete(client: Any, resource: ObjectKind, each: Object) -> None:
     """Delete an object, and in the background those that it owns."""
     call, place = _call(client, "delete", resource, each["metadata"]["namespace"])
     _json(call, *place, each["metadata"]["name"], propagation_policy="Background")
 
 
-def _typed(resource: Resource) -> dict[str, str]:
+def _typed(resource: ObjectKind) -> dict[str, str]:
     return {"apiVersion": resource.version, "kind": resource.kind}
 
 
 def _call(
-    client: Any, verb: str, resource: Resource, namespace: str, part: str = ""
+    client: Any, verb: str, resource: ObjectKind, namespace: str, part: str = ""
 ) -> tuple[Callable[..., Any], list[str]]:
     """Return a method of the package kubernetes, and the arguments before the object's name."""
     import kubernetes

@@ -11,7 +11,7 @@ from typing import Any
 from relight.errors import UsageError
 from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import pods
-from relight.schedulers.kubernetes.job import Job
+from relight.schedulers.kubernetes.job import IndexedJob
 from relight.schedulers.kubernetes.kind import (
     Verdict,
     by_conditions,
@@ -21,8 +21,8 @@ from relight.schedulers.kubernetes.kind import (
     role_label,
     suspending,
 )
-from relight.schedulers.kubernetes.pods import Place
-from relight.schedulers.kubernetes.store import Object, Resource
+from relight.schedulers.kubernetes.pods import MeetingPlace
+from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 RUNTIME = "torch-distributed"
 """The runtime for PyTorch that comes with Kubeflow Trainer."""
@@ -39,8 +39,8 @@ class TrainJob:
     """`-cfg kind=trainjob`."""
 
     name = "trainjob"
-    resource = Resource("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs")
-    index, label = Job.index, Job.label
+    resource = ObjectKind("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs")
+    index, label = IndexedJob.index, IndexedJob.label
     starts: Mapping[str, str] = MappingProxyType(
         {"RELIGHT_REQUEUES": "metadata.annotations['jobset.sigs.k8s.io/restart-attempt']"}
     )
@@ -74,7 +74,7 @@ class TrainJob:
             )
 
     def specs(
-        self, app: AppDef, cfg: Mapping[str, Any], place: Place
+        self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace
     ) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
         """Yield one TrainJob."""
         role = only_role(self, app)

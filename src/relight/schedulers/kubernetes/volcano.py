@@ -12,8 +12,8 @@ from relight.job.app import AppDef, AppState, Role
 from relight.schedulers.kubernetes import pods
 from relight.schedulers.kubernetes.kind import Verdict, least
 from relight.schedulers.kubernetes.names import label_name
-from relight.schedulers.kubernetes.pods import Place
-from relight.schedulers.kubernetes.store import Object, Resource
+from relight.schedulers.kubernetes.pods import MeetingPlace
+from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 INDEX = "volcano.sh/task-index"
 """The label of a pod with its number in the task."""
@@ -29,7 +29,7 @@ class Volcano:
     """`-cfg kind=volcano`."""
 
     name = "volcano"
-    resource = Resource("batch.volcano.sh/v1alpha1", "Job", "jobs")
+    resource = ObjectKind("batch.volcano.sh/v1alpha1", "Job", "jobs")
     index = f"metadata.labels['{INDEX}']"
     label = INDEX
     starts: Mapping[str, str] = MappingProxyType(
@@ -46,7 +46,7 @@ class Volcano:
         """Accept every app."""
 
     def specs(
-        self, app: AppDef, cfg: Mapping[str, Any], place: Place
+        self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace
     ) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
         """Yield one Job of Volcano.
 
@@ -91,7 +91,7 @@ class Volcano:
         return "status", [{"op": "add", "path": "/status", "value": {"state": aborted}}]
 
 
-def _task(app: AppDef, role: Role, cfg: Mapping[str, Any], place: Place) -> dict[str, Any]:
+def _task(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
     return {
         "name": label_name(role.name),
         "replicas": role.num_replicas,

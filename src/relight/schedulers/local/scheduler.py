@@ -19,7 +19,7 @@ from relight.schedulers.api import (
     Request,
 )
 from relight.schedulers.processes.jobs import WORKSPACE, ProcessJobs, layout, streams
-from relight.schedulers.processes.orders import Replica
+from relight.schedulers.processes.orders import ReplicaPlan
 
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 
@@ -78,7 +78,7 @@ class Local:
     def submit(self, request: Request) -> str:
         """Start the job; return its id once its processes exist."""
         replicas = tuple(
-            Replica(role=role, replica=number, **{**replica, "args": tuple(replica["args"])})
+            ReplicaPlan(role=role, replica=number, **{**replica, "args": tuple(replica["args"])})
             for role, each in request.body["role_params"].items()
             for number, replica in enumerate(each)
         )
@@ -193,7 +193,7 @@ def _text(body: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _check_command(replica: Replica, workspace: str | None) -> None:
+def _check_command(replica: ReplicaPlan, workspace: str | None) -> None:
     import shutil
 
     name, where = replica.args[0], replica.cwd

@@ -20,7 +20,7 @@ from relight.job.app import AppDef, AppState
 from relight.job.status import AppStatus, ReplicaStatus
 from relight.schedulers.api import Listed, LogQuery, Request, no_replica
 from relight.schedulers.processes import logs
-from relight.schedulers.processes.orders import Order, Replica, to_text
+from relight.schedulers.processes.orders import Order, ReplicaPlan, to_text
 from relight.schedulers.processes.record import LocalRecord
 
 GRACE_S = 40.0
@@ -81,7 +81,7 @@ class ProcessJobs:
         self._scheduler = scheduler
         self._attached: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self, request: Request, replicas: tuple[Replica, ...]) -> str:
+    def start(self, request: Request, replicas: tuple[ReplicaPlan, ...]) -> str:
         """Start a job; return its id once its processes exist.
 
         Args:

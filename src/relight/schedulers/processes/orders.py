@@ -6,7 +6,7 @@ from relight.core import fields
 from relight.typed import Any, NamedTuple
 
 
-class Replica(NamedTuple):
+class ReplicaPlan(NamedTuple):
     """A process of a job of this machine, and the files of its streams."""
 
     role: str
@@ -27,7 +27,7 @@ class Order(NamedTuple):
     name: str
     directory: str
     log_dir: str
-    replicas: tuple[Replica, ...]
+    replicas: tuple[ReplicaPlan, ...]
     detach: bool
     max_retries: int
     grace_s: float

@@ -101,7 +101,7 @@ class Slot:
         return self.state in (SUCCEEDED, FAILED, CANCELLED)
 
 
-class Job:
+class JobCore:
     """Decides which replicas run, and when and how the job ends. It touches nothing.
 
     Args:
@@ -334,7 +334,7 @@ class Guarded:
         return b"".join(found)
 
 
-class Replica:
+class ReplicaActor:
     """The actor of a replica: it runs the command where Ray has placed it."""
 
     def __init__(self) -> None:
@@ -394,7 +394,7 @@ class Driver:
     """
 
     def __init__(self, order: dict[str, Any], ray: Any, directory: str) -> None:
-        self.job = Job(order["roles"])
+        self.job = JobCore(order["roles"])
         self._order = order
         self._ray = ray
         self._folder = os.path.dirname(os.path.abspath(__file__))
@@ -407,7 +407,7 @@ class Driver:
         """Calls of actors by their references: the replica, the method, the actor."""
         self._told: set[Slot] = set()
         """Replicas that were asked to end."""
-        self._coordinator: Coordinator | None = None
+        self._coordinator: CoordinatorActor | None = None
         self._again_at: dict[Slot, float] = {}
         """When a replica may be placed again, for those that did not live long enough to run."""
         self._written: dict[str, Any] = {}
@@ -421,7 +421,7 @@ class Driver:
         signal.signal(signal.SIGINT, lambda *_: self.job.cancel())
         own = str(self._ray.util.get_node_ip_address())
         if self._order["coordinator"] is not None:
-            self._coordinator = Coordinator(self._folder, self._order, own)
+            self._coordinator = CoordinatorActor(self._folder, self._order, own)
         self._place_first()
         while not (self.job.is_over and not self._calls):
             self._step()
@@ -500,7 +500,7 @@ class Driver:
         needs = dict(slot.role["resources"])
         strategies = self._ray.util.scheduling_strategies
         actor = (
-            self._ray.remote(Replica)
+            self._ray.remote(ReplicaActor)
             .options(
                 num_cpus=needs.pop("CPU", 0),
                 num_gpus=needs.pop("GPU", 0),
@@ -681,7 +681,7 @@ class Driver:
             self._outputs.write_status(status)
 
 
-class Coordinator:
+class CoordinatorActor:
     """`relight coordinator` beside the driver: agents meet there, so that no replica's loss
     is that of their meeting point, and so that two jobs may share a node.
 

@@ -9,7 +9,7 @@ from relight.schedulers.ssh.hosts import SshHost
 from relight.typed import NamedTuple
 
 
-class Run(NamedTuple):
+class RunReplica(NamedTuple):
     """Run a replica. `copy`: whether its working directory is in a copy of the workspace."""
 
     app_id: str
@@ -52,7 +52,7 @@ class LinkOrder(NamedTuple):
     command: tuple[str, ...]
     workspace: str
     report_path: str
-    order: Run
+    order: RunReplica
 
 
 class RemoteReplica(NamedTuple):

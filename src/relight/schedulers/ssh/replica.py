@@ -37,12 +37,12 @@ from relight.host.scratch import Scratch
 from relight.host.supervisor import Supervisor
 from relight.job import macros, records
 from relight.schedulers.ssh import frames
-from relight.schedulers.ssh.orders import Check, Remove, Run
+from relight.schedulers.ssh.orders import Check, Remove, RunReplica
 
 _SILENCE_S = 30.0
 """The limit of silence until an order sets it."""
 _FLUSH_S = 10.0
-_ORDERS = Run | Check | Remove
+_ORDERS = RunReplica | Check | Remove
 _REPORT_LIMIT = 1 << 20
 
 
@@ -64,7 +64,7 @@ class Session:
             on_end=self._stop,
             on_room=self._resume,
         )
-        self._order: Run | Check | Remove | None = None
+        self._order: RunReplica | Check | Remove | None = None
         self._archive: IO[bytes] | None = None
         self._supervisor: Supervisor | None = None
         self._streams: dict[int, bytes] = {}
@@ -138,7 +138,7 @@ class Session:
 
     # Orders.
 
-    def _execute(self, order: Run | Check | Remove) -> None:
+    def _execute(self, order: RunReplica | Check | Remove) -> None:
         if isinstance(order, Check):
             if not order.copy:
                 _existing_directory(order.cwd)
@@ -156,8 +156,8 @@ class Session:
                     break
             self._over = True
 
-    def _to_run(self) -> Run:
-        if not isinstance(self._order, Run):
+    def _to_run(self) -> RunReplica:
+        if not isinstance(self._order, RunReplica):
             raise Malformed("something to run before an order")
         return self._order
 
@@ -250,7 +250,7 @@ def _ignore(event: ProcessEvent) -> None:
     del event
 
 
-def _copy_path(order: Run | Remove) -> str:
+def _copy_path(order: RunReplica | Remove) -> str:
     """Return the path of a workspace's copy; each replica has its own, as hosts may share a disk.
 
     Raises:

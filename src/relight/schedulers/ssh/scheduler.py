@@ -37,10 +37,10 @@ from relight.job import launcher_file, macros, records
 from relight.job.app import NOTHING, AppDef, Role
 from relight.schedulers.api import AppStatus, Capabilities, Listed, LogQuery, Option, Request
 from relight.schedulers.processes.jobs import WORKSPACE, ProcessJobs, layout, streams
-from relight.schedulers.processes.orders import Replica, to_text
+from relight.schedulers.processes.orders import ReplicaPlan, to_text
 from relight.schedulers.ssh import hosts, link, questions
 from relight.schedulers.ssh.hosts import SshHost
-from relight.schedulers.ssh.orders import Check, LinkOrder, RemoteReplica, Remove, Run
+from relight.schedulers.ssh.orders import Check, LinkOrder, RemoteReplica, Remove, RunReplica
 
 _FILE = "ssh.json"
 _MOST_GRACE_S = 30.0
@@ -231,7 +231,7 @@ def _link_order(
         command=tuple(replica["ssh"]),
         workspace=os.path.join(log_dir, WORKSPACE) if body["workspace"] else "",
         report_path=os.path.join(body["role_log_dirs"][role][number], "error.json"),
-        order=Run(
+        order=RunReplica(
             app_id=body["app_id"],
             role=role,
             replica=number,
@@ -285,11 +285,11 @@ def _errors(orders: Sequence[LinkOrder]) -> Sequence[questions.Failure]:
 
 def _link_processes(
     body: Mapping[str, Any], orders: Mapping[tuple[str, int], LinkOrder]
-) -> tuple[Replica, ...]:
+) -> tuple[ReplicaPlan, ...]:
     """Return the local processes that represent the replicas."""
     path = env.read().get("PATH", os.defpath)
     return tuple(
-        Replica(
+        ReplicaPlan(
             role=role,
             replica=number,
             args=(sys.executable, "-P", "-m", "relight.schedulers.ssh.link"),
@@ -305,7 +305,7 @@ def _link_processes(
     )
 
 
-def _check_order(order: Run) -> Check:
+def _check_order(order: RunReplica) -> Check:
     """Return the order that checks whether a replica could run, without its order's secrets."""
     command = order.args[0]
     # A path relative to the working directory may exist only after the copy.
@@ -314,7 +314,7 @@ def _check_order(order: Run) -> Check:
     return Check(order.cwd, order.copy, commands, path, order.silence_s)
 
 
-def _remove_order(order: Run) -> Remove:
+def _remove_order(order: RunReplica) -> Remove:
     return Remove(order.app_id, order.role, order.replica, order.copy, order.silence_s)
 
 

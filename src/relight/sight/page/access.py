@@ -30,14 +30,16 @@ _LOCAL = frozenset({"localhost", "localhost.localdomain"})
 _BEARER = "Bearer "
 
 
-class Refusal(NamedTuple):
+class HttpRefusal(NamedTuple):
     """Why a request is not answered: the status of HTTP, and a line for people."""
 
     status: int
     why: str
 
 
-def refusal_of_get(headers: Mapping[str, str], names: Collection[str], path: str) -> Refusal | None:
+def refusal_of_get(
+    headers: Mapping[str, str], names: Collection[str], path: str
+) -> HttpRefusal | None:
     """Return why a request to read is refused, if so.
 
     Args:
@@ -46,16 +48,16 @@ def refusal_of_get(headers: Mapping[str, str], names: Collection[str], path: str
         path: what is asked for, without a query.
     """
     if not _is_own(headers.get("host", ""), names):
-        return Refusal(421, "this server has no such name: use its address, or localhost")
+        return HttpRefusal(421, "this server has no such name: use its address, or localhost")
     site = headers.get("sec-fetch-site", "none")  # https://www.w3.org/TR/fetch-metadata/
     if path != "/" and site not in ("same-origin", "none"):
-        return Refusal(403, "another site may not read this")
+        return HttpRefusal(403, "another site may not read this")
     return None
 
 
 def refusal_of_post(
     headers: Mapping[str, str], names: Collection[str], token: str
-) -> Refusal | None:
+) -> HttpRefusal | None:
     """Return why a request that acts on the job is refused, if so.
 
     Args:
@@ -67,13 +69,13 @@ def refusal_of_post(
     if not _is_own(host, names):
         return refusal_of_get(headers, names, "/")
     if headers.get("origin", "").lower() != f"http://{host.lower()}":
-        return Refusal(403, "this may be asked for by the page itself only (Origin)")
+        return HttpRefusal(403, "this may be asked for by the page itself only (Origin)")
     if not token:
-        return Refusal(403, "this page is read-only")
+        return HttpRefusal(403, "this page is read-only")
     given = headers.get("authorization", "")
     proof = given.removeprefix(_BEARER) if given.startswith(_BEARER) else ""
     if not hmac.compare_digest(proof.encode(errors="replace"), token.encode()):
-        return Refusal(401, "wrong token: it is in the address that relight has printed")
+        return HttpRefusal(401, "wrong token: it is in the address that relight has printed")
     return None
 
 

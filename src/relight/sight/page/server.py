@@ -199,12 +199,12 @@ class _Request(BaseHTTPRequestHandler):
         elif url.path == "/output":
             self._output(parse_qs(url.query))
         else:
-            self._refuse(access.Refusal(404, "there is no such page"))
+            self._refuse(access.HttpRefusal(404, "there is no such page"))
 
     def do_HEAD(self) -> None:
         """Answer as to GET, without a body."""
         if self._url.path == "/stream":
-            self._refuse(access.Refusal(405, "GET only"))
+            self._refuse(access.HttpRefusal(405, "GET only"))
         else:
             self.do_GET()
 
@@ -215,13 +215,13 @@ class _Request(BaseHTTPRequestHandler):
         action = self.server.served.actions.get(name)
         length = self.headers.get("Content-Length", "0")
         if refused is None and action is None:
-            refused = access.Refusal(404, "there is no such action")
+            refused = access.HttpRefusal(404, "there is no such action")
         if refused is None and not (_LENGTH.fullmatch(length) and int(length) <= _MOST_BODY):
-            refused = access.Refusal(413, f"a body has at most {_MOST_BODY} bytes")
+            refused = access.HttpRefusal(413, f"a body has at most {_MOST_BODY} bytes")
         if refused is None and len(self._body(int(length))) < int(length):
-            refused = access.Refusal(400, "the body is shorter than its Content-Length")
+            refused = access.HttpRefusal(400, "the body is shorter than its Content-Length")
         if refused is not None or action is None:
-            self._refuse(refused or access.Refusal(404, ""))
+            self._refuse(refused or access.HttpRefusal(404, ""))
             return
         self._attempt(lambda: self._answer(200, _TEXT, action().encode()))
 
@@ -234,7 +234,7 @@ class _Request(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer a request that is none, in plain text and with the headers of all answers."""
         del explain
-        self._refuse(access.Refusal(code, message or "this can't be served"))
+        self._refuse(access.HttpRefusal(code, message or "this can't be served"))
 
     def version_string(self) -> str:
         """Return the name of this server, without versions."""
@@ -257,14 +257,18 @@ class _Request(BaseHTTPRequestHandler):
         rank = (query.get("rank") or [""])[0]
         stream = (query.get("stream") or ["combined"])[0]
         if not _RANK.fullmatch(rank) or stream not in _STREAMS:
-            self._refuse(access.Refusal(400, f"rank is a number, stream is {', '.join(_STREAMS)}"))
+            self._refuse(
+                access.HttpRefusal(400, f"rank is a number, stream is {', '.join(_STREAMS)}")
+            )
             return
         text = self.server.served.output(int(rank), stream)
         self._attempt(lambda: self._answer(200, _TEXT, text.encode()))
 
     def _stream(self) -> None:
         if not self.server.streams.acquire(blocking=False):
-            self._refuse(access.Refusal(503, f"{_MOST_STREAMS} browsers look at this job already"))
+            self._refuse(
+                access.HttpRefusal(503, f"{_MOST_STREAMS} browsers look at this job already")
+            )
             return
         try:
             self._head(200, "text/event-stream")
@@ -291,7 +295,7 @@ class _Request(BaseHTTPRequestHandler):
             if not closing:
                 self.server.closing.wait(_EVERY_S)
 
-    def _refuse(self, refused: access.Refusal) -> None:
+    def _refuse(self, refused: access.HttpRefusal) -> None:
         self._answer(refused.status, _TEXT, f"{refused.why}\n".encode())
 
     def _answer(self, status: int, kind: str, body: bytes) -> None:

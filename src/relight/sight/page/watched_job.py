@@ -11,7 +11,7 @@ from relight.core import event_lines, fields, timeline
 from relight.core.node_stacks import numbered
 from relight.core.rates import Rates
 from relight.core.snapshot import ENDED, EventsAfter, NodeSnapshot, Output, WholeJob
-from relight.core.timeline import Record
+from relight.core.timeline import TimedEvent
 from relight.errors import EXIT_OK, UsageError
 from relight.host import agents
 from relight.host.run_jobs import JobDirectory
@@ -122,7 +122,7 @@ class _Node:
     """The events of one node that have been read."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.records: list[TimedEvent] = []
         self.number = 0
         """Of the latest."""
 
@@ -136,7 +136,7 @@ class _Node:
             self.number = number
             event = event_lines.event_of(line)
             if event is not None:
-                self.records.append(Record(line.time, event, line.t))
+                self.records.append(TimedEvent(line.time, event, line.t))
             yield line
         del self.records[:-_MOST_RECORDS]
 

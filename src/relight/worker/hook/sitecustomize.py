@@ -37,7 +37,7 @@ def passed() -> "dict[str, str]":
     return {name: value for name, equals, value in pairs if equals}
 
 
-class Recorder:
+class ImportRecorder:
     """An import finder that finds no module and records imports in shared memory."""
 
     def __init__(self, path: str) -> None:
@@ -152,7 +152,7 @@ sys.path[:] = [path for path in sys.path if path != HERE]
 sys.path_importer_cache.pop(HERE, None)
 if stage == "learn":
     try:
-        sys.meta_path.insert(0, Recorder(rest))
+        sys.meta_path.insert(0, ImportRecorder(rest))
     except OSError:
         pass  # nothing is learned
 
