@@ -233,6 +233,14 @@ def test_volcano_restarts_the_whole_job_as_often_as_it_may(jobs: Jobs, tmp_path:
     assert len((tmp_path / "tries").read_text().split()) >= 3
 
 
+@pytest.mark.parametrize("kind", ["job", "jobset", "volcano"])
+def test_a_job_has_failed_by_the_replica_that_was_not_stopped(jobs: Jobs, kind: str) -> None:
+    """Replica 0 ends with 143, because replica 1 has failed."""
+    app = sh("[ $JOB_COMPLETION_INDEX = 0 ] && exec sleep 1000; exit 3", num_replicas=2)
+    status = jobs.wait(jobs.submit(app, kind=kind))
+    assert status.message == "main/1: exit code 3"
+
+
 @pytest.mark.parametrize("kind", ["job", "jobset"])
 def test_a_retried_pod_knows_how_often_it_was_started_again(
     jobs: Jobs, tmp_path: Path, kind: str

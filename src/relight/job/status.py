@@ -1,10 +1,15 @@
 """The status of a job, and of each of its replicas."""
 
+import signal
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from relight.core.goodput import Account
 from relight.core.snapshot import RankUse
 from relight.job.app import AppState
+
+_STOPPED: dict[int, int] = {signal.SIGKILL: 1, signal.SIGTERM: 2}
+"""Signals that end replicas when another one has failed, the less telling one last."""
 
 
 class ReplicaStatus(NamedTuple):
@@ -40,7 +45,18 @@ class AppStatus(NamedTuple):
         """The exit code that a command waiting for the job ends with."""
         if self.state is AppState.SUCCEEDED:
             return 0
-        # Replicas that were stopped because another had failed come last.
-        first = sorted(self.replicas, key=lambda r: r.state is not AppState.FAILED)
-        failed = [r.exitcode for r in first if r.exitcode]
+        failed = [r.exitcode for r in by_cause(self.replicas) if r.exitcode]
         return (failed[0] if failed[0] > 0 else 128 - failed[0]) if failed else 1
+
+
+def by_cause(replicas: Iterable[ReplicaStatus]) -> list[ReplicaStatus]:
+    """Return replicas in another order: those that were probably stopped because another one has
+    failed come last.
+    """
+
+    def rank(replica: ReplicaStatus) -> tuple[bool, int]:
+        code = replica.exitcode or 0
+        number = -code if code < 0 else code - 128
+        return replica.state is not AppState.FAILED, _STOPPED.get(number, 0)
+
+    return sorted(replicas, key=rank)

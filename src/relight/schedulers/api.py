@@ -11,6 +11,7 @@ from relight.errors import UsageError
 from relight.job.app import NOTHING, AppDef, AppState
 from relight.job.status import AppStatus as AppStatus
 from relight.job.status import ReplicaStatus as ReplicaStatus
+from relight.job.status import by_cause as by_cause
 
 if TYPE_CHECKING:
     from datetime import datetime  # 1 ms, and only logs need it

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from relight.job.app import AppState
-from relight.schedulers.api import AppStatus, ReplicaStatus
+from relight.schedulers.api import AppStatus, ReplicaStatus, by_cause
 from relight.schedulers.aws_batch import request
 
 _STATES = {
@@ -76,7 +76,7 @@ def status(job: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> AppSta
                 found.append(_replica(role, number, node, whole))
     message = " ".join(str(job.get("statusReason") or "").split())
     if whole is AppState.FAILED:
-        why = (f"{x.role}/{x.replica}: {x.error}" for x in found if x.error)
+        why = (f"{x.role}/{x.replica}: {x.error}" for x in by_cause(found) if x.error)
         message = next(why, "") or message
     elif whole in (AppState.RUNNING, AppState.SUCCEEDED):
         message = ""

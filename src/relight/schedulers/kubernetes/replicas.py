@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from relight.job.app import NOTHING, AppState
-from relight.schedulers.api import AppStatus, ReplicaStatus
+from relight.schedulers.api import AppStatus, ReplicaStatus, by_cause
 from relight.schedulers.kubernetes import pods, volcano
 from relight.schedulers.kubernetes.kind import Kind
 from relight.schedulers.kubernetes.store import Object
@@ -107,7 +107,7 @@ def _verdict(
     kind: Kind, each: Object, replicas: Sequence[ReplicaStatus], no_pods: str
 ) -> tuple[AppState, str]:
     """Return the state of an object's replicas and the reason; `no_pods` says why it makes none."""
-    why = next((f"{x.role}/{x.replica}: {x.error}" for x in replicas if x.error), "")
+    why = next((f"{x.role}/{x.replica}: {x.error}" for x in by_cause(replicas) if x.error), "")
     if (each["metadata"].get("annotations") or {}).get(CANCELLED):
         return AppState.CANCELLED, "it was cancelled"
     state, message = kind.verdict(each)

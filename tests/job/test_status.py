@@ -1,0 +1,28 @@
+"""The status of a job, from those of its replicas."""
+
+import pytest
+
+from relight.job.app import AppState
+from relight.job.status import AppStatus, ReplicaStatus
+
+FAILED, SUCCEEDED, CANCELLED = AppState.FAILED, AppState.SUCCEEDED, AppState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("ends", "exit_code"),
+    [
+        ([(FAILED, 143), (FAILED, 3)], 3),
+        ([(FAILED, 143), (FAILED, 137)], 137),
+        ([(FAILED, -15), (FAILED, -11)], 139),
+        ([(FAILED, 143), (SUCCEEDED, 0)], 143),
+        ([(CANCELLED, 1), (FAILED, 143)], 143),
+        ([(FAILED, 7), (FAILED, 3)], 7),
+        ([(FAILED, None)], 1),
+    ],
+)
+def test_the_exit_code_of_a_job_is_that_of_its_cause(
+    ends: list[tuple[AppState, int | None]], exit_code: int
+) -> None:
+    """A replica that was stopped, with SIGTERM or SIGKILL, as another one has failed is none."""
+    replicas = [ReplicaStatus("r", n, state, exitcode=code) for n, (state, code) in enumerate(ends)]
+    assert AppStatus(FAILED, replicas=tuple(replicas)).exitcode == exit_code
