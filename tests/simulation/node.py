@@ -203,7 +203,9 @@ class Workers:
             self._tell_frozen(self.standing)
             self.world.watch.runs(self)
         look_at = self._freezer.next_look(now)
-        if not self.standing and look_at is not None and self._timer is None:
+        if self.standing or look_at is None:
+            return
+        if self._timer is None or look_at < self._timer.when:
             self._timer = Timer(look_at, lambda: None)
             self.world.at(self.process.host.in_world(look_at), self._on_lease, self._timer)
 

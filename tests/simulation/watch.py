@@ -117,6 +117,7 @@ class Watch:
         settings: GroupSettings,
         *,
         strict: bool,
+        elected: bool,
         refused_s: float,
         firewall: bool,
         evicts: bool,
@@ -124,6 +125,8 @@ class Watch:
         self.world = world
         self.settings = settings
         self.strict = strict
+        """Whether two generations never live at the same time, not even for a while."""
+        self._elected = elected
         """Whether a coordinator only begins when all leases of the one before are over."""
         self._firewall = firewall
         self._evicts = evicts
@@ -164,8 +167,20 @@ class Watch:
         """Return a number for a group that begins."""
         self._see_absence()
         self._coordinators += 1
+        if self._elected:
+            self._see_leases()
         self.on_coordinator(self.world.me())
         return self._coordinators
+
+    def _see_leases(self) -> None:
+        """See whether the leases that the coordinator before has given are over."""
+        for agent in self.agents:
+            workers = agent.workers
+            if workers is not None and workers.run:
+                raise Failure(
+                    f"C{self._coordinators} begins while {agent.name} runs generation "
+                    f"{workers.formed.generation.number}"
+                )
 
     def coordinating(self) -> "WatchedMembership | None":
         """Return the group that decides at this moment."""
@@ -196,8 +211,6 @@ class Watch:
             formation.lose(event.node, self.world.now)
             if event.reason.startswith("no heartbeat"):
                 self._silent.add(event.node)
-        if isinstance(event, Received) and isinstance(event.message, Join):
-            self._silent.discard(event.node)  # it is back, and may get another lease
         if formation is not None:
             self._see_change(formation, event)
             for effect in effects:
@@ -225,6 +238,7 @@ class Watch:
         if forms:
             self._formed(coordinator, forms)
         confirmed = {node for node, message in sent if isinstance(message, Confirm)}
+        self._silent -= confirmed  # they are back, and get another lease
         if coordinator.state is GroupState.RUNNING and len(confirmed) > 1:
             # One that was told to begin, and has not, ran a generation before.
             formations = {self._of[node] for node in confirmed if self._runs(node)}
