@@ -92,12 +92,12 @@ def formed(number: GenerationId = FIRST) -> GenerationFormed:
 def test_a_generation_starts_only_while_its_lease_runs(node: Node, clock: Any) -> None:
     node.get_ready(PORT, Outcome())
     assert node.startable is None
-    node.lease(clock.time + 1)
+    node.set_lease(clock.time + 1)
     node.received(formed())
     assert node.startable == formed()
     clock.time += 2
     assert node.startable is None
-    node.lease(clock.time + 1)
+    node.set_lease(clock.time + 1)
     assert node.startable == formed()
 
 
@@ -169,7 +169,7 @@ def test_a_new_coordinator_gets_the_last_report_with_the_latest_generation(
 
 def test_a_new_coordinator_hears_that_a_lease_was_over(node: Node, clock: Any) -> None:
     node.get_ready(PORT, Outcome())
-    node.lease(clock.time + 1)
+    node.set_lease(clock.time + 1)
     node.received(formed())
     announce = node.announce()
     assert announce is not None

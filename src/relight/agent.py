@@ -15,8 +15,8 @@ to leave in four cases: it gets a signal; this node is preempted; its health che
 worker is in an uninterruptible call for longer than TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, if
 that is set.
 
-Meanwhile, as the loop is served, `Node` takes what the group says, and `Interruption` the signals
-and the notice of a preemption. `Node.state` is one of
+While the agent waits, its loop runs: `Node` handles the messages of the group, `Interruption` the
+signals and the notice of a preemption. `Node.state` is one of
 
     NodeReady           this node waits for a generation; this is its latest report
     GenerationFormed    this node is in this generation, whose workers have not started here
@@ -107,11 +107,12 @@ class Agent:
         self._network = _network_check(job, self.loop)
         self.link = link_to_group(job, self.loop, self._services.host)
 
-    def run(self, *, goes_on: bool = False) -> int:
+    def run(self, *, keeps_process: bool = False) -> int:
         """Run the job; return its exit code.
 
         Args:
-            goes_on: whether this process goes on then, so that nothing may be left open.
+            keeps_process: whether this process goes on after the job (`relight.run`): then all
+                descriptors are closed, and the end of the spawner is awaited.
 
         Raises:
             RelightError: the job can't be started here.
@@ -143,7 +144,7 @@ class Agent:
                 self.node.workers.logs.release()  # nothing is lost, whatever has happened
             self._unshown.show()
             self._services.scratch.remove()
-            if goes_on:
+            if keeps_process:
                 self._release()
             self._spawner.close()
             self.loop.close()  # last: from here on, signals have their default effect
@@ -179,6 +180,7 @@ class Agent:
 
     def _check_health(self, outcome: Outcome) -> "Unfit | None":
         """Return why this node must run no workers, if so."""
+        # Without a restart no worker will start here, so its health does not matter.
         no_restart = bool(outcome.failures) and not self.job.settings.max_restarts
         if self.job.command.spec.health_check is None or no_restart or self._is_over():
             return None

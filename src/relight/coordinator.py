@@ -157,7 +157,10 @@ class Coordinator:
             connection.send(fields.to_json(Redirect(self._finder.coordinator_index())))
             connection.close()
             return
-        if sender or settings is None or settings.least > settings.most:
+        if sender or settings is None:
+            self._turn_away(connection, "it is not an agent of relight")
+            return
+        if settings.least > settings.most:
             self._turn_away(connection, "its --nnodes is not valid")
             return
         if settings.lost_after_s > self.longest_lost_after_s:

@@ -475,7 +475,7 @@ def _run_here(
         agent.journal.listeners.append(lambda recorded: take(recorded.event))
         if timeout_s is not None:
             agent.loop.call_after(timeout_s, stop)
-        exit_code = agent.run(goes_on=True)
+        exit_code = agent.run(keeps_process=True)
     if raised:
         raise raised[0]
     if received and agent.interruption.signals:

@@ -36,7 +36,7 @@ class LinkOwner(Protocol):
     def received(self, message: FromCoordinator) -> None:
         """Handle a message of the coordinator."""
 
-    def lease(self, until: float) -> None:
+    def set_lease(self, until: float) -> None:
         """Let the workers run until this time, on the loop's clock; infinity means for ever."""
 
     def say(self, message: str) -> None:
@@ -45,7 +45,7 @@ class LinkOwner(Protocol):
     def record(self, event: StateChanged) -> None:
         """Write to the event log that the link or its finder is in another state."""
 
-    def coordinates(self, job: str, group: "Group") -> None:
+    def on_group(self, job: str, group: "Group") -> None:
         """Look at a group that is decided in this process, before its first step."""
 
 
@@ -170,7 +170,7 @@ class LocalLink:
             self._loop.call_after(0, lambda: owner.received(message))
 
         self._group.recipients[node] = receive
-        owner.coordinates("", self._group)
+        owner.on_group("", self._group)
         self.send(self.join)
 
     def send(self, message: FromAgent) -> None:

@@ -33,7 +33,8 @@ class Interruption:
 
     def __init__(self, job: NodeJob, loop: Loop, journal: Journal, node: Node) -> None:
         self.signals: list[int] = []
-        """The stop signals that this agent has received: after the first one it leaves the job."""
+        """The stop signals that this agent has received, or acts on as if it had (when its node is
+        preempted): after the first one it leaves the job."""
         self._spec = job.command.spec
         self._grace_s = job.grace_s
         self._loop = loop

@@ -1,6 +1,6 @@
 """How an agent leaves its job, unless all workers have succeeded. The agent loads this only then.
 
-    by_signal       the agent has received a signal, or the workers have left after one
+    by_signal       the agent has received a stop signal
     as_unfit        the node's health check has failed
     as_preempted    the node is about to be taken away
     as_stuck        a worker can't be killed
@@ -116,7 +116,7 @@ class Leaving:
 
         report = postmortem.report(end, ready, env)
         self._show_tracebacks(report)
-        self._journal.say_with_traceback(report, env)
+        self._journal.say_with_traceback(report)
         path = env.get("TORCHELASTIC_ERROR_FILE")
         if path and end.root is not None:  # set by a program that runs this agent as its worker
             workers = node.workers
@@ -146,8 +146,8 @@ class Leaving:
         return self.after_failure(end)
 
     def _has_saved(self) -> bool:
-        """Return whether the last workers have left as they were asked to, as another node was
-        preempted: often the nodes of a job are told of the same end one after the other.
+        """Return whether the last workers saved and left because another node was preempted. Often
+        all nodes of a job get the notice, one after the other.
         """
         workers = self._node.workers
         stop = None if workers is None else workers.stopped_by

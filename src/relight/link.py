@@ -223,11 +223,11 @@ class RemoteLink(finders.Seeker):
         for effect in effects:
             match effect:
                 case Seek():
-                    self._finder.seek(may_host=not self.core.unfit)
+                    self._finder.seek(may_host=not self.core.turned_away)
                 case SendHeartbeat():
                     self._send_heartbeat(effect)
                 case LetWorkersRun(until):
-                    self._owner.lease(until)
+                    self._owner.set_lease(until)
                 case Disconnect():
                     self._disconnect()
                 case CoordinatorLost():
@@ -246,7 +246,7 @@ class RemoteLink(finders.Seeker):
 
     def _examine_endpoint(self) -> list[str]:
         """Examine the endpoint from this machine, for at most 2 s."""
-        if not self._meeting.hosts or self.core.unfit:
+        if not self._meeting.hosts or self.core.turned_away:
             return []
         from relight.doctor import at_timeout
 
@@ -260,7 +260,7 @@ class RemoteLink(finders.Seeker):
                 self._step(JobOver())
             if message.exit_code == EXIT_GROUP and message.root is None:  # not a worker's own 3
                 report = message.report or (f"error: {message.reason}",)
-                if not self.core.unfit:
+                if not self.core.turned_away:
                     hint = f"hint: on all nodes at the same time, {self._meeting.doctor}"
                     report = *report, hint
                 message = message._replace(report=report)
@@ -276,7 +276,7 @@ class RemoteLink(finders.Seeker):
             self._loop, sock, self._meeting.security, self._finder, self._divert, self.say
         )
         self._coordinator.settings[self._meeting.job] = self._settings
-        self._coordinator.on_group = self._owner.coordinates
+        self._coordinator.on_group = self._owner.on_group
 
     def found(self, result: "SearchResult") -> None:
         """Connect to the coordinator, or become it, as the finder answered."""
@@ -290,8 +290,8 @@ class RemoteLink(finders.Seeker):
                     self._step(Dialing())
                     self._dial(address, timeout_s)
                 case finders.NotFound(reason, again_s):
-                    if self.core.unfit:
-                        reason += f", and the last one refused this node: {self.core.unfit}"
+                    if self.core.turned_away:
+                        reason += f", and the last one refused this node: {self.core.turned_away}"
                     self._step(NothingFound(reason, again_s))
                 case finders.Misconfigured(error):
                     hint = [f"hint: {error.hint}"] if error.hint else []
@@ -416,10 +416,13 @@ class RemoteLink(finders.Seeker):
             return
         working = self._owner.announce() is not None
         better, refusal = self._finder.failed(refused=connection.refused, working=working)
-        unfit = connection.unfit
-        if unfit and self._is_of_others(connection):
-            reason, unfit = "the coordinator there serves other jobs, with another token", False
-        self._step(Broken(better or reason, refusal, unfit))
+        turned_away = connection.turned_away
+        if turned_away and self._is_of_others(connection):
+            reason, turned_away = (
+                "the coordinator there serves other jobs, with another token",
+                False,
+            )
+        self._step(Broken(better or reason, refusal, turned_away))
 
     def _lets_run(self, message: FromCoordinator) -> bool:
         """Return whether a message permits the workers here, or those to be started, to run."""

@@ -167,7 +167,7 @@ class Node:
         """Write a change of state to the event log."""
         self._journal.record(event)
 
-    def coordinates(self, job: str, group: Group) -> None:
+    def on_group(self, job: str, group: Group) -> None:
         """Record the changes of a group that is decided here; its steps too if the user asks."""
         group.on_change = lambda change: self.record(change._replace(job=job))
         if self._job.command.spec.record_group:
@@ -238,11 +238,11 @@ class Node:
             case StartProbes() | GenerationFormed() | CheckpointLimit() | SlowRanks():
                 pass  # outdated: this node will send NodeReady again
 
-    def lease(self, until: float) -> None:
+    def set_lease(self, until: float) -> None:
         """Let the workers run until this time, on the loop's clock; infinity means for ever."""
         self.lease_until = until
         if self.running is not None:
-            self.running.lease(until)
+            self.running.set_lease(until)
 
     def _on_stop(self, stop: StopWorkers) -> None:
         if stop.generation != self._generation:

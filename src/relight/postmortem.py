@@ -142,5 +142,5 @@ def _of_memory(end: WorkerEnd, stderr: str, workers: Workers) -> str:
     if end.asked:
         return ""
     if end.exitcode in _KILLED:
-        return workers.memory.evidence()
-    return workers.memory.kills() if _CHILD_KILLED in stderr else ""
+        return workers.oom_counters.evidence()
+    return workers.oom_counters.kills() if _CHILD_KILLED in stderr else ""

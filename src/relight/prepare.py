@@ -1,6 +1,6 @@
 """Turns the checked flags (a LaunchSpec) into what this node runs (a NodeJob).
 
-All errors of a launch are found here, before anything is started.
+The user's errors that this machine alone can see are found here, before anything is started.
 """
 
 import os

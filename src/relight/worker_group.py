@@ -173,7 +173,7 @@ class WorkerGroup:
             newest = checkpoints.newest(pattern)
         supervisor = self.supervisor = self._start()
         self.logs.passed_on()
-        supervisor.lease(lease_until())
+        supervisor.set_lease(lease_until())
         self._watch_store(store)
         if self.stopped_by is not None:  # StopWorkers came while the workers were forked
             self.stop(self.stopped_by)
@@ -202,7 +202,8 @@ class WorkerGroup:
                 number = self.formed.generation.number
                 self._services.journal.record(CheckpointFound(number, last / 1e9))
         if self._memory is not None or job.run_directory:
-            self.memory.close()  # workers may have made its files, beside the logs that stay
+            # A worker makes the file of its memory itself, and a run directory stays.
+            self.memory.close()
 
     def _record_steps(self) -> None:
         """Note how far the workers came, if that can matter to anybody."""
@@ -232,7 +233,7 @@ class WorkerGroup:
         for each, stream in held.items():
             stream.replace(parts[each][1])
         for text in texts:
-            self._services.journal.say_with_traceback(text, self._job.command.env)
+            self._services.journal.say_with_traceback(text)
 
     def outcome(self) -> Outcome:
         """Return how the workers ended."""
@@ -263,10 +264,10 @@ class WorkerGroup:
             supervisor.workers.pids.get(failure.local_rank) == failure.pid
         )
 
-    def lease(self, until: float) -> None:
+    def set_lease(self, until: float) -> None:
         """Let the workers run until this time on the loop's clock, then freeze them."""
         if self.supervisor is not None:
-            self.supervisor.lease(until)
+            self.supervisor.set_lease(until)
 
     def stop(self, stop: StopWorkers) -> None:
         """Stop the workers; if `stop.gently`, give them time to save a checkpoint first."""
@@ -370,7 +371,11 @@ class WorkerGroup:
         return supervisor is not None and supervisor.is_running and self.memory.calls() > 0
 
     def confirm(self, succeeded: tuple[int, ...]) -> None:
-        """Take a new coordinator's confirmation: it knows of no limit that held the workers."""
+        """Take the coordinator's confirmation of this generation.
+
+        It has no agreement on a call of `should_checkpoint` under way, or sends its limit next, so
+        workers are held no longer.
+        """
         self.succeeded = succeeded
         if self._memory is not None:
             self._memory.release()

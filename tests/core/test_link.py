@@ -6,7 +6,7 @@ from relight.core.lease import REFUSALS_S, Refusal
 from relight.core.link import (
     RETRY_S,
     SLOW_RETRY_S,
-    UNFIT_S,
+    TURNED_AWAY_S,
     Broken,
     CoordinatorLost,
     Dialing,
@@ -255,17 +255,17 @@ def test_without_a_coordinator_the_job_ends_when_patience_is_over() -> None:
 def test_who_is_turned_away_tries_for_a_while() -> None:
     """A former try of the job may still be there; then it is the user who has to do something."""
     played = Played()
-    played.step(Broken("other tokens", unfit=True))
-    played.link._search.since = played.now + UNFIT_S
-    assert played.link.unfit == "other tokens"
-    played.step(Broken("other tokens", unfit=True), UNFIT_S)
-    (end,) = played.step(Broken("other tokens", unfit=True), 1)
+    played.step(Broken("other tokens", turned_away=True))
+    played.link._search.since = played.now + TURNED_AWAY_S
+    assert played.link.turned_away == "other tokens"
+    played.step(Broken("other tokens", turned_away=True), TURNED_AWAY_S)
+    (end,) = played.step(Broken("other tokens", turned_away=True), 1)
     assert isinstance(end, GiveUp) and end.exit_code == EXIT_USAGE
 
 
 def test_the_end_of_the_search_names_the_reason_of_the_last_refusal() -> None:
     played = Played()
-    played.step(Broken("other tokens", unfit=True))
+    played.step(Broken("other tokens", turned_away=True))
     (end,) = played.step(NothingFound("nobody is there", 0.3), SETTINGS.seek_s + 1)
     assert isinstance(end, GiveUp) and end.exit_code == EXIT_GROUP
     assert "the last one that answered refused this node: other tokens" in end.reason

@@ -29,7 +29,7 @@ def test_a_spawner_that_is_stopped_at_the_end_of_a_lease_is_continued_until_it_h
 
         until = loop.now() + 0.3
         workers._spawner.send = stopped_again  # type: ignore[method-assign]
-        workers.lease(until)
+        workers.set_lease(until)
         os.kill(workers._spawner.pid, signal.SIGSTOP)
         loop.run_until(lambda: workers.frozen, 10)
         assert workers.frozen and not lost

@@ -162,8 +162,8 @@ MUTANTS = (
     Mutant(
         "a process that another program has stopped is not continued, and all others are",
         "host/freezer.py",
-        "            if pid in self._stopped:\n",
-        "            if pid == min(self._stopped):\n",
+        "            if pid in self._frozen_pids:\n",
+        "            if pid == min(self._frozen_pids):\n",
     ),
 )
 

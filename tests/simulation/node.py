@@ -181,7 +181,7 @@ class Workers:
         for local_rank in self._alive:
             self._end_in(0.01, local_rank, -signal.SIGKILL)
 
-    def lease(self, until: float) -> None:
+    def set_lease(self, until: float) -> None:
         self._freezer.until = until
         self.look()
 

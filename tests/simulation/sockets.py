@@ -116,7 +116,7 @@ class End:
         self.opening = SimpleNamespace(peer_hello=None)
         self.peer = peer
         self.heard_at = process.host.now()
-        self.is_open = self.refused = self.unfit = False
+        self.is_open = self.refused = self.turned_away = False
         self.session_key = b""
         self.other: End | None = None
         self.gone = False

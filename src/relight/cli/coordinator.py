@@ -36,7 +36,7 @@ from relight.rendezvous.finder import (
     Seeker,
 )
 from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, Meeting, arrange
-from relight.rendezvous.register_finder import RegisteredFinder
+from relight.rendezvous.register_finder import RegisterFinder
 from relight.spec import FLAGS, UNSET_RUN_ID, Flag, LaunchSpec
 from relight.values import BACKENDS, Endpoint, Nodes, parse_endpoint
 
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
     port = sock.getsockname()[1]
     finder = Finder()
     if meeting.register is not None:
-        finder = RegisteredFinder(loop, meeting, settings.lost_after_s, port)
+        finder = RegisterFinder(loop, meeting, settings.lost_after_s, port)
     coordinator = Coordinator(loop, sock, meeting.security, finder, lambda c: c.close(), say)
     verbose = parsed.values["verbose"]
     if verbose:

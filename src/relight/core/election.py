@@ -11,7 +11,8 @@ does. If the number of hosts is even, half of them are a majority if they includ
                  them, then asks for votes
       | it holds the votes of a majority                        -> COORDINATOR, BecomeCoordinator
       | it hears a coordinator, or of one in an answer          -> FOLLOWER, votes are given back
-      | a lower candidate asks for votes or holds one, or half of `vote_s` brought no majority:
+      | a lower candidate asks for votes or holds one, or 0.7 of `vote_s` (votes.ROUND) brought no
+        majority:
         it gives its votes back and probes again
     COORDINATOR  renews its votes four times in `vote_s`; no other host displaces it
       | its votes expired                                       -> FOLLOWER

@@ -1,18 +1,18 @@
 """The lease of a node's workers: until when they may run.
 
-A lease begins when the coordinator confirms the workers' generation, over this connection or in
-this process. It is counted from when the echoed heartbeat was *sent*. The coordinator received that
-heartbeat later, and waits for longer than a lease, by a margin for clocks, before it counts the
-node as lost. So the lease is over before the other nodes go on.
+A lease begins when the coordinator confirms the workers' generation, over the connection to it or
+in this process. It is counted from when the echoed heartbeat was *sent*. The coordinator received
+that heartbeat later, and waits for longer than a lease, by a margin for clocks, before it counts
+the node as lost. So the lease is over before the other nodes go on.
 
 The lease is renewed if
 
 - a heartbeat is echoed over a connection that has confirmed the generation,
 - the coordinator is in this process, has confirmed the generation, and is certain to be the only
   one for longer,
-- a connection to the coordinator is refused, and the refusal shows that the coordinator has ended
-  and no other process can have taken its place. A firewall may also refuse, so a refusal by another
-  machine counts only for `REFUSALS_S` after the last echo, or
+- a connection to the coordinator is refused in a way that shows that it has ended and has no
+  successor; a refusal by another machine may come from a firewall, so it counts only for
+  `REFUSALS_S` after the last echo, or
 - this process becomes the host of the only endpoint: no other node can have gone on without it.
 
 It is not renewed

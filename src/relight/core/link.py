@@ -6,9 +6,11 @@ when to try again.
       | a coordinator answers at the place that was found      -> JOINING
       | none does for long enough, or it turns this node away  -> OVER, GiveUp
     JOINING    connected; nothing yet says that the workers here may run
+      | the coordinator is now in this process                 -> HOSTING
       | it confirms their generation, or forms one             -> CONNECTED, and their lease begins
       | the connection ends, or no echo comes for too long     -> SEEKING
     CONNECTED  each echo of a heartbeat renews the lease
+      | the coordinator is now in this process                 -> HOSTING
       | the connection ends, or no echo comes for too long     -> SEEKING; the lease is not renewed
     HOSTING    the coordinator is in this process; the lease lasts as long as that is certain
       | it coordinates no longer                               -> SEEKING, the lease is over
@@ -35,7 +37,7 @@ from relight.typed import NamedTuple
 RETRY_S = 0.2
 SLOW_RETRY_S = 1.0
 """Delay before the next try if the peer said nothing, or turned this node away."""
-UNFIT_S = 30.0
+TURNED_AWAY_S = 30.0
 """How long to try again after a coordinator turned this node away: it may belong to an earlier run
 of the job, with another token, which is about to end.
 """
@@ -99,13 +101,13 @@ class Echoed(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """Event: the connection has ended, or could not be made. `unfit`: the coordinator turned this
-    node away. `stepped_down`: it said itself that it coordinates no longer.
+    """Event: the connection has ended, or could not be made. `turned_away`: the coordinator refuses
+    this node. `stepped_down`: it said itself that it coordinates no longer.
     """
 
     reason: str
     refusal: Refusal = Refusal.NOTHING
-    unfit: bool = False
+    turned_away: bool = False
     stepped_down: bool = False
 
 
@@ -229,15 +231,15 @@ class _Search:
 
     def __init__(self, now: float) -> None:
         self.since = now
-        self.unfit = ""
+        self.turned_away = ""
         """Why a coordinator turned this node away; empty once a coordinator accepts it."""
-        self.unfit_since = now
+        self.turned_away_since = now
         self._said: set[str] = set()
 
     def turn_away(self, reason: str, now: float) -> None:
         """Note that a coordinator turned this node away."""
-        if not self.unfit:
-            self.unfit, self.unfit_since = reason, now
+        if not self.turned_away:
+            self.turned_away, self.turned_away_since = reason, now
 
     def is_news(self, reason: str, now: float) -> bool:
         """Return whether to print why the search goes on: each reason once, none in the first
@@ -271,9 +273,9 @@ class Link:
         self._effects: list[Effect] = []
 
     @property
-    def unfit(self) -> str:
+    def turned_away(self) -> str:
         """Why a coordinator turned this node away; empty once a coordinator accepts it."""
-        return self._search.unfit
+        return self._search.turned_away
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return the effects.
@@ -363,15 +365,15 @@ class Link:
         """Ask again after `seconds`, or give up; print a new reason."""
         settings, search = self.settings, self._search
         waited = now - search.since
-        if search.unfit and now - search.unfit_since > UNFIT_S:
-            text = f"the coordinator at {settings.where} refuses this node: {search.unfit}"
+        if search.turned_away and now - search.turned_away_since > TURNED_AWAY_S:
+            text = f"the coordinator at {settings.where} refuses this node: {search.turned_away}"
             self._give_up(EXIT_USAGE, text)
             return
         ever = self.echoed_at > float("-inf")
         if waited > (settings.join_timeout_s if ever else settings.seek_s):
             text = f"no coordinator at {settings.where} for {duration(waited)}: {reason}"
-            if search.unfit and search.unfit not in reason:
-                text += f"; the last one that answered refused this node: {search.unfit}"
+            if search.turned_away and search.turned_away not in reason:
+                text += f"; the last one that answered refused this node: {search.turned_away}"
             self._give_up(EXIT_GROUP, text)
             return
         if search.is_news(reason, now):
@@ -392,18 +394,18 @@ class Link:
         session = self._session = _Session(peer, now)
         self.echoed_at = now
         self._lease.on_unconfirmed_coordinator()
-        self._search.unfit = ""
+        self._search.turned_away = ""
         self._send_heartbeat(session, now)
 
     def _break(self, event: Broken, now: float) -> None:
         if self._job_over:
             self._leave()
             return
-        reason, refusal, unfit, stepped_down = event
+        reason, refusal, turned_away, stepped_down = event
         session, self._session = self._session, None
         self.state, self._due = LinkState.SEEKING, None
         self._lease.on_refused_connection(refusal, self.echoed_at, now)
-        if unfit:
+        if turned_away:
             self._search.turn_away(reason, now)
         if session is not None and session.heard:
             self._search = _Search(now)
@@ -415,7 +417,7 @@ class Link:
                 self._due = now + RETRY_S
         else:
             mute = session is not None and not stepped_down
-            self._wait(reason, SLOW_RETRY_S if unfit or mute else RETRY_S, now)
+            self._wait(reason, SLOW_RETRY_S if turned_away or mute else RETRY_S, now)
 
     def _host(self, until: float, now: float) -> None:
         if self.state is LinkState.HOSTING:

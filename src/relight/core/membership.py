@@ -31,7 +31,7 @@ Rules:
   their numbers; the group does not wait for missing numbers.
 - `restart` counts failures of workers. A change of membership is not counted; where both happen
   during a stop, it counts as a change of membership. What a failure leads to is decided in
-  core/restarts.
+  core/verdict, which asks core/restarts.
 - A node that was lost and returns in time, with its workers, gets its place back.
 - A generation with a node whose lease was not over takes precedence over one without.
 - A new generation's number is higher than all numbers that nodes have named. If two groups formed

@@ -33,7 +33,7 @@ class Roster:
         self.slow_ranks: PaceComparison | None = None
         """Set once a node reports its pace."""
         self._quiet: dict[str, tuple[float, float]] = {}  # nodes whose workers do nothing
-        self._succeeded_at = 0.0  # the workers of the last node that succeeded
+        self._succeeded_at = 0.0  # when the workers of the latest node succeeded
         self._done_and_gone: set[int] = set()  # places whose nodes succeeded and are gone
 
     def __len__(self) -> int:

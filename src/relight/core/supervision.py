@@ -12,6 +12,8 @@ States and transitions:
     KILLING   SIGKILL was sent to all of them and to everything that they started
       | the last one exits                                     -> ENDED
       | a minute passes (a process in an uninterruptible call) -> ENDED; it is named
+    any of these
+      | the spawner was lost: its workers count as killed      -> ENDED
 
 Invariants (`check`): a worker exits once; no worker is signalled after its exit; ENDED is final.
 The grace time starts once for all workers together. Deliberately not here: processes, time,

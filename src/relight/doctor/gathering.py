@@ -293,7 +293,7 @@ class _Participant(Seeker):
     def closed(self, connection: Connection, reason: str) -> None:
         """Handle a connection that has ended or could not be made."""
         self._connection = None
-        if connection.unfit:
+        if connection.turned_away:
             self._refused = reason
         if self._examination is not None:
             self._stop()

@@ -68,7 +68,7 @@ class Connection:
         heard_at: loop time at which bytes last arrived.
         is_open: the peer has authenticated, and messages flow.
         refused: connection refused: the host is up, the port is closed.
-        unfit: the two sides have different tokens, or only one has TLS.
+        turned_away: the two sides have different tokens, or only one has TLS.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Connection:
         self.opening = Opening(hello, os.urandom(NONCE_BYTES), security.secret, dialled=dialled)
         self.peer = dns.peer_of(sock) or "?"
         self.heard_at = loop.now()
-        self.is_open = self.refused = self.unfit = False
+        self.is_open = self.refused = self.turned_away = False
         self._loop = loop
         self._stream = ByteStream(
             loop,
@@ -170,7 +170,7 @@ class Connection:
                 self._decode(data)
         except HandshakeFailed as failure:
             self.refused = failure.refused
-            self.unfit = failure.unfit
+            self.turned_away = failure.turned_away
             self.fail(failure.reason)
         except Malformed as error:
             self.fail(f"it sent an invalid message: {error}")

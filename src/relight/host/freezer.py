@@ -1,4 +1,4 @@
-"""Stops workers and all their descendants while their lease has expired.
+"""Freezes workers and all their descendants (SIGSTOP) while their lease has expired.
 
 A lease is a time until which the workers may run; the agent renews it. A worker's children may be
 in sessions of their own, and may have lost their parents; other programs send SIGCONT as well, for
@@ -18,17 +18,17 @@ LOOK_EVERY_S = 0.05
 
 
 class Freezer:
-    """The lease of this process's descendants, and those that it has stopped.
+    """The lease of this process's descendants, and those that it has frozen.
 
     Attributes:
         until: the end of the lease, on the clock of `look`; 0 for no limit.
-        frozen: whether the descendants are stopped.
+        frozen: whether the descendants are frozen.
     """
 
     def __init__(self) -> None:
         self.until = 0.0
         self.frozen = False
-        self._stopped: set[int] = set()
+        self._frozen_pids: set[int] = set()
 
     def next_look(self, now: float) -> float | None:
         """Return the time of the next `look`, None if no lease ends."""
@@ -37,22 +37,22 @@ class Freezer:
         return self.until or None
 
     def look(self, now: float) -> bool:
-        """Stop the descendants if the lease has expired, continue them if it was renewed.
+        """Freeze the descendants if the lease has expired, thaw them if it was renewed.
 
         Returns:
             Whether `frozen` has changed.
         """
         expired = bool(self.until) and now >= self.until
         if expired:
-            self._stop_all()
+            self._freeze_all()
         elif self.frozen:
-            self._continue_all()
+            self._thaw_all()
         changed = expired != self.frozen
         self.frozen = expired
         return changed
 
-    def _stop_all(self) -> None:
-        """Stop all running descendants, also those that they start meanwhile."""
+    def _freeze_all(self) -> None:
+        """Freeze all running descendants, also those that they start meanwhile."""
         signalled: set[int] = set()
         for _ in range(_ROUNDS):
             descendants = [pid for pid in system.tree(os.getpid()) if pid not in signalled]
@@ -62,17 +62,17 @@ class Freezer:
             for pid in running:
                 _send(pid, signal.SIGSTOP)
             signalled.update(running)
-            self._stopped.update(running)
+            self._frozen_pids.update(running)
 
-    def _continue_all(self) -> None:
-        """Continue the processes that were stopped here.
+    def _thaw_all(self) -> None:
+        """Continue the processes that were frozen here.
 
         Children go first: a shell would take a stopped child for a suspended job.
         """
         for pid in reversed(system.tree(os.getpid())):
-            if pid in self._stopped:
+            if pid in self._frozen_pids:
                 _send(pid, signal.SIGCONT)
-        self._stopped.clear()
+        self._frozen_pids.clear()
 
 
 def _send(pid: int, number: int) -> None:

@@ -26,14 +26,14 @@ class HandshakeFailed(Exception):  # noqa: N818
     Args:
         reason: why, for people.
         refused: no process of a peer listens there.
-        unfit: the two sides have different tokens, or only one has TLS.
+        turned_away: the two sides have different tokens, or only one has TLS.
     """
 
-    def __init__(self, reason: str, *, refused: bool = False, unfit: bool = False) -> None:
+    def __init__(self, reason: str, *, refused: bool = False, turned_away: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.refused = refused
-        self.unfit = unfit
+        self.turned_away = turned_away
 
 
 class Handshake:
@@ -93,7 +93,7 @@ class Handshake:
             raise HandshakeFailed(
                 refusal.reason,
                 refused=refusal.itself and self._dialled,  # TCP can do that on a free port
-                unfit=not refusal.itself,
+                turned_away=not refusal.itself,
             ) from None
         return self._opening.done
 

@@ -99,14 +99,14 @@ class Journal:
         self._said = message
         self._stderr.say(f"relight: {message}")
 
-    def say_with_traceback(self, message: str, env: Environment) -> None:
+    def say_with_traceback(self, message: str) -> None:
         """Write a message to stderr, with its traceback in colour if that is a terminal and the
         environment allows it.
         """
         if os.isatty(self._stderr.fd):
             from relight.core import colours
 
-            message = colours.coloured(message) if colours.are_wanted(env.get) else message
+            message = colours.coloured(message) if colours.are_wanted(self._env.get) else message
         self.say(message)
 
     def waits_for(self, what: Callable[[], str]) -> bool:

@@ -36,7 +36,8 @@ class Workers:
         plans: the workers to start, in the order of their local ranks.
         ranks: the rank of each, in the same order.
         scratch: a directory to remove if the agent is killed, or empty.
-        on_event: called with each start and exit, and its time (monotonic seconds).
+        on_event: called with each start and exit, when workers are frozen or run again, and when
+            the spawner is lost; and with the time of it (monotonic seconds).
         fork: starts a spawner, or uses the warm one (`host/preloading.py`).
 
     Raises:
@@ -73,7 +74,7 @@ class Workers:
             ) from None
         # The orphans of a killed spawner become our children, see _on_spawner_exit.
         system.become_subreaper()
-        self.memory = OomCounters()
+        self.oom_counters = OomCounters()
         self._spawner_gone = self._spawner_exiting = False
         self._insisting = Alarm(loop, self._end_stopped)
         self._expiry = Alarm(loop, self._on_lease_expired)
@@ -120,7 +121,7 @@ class Workers:
         self._command("kill")
         self._kill_if_stopped_later()
 
-    def lease(self, until: float) -> None:
+    def set_lease(self, until: float) -> None:
         """Let the workers run until this monotonic time, then freeze them; 0 is for ever.
 
         The spawner freezes them. It is continued then, as another program may have stopped it.

@@ -27,7 +27,7 @@ which is the same for all processes of a machine.
                         kill                        kill all workers and what they started
                         lease TIME                  0 for none
                         end
-    spawner to agent    holder PID                  its own pid
+    spawner to agent    holder PID                  its own pid; the agent has forked its guard
                         started RANK PID
                         unborn RANK ERRNO           the worker could not be forked
                         failed RANK ERRNO           its program could not be executed

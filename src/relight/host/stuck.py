@@ -1,8 +1,8 @@
 """Detects workers that are in an uninterruptible system call for too long.
 
 This implements TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT (torch 2.13,
-elastic/agent/server/local_elastic_agent.py). No system reports when that state begins, so it is the
-only thing that is polled, as often as torchrun does, and only where the variable is set.
+elastic/agent/server/local_elastic_agent.py). No system reports when that state begins, so
+processes are polled, as often as torchrun does it, and only where the variable is set.
 """
 
 from collections.abc import Callable, Mapping

@@ -40,7 +40,8 @@ class Supervisor:
         ranks: the rank of each, in the same order.
         scratch: a directory to remove if this process is killed, or empty.
         grace_s: seconds from the first signal to SIGKILL.
-        on_event: called with each start and exit, after what core/supervision decided was done.
+        on_event: called with each start and exit, when processes are frozen or run again, and when
+            the spawner is lost; after what core/supervision decided was done.
         before_stop: called with the exit of a process that failed, before the others are stopped
             because of it.
         on_change: called with each change of the state of core/supervision.
@@ -116,10 +117,10 @@ class Supervisor:
         end = self.core.ends.get(local_rank)
         return end.at if end is not None else self._loop.now()
 
-    def lease(self, until: float) -> None:
+    def set_lease(self, until: float) -> None:
         """Let the processes run until this time of the loop's clock, then freeze them."""
         self._lease_until = until
-        self.workers.lease(0.0 if until == FOR_EVER else until)
+        self.workers.set_lease(0.0 if until == FOR_EVER else until)
 
     def step(self, event: Event) -> None:
         """Pass an event to the core and execute its decisions."""

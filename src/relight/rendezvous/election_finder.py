@@ -39,7 +39,7 @@ _MOST_KEYS = 64
 """How many keys of connections from other hosts are kept; older keys are forgotten."""
 
 
-class ElectedFinder(Finder):
+class ElectionFinder(Finder):
     """Finds which host of the endpoint is the coordinator, and takes part in electing it.
 
     Args:

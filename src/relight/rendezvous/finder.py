@@ -167,13 +167,13 @@ def of(loop: Loop, meeting: Meeting, settings: GroupSettings) -> Finder:
         settings: what the user asked for.
     """
     if meeting.register is not None:
-        from relight.rendezvous.register_finder import RegisteredFinder
+        from relight.rendezvous.register_finder import RegisterFinder
 
-        return RegisteredFinder(loop, meeting, settings.lost_after_s)
+        return RegisterFinder(loop, meeting, settings.lost_after_s)
     if len(meeting.hosts) > 1:
-        from relight.rendezvous.election_finder import ElectedFinder
+        from relight.rendezvous.election_finder import ElectionFinder
 
-        return ElectedFinder(loop, meeting, settings)
+        return ElectionFinder(loop, meeting, settings)
     from relight.rendezvous.endpoint_finder import EndpointFinder
 
     return EndpointFinder(loop, meeting)

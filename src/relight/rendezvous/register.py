@@ -9,7 +9,8 @@ means that the register can't be reached now; it is asked again later. An error 
 (wrong password, no permission) is a UsageError.
 
 Safety rests on two things. A register gives the record to one holder at a time, and takes it away
-only when its time to live has passed since the *server* last heard from the holder. The holder
+only when its time to live has passed since the *server* last heard from the holder, or when another
+process evicts a holder that has ended (`evict`). The holder
 counts the same time from *before* it asked, so it stops first, whatever the clocks say. And an
 eviction names the revision that it saw, so it can't remove a successor's record, nor one that is
 renewed while it waits.

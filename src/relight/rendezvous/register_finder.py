@@ -36,7 +36,7 @@ _ASK_AGAIN_S = 0.3
 _STAND_BACK_S = 3.0
 
 
-class RegisteredFinder(Finder):
+class RegisterFinder(Finder):
     """Finds the coordinator that a register names, and keeps the record renewed if it is this
     process.
 
