@@ -145,7 +145,13 @@ class Group:
 
 
 class LocalLink:
-    """The link of a job of one node."""
+    """The link of a job of one node: its group is in this process.
+
+    Args:
+        loop: the agent's loop.
+        settings: of the group.
+        join: how this node joins it.
+    """
 
     def __init__(self, loop: Loop, settings: GroupSettings, join: Join) -> None:
         self._group = Group(loop, settings)

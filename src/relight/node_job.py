@@ -14,8 +14,10 @@ class NodeJob(NamedTuple):
     """The workers' command and number, and how the nodes meet. Times in seconds.
 
     `store_host` and `store_port` are where the workers' store listens. `meeting` is None for a job
-    of one node. A worker in an uninterruptible call for `stuck_after_s` has failed; 0 means no
-    limit. `cpus` has one affinity mask per worker, or is empty. `run_directory` is for logs;
+    of one node; `settings` are then those of its group, and otherwise what this node joins with.
+    `facts` should be equal on all nodes (`host/facts`). Workers have `grace_s` between the request
+    to stop and SIGKILL. A worker in an uninterruptible call for `stuck_after_s` has failed; 0 means
+    no limit. `cpus` has one affinity mask per worker, or is empty. `run_directory` is for logs;
     `scratch` is the parent of a directory that is removed at the end; either may be empty.
     `worker_program` is for --preload.
     """

@@ -40,13 +40,13 @@ def test_a_holder_makes_way_when_too_few_reach_it() -> None:
 def test_only_who_has_reached_a_holder_may_evict_it() -> None:
     """Or who is on its machine; a firewall may refuse in its name. Not at a further address."""
     mine = candidacy()
-    assert mine.doubts(REFUSED, 100.0) is None
-    assert mine.doubts(REFUSED._replace(is_ours=True), 100.0) == SIGN_OF_LIFE_S
+    assert mine.patience_s(REFUSED, 100.0) is None
+    assert mine.patience_s(REFUSED._replace(is_ours=True), 100.0) == SIGN_OF_LIFE_S
     mine.answered("1")
-    assert mine.doubts(REFUSED, 100.0) == SIGN_OF_LIFE_S
-    assert mine.doubts(REFUSED._replace(at_first=False), 100.0) is None
-    assert mine.doubts(REFUSED._replace(revision="2"), 100.0) is None  # its successor
-    assert mine.doubts(REFUSED._replace(here=False), 100.0) == 2.5
+    assert mine.patience_s(REFUSED, 100.0) == SIGN_OF_LIFE_S
+    assert mine.patience_s(REFUSED._replace(at_first=False), 100.0) is None
+    assert mine.patience_s(REFUSED._replace(revision="2"), 100.0) is None  # its successor
+    assert mine.patience_s(REFUSED._replace(here=False), 100.0) == 2.5
 
 
 def test_a_loopback_address_is_every_machines() -> None:
@@ -54,15 +54,15 @@ def test_a_loopback_address_is_every_machines() -> None:
     mine = candidacy()
     mine.answered("1")
     loopback = REFUSED._replace(is_loopback=True, is_ours=True)
-    assert mine.doubts(loopback, 100.0) is None
-    assert mine.doubts(loopback._replace(same_host=True), 100.0) == SIGN_OF_LIFE_S
+    assert mine.patience_s(loopback, 100.0) is None
+    assert mine.patience_s(loopback._replace(same_host=True), 100.0) == SIGN_OF_LIFE_S
 
 
 def test_who_refuses_for_longer_than_the_time_to_live_must_live() -> None:
     """Its record would have lapsed."""
     mine = candidacy()
-    mine.doubts(REFUSED, 100.0)
-    mine.doubts(REFUSED, 110.0)
-    assert not mine.lives(115.0) and mine.lives(115.1)
-    mine.doubts(REFUSED._replace(revision="2"), 116.0)
-    assert not mine.lives(116.0)
+    mine.patience_s(REFUSED, 100.0)
+    mine.patience_s(REFUSED, 110.0)
+    assert not mine.is_alive(115.0) and mine.is_alive(115.1)
+    mine.patience_s(REFUSED._replace(revision="2"), 116.0)
+    assert not mine.is_alive(116.0)

@@ -32,6 +32,7 @@ from relight.typed import NamedTuple
 MARGIN_S = 0.5
 """Margin for clocks that run at different speeds, over a time to live."""
 FRESH_S = 1.0
+"""A hold is fresh for so long after a request that the register has confirmed."""
 SIGN_OF_LIFE_S = 0.8
 """A holder that has not renewed for so long, more than two renewal intervals, may have ended."""
 
@@ -65,12 +66,16 @@ class Candidacy:
         """Until when this process certainly is the holder; 0 if it is not."""
         self.confirmed_at = 0.0
         """When the last confirmed request was sent."""
+        # At least half of a TTL: rendezvous/conf sees to it that this outlasts a lease.
         self._held_s = max(ttl_s - lease_s - MARGIN_S, ttl_s / 2)
         self._ttl_s = ttl_s
         self._lost_after_s = lost_after_s
         self._enough = False
+        """Whether enough nodes have reached this holder to train."""
         self._reached = ""
+        """The revision of the holder that was reached last."""
         self._refused = ("", 0.0)
+        """The revision of the holder that has refused connections, and since when."""
 
     def held(self, asked_at: float) -> None:
         """Note that the register named this process, in its answer to a question asked at that
@@ -104,7 +109,7 @@ class Candidacy:
         """Note that the holder was reached."""
         self._reached = revision
 
-    def doubts(self, refused: Refused, now: float) -> float | None:
+    def patience_s(self, refused: Refused, now: float) -> float | None:
         """Return for how long to watch the record before it is evicted; None if it must not be."""
         revision, at_first, is_ours, is_loopback, same_host, here = refused
         if self._refused[0] != revision:
@@ -116,7 +121,7 @@ class Candidacy:
         # Without workers here nothing is urgent: wait until all leases of its group have expired.
         return SIGN_OF_LIFE_S if here or is_ours else self._lost_after_s * 2
 
-    def lives(self, now: float) -> bool:
+    def is_alive(self, now: float) -> bool:
         """Return whether a holder that refuses connections must live, as it renews its record."""
         return now - self._refused[1] > self._ttl_s
 

@@ -36,7 +36,11 @@ class Member:
 
 
 class Members:
-    """The nodes that are connected, in the order of their arrival."""
+    """The nodes that are connected, in the order of their arrival.
+
+    Args:
+        settings: of the group.
+    """
 
     def __init__(self, settings: GroupSettings) -> None:
         self.reachability: Reachability | None = None
@@ -144,11 +148,11 @@ class Members:
         return [member for member in self if member.node not in self._ready]
 
     def regular(self) -> list[Member]:
-        """Return the nodes that are ready, except those of hosts whose nodes come and go."""
+        """Return the nodes that are ready, except those on probation (core/flapping)."""
         return [member for member in self.ready() if not member.probation_s]
 
     def latest_regular_arrival(self, default: float) -> float:
-        """Return when the latest node joined that is not of a host whose nodes come and go."""
+        """Return when the latest node joined that is not on probation."""
         members = reversed(self._by_node.values())
         return next((m.arrived_at for m in members if not m.probation_s), default)
 
@@ -158,8 +162,8 @@ class Members:
         return sum(ready is not None and ready.generation == generation for ready in readies)
 
     def candidates(self, now: float) -> list[Member]:
-        """Return the nodes for the next generation, in the order of their arrival. A node of a host
-        whose nodes come and go is taken after its probation, or if it is needed.
+        """Return the nodes for the next generation, in the order of their arrival. A node on
+        probation is taken only if it is needed.
         """
         ready = sorted(self.ready(), key=lambda member: member.number)
         settled = [member for member in ready if now >= member.may_enter_at]

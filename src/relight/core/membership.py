@@ -279,7 +279,7 @@ class Membership:
             if self._has_room() and tries_until is None:
                 times.append(self._let_in_at())
             if (hang := self.roster.hang()) is not None:
-                times.append(hang[1])
+                times.append(hang.too_long_at)
             if self._success_reports.is_pending:
                 times.append(self._success_reports.at)
             if self.roster.done:
@@ -622,8 +622,8 @@ class Membership:
             self._go_on_agreeing(self._ending.agreement, now)
             return
         hang = self.roster.hang()
-        if hang is not None and now >= hang[1]:
-            self._stop_hung(now - hang[0], now)
+        if hang is not None and now >= hang.too_long_at:
+            self._stop_hung(now - hang.since, now)
             return
         if self._success_reports.is_pending and now >= self._success_reports.at:
             self._success_reports.is_pending, self._success_reports.at = (

@@ -9,9 +9,18 @@ Invariants are in `check`.
 
 from collections.abc import Sequence
 
+from relight.typed import NamedTuple
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.slow_ranks import PaceComparison
+
+
+class Hang(NamedTuple):
+    """No worker of any node has done anything `since` then; it is a failure at `too_long_at`."""
+
+    since: float
+    too_long_at: float
 
 
 class Roster:
@@ -97,14 +106,14 @@ class Roster:
         if limit_s and node in self.active:
             self._quiet[node] = since, limit_s
 
-    def hang(self) -> tuple[float, float] | None:
-        """Return since when no worker of any node does anything, and when that is too long; None
-        if one does, or none is left.
+    def hang(self) -> Hang | None:
+        """Return since when no worker of any node does anything; None if one does, or none is
+        left.
         """
         if not self.active or len(self._quiet) < len(self.active):
             return None
         since = max(self._succeeded_at, *(since for since, _ in self._quiet.values()))
-        return since, since + max(limit_s for _, limit_s in self._quiet.values())
+        return Hang(since, since + max(limit_s for _, limit_s in self._quiet.values()))
 
     def deactivate(self, node: str) -> None:
         """Note that a node has no workers any more."""

@@ -23,9 +23,13 @@ __all__ = ["WorkerPlan", "Workers"]
 Fork = Callable[[Sequence[WorkerPlan], str], tuple[int, socket.socket]]
 ProcessEvent = WorkerStarted | WorkerExited | WorkersFrozen | SpawnerLost
 _CLOSE_LIMIT_S = 30.0
+"""How long `close` waits for processes that can't be killed."""
 _WAKE_LIMIT_S = 1.0
+"""A spawner that is still stopped so long after it was continued is killed."""
 _CONTINUE_EVERY_S = 0.05
+"""How often the spawner is continued until it has frozen the workers."""
 _ORPHANS_LIMIT_S = 10.0
+"""How long the search for what a killed spawner has left may take."""
 
 
 class Workers:

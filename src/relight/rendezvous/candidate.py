@@ -90,8 +90,9 @@ class Candidate:
     def take(self, contact: Callable[[], str], done: Callable[[Answer], None]) -> bool:
         """Read the record; if there is none, write what `contact` returns.
 
-        `contact` is called only in that case, in a thread; an empty text writes nothing. Returns
-        False while another question is under way.
+        `contact` is called only in that case, in a thread; an empty text writes nothing. `done` is
+        called in the loop, with the record or the error. Returns False while another question is
+        under way.
         """
         asked_at = self._loop.now()
 
@@ -115,7 +116,9 @@ class Candidate:
     def evict(
         self, record: Record, patience_s: float, then: Callable[[bool | Exception], None]
     ) -> bool:
-        """Remove the record of a process that seems to have ended; see `Register.evict`."""
+        """Remove the record of a process that seems to have ended; see `Register.evict`. `then` is
+        called in the loop, with whether it was removed, or the error.
+        """
         return self._ask(lambda: bool(self.register.evict(record, patience_s)), then)
 
     def step_down(self, reason: str) -> None:

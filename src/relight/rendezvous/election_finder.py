@@ -33,7 +33,9 @@ from relight.rendezvous.finder import CoordinatorAt, CoordinatorHere, Finder, No
 from relight.rendezvous.meeting import Meeting
 
 _PING_S = 0.25
+"""How often each other host gets a heartbeat."""
 _SILENT_S = 1.0
+"""A connection without an echo for so long is closed; the next ping opens a new one."""
 _HEARD = Ballot | Heartbeat
 _MOST_KEYS = 64
 """How many keys of connections from other hosts are kept; older keys are forgotten."""

@@ -100,11 +100,11 @@ class RegisterFinder(Finder):
         now, loopback = self._loop.now(), is_loopback(address)
         own_name = loopback and contact.host == socket.gethostname()
         seen = Refused(record.revision, is_first, is_ours(address), loopback, own_name, working)
-        patience_s = self._candidacy.doubts(seen, now)
+        patience_s = self._candidacy.patience_s(seen, now)
         if patience_s is not None:
             self._candidate.evict(record, patience_s, lambda _: self._ask())
         where = f"the coordinator on {contact.host} refuses at {dns.text_of(address, contact.port)}"
-        if self._candidacy.lives(now):
+        if self._candidacy.is_alive(now):
             where += ", but still renews its record (is there a firewall?)"
         return where, Refusal.NOTHING
 
