@@ -144,6 +144,8 @@ class Agent:
                 self.node.workers.logs.release()  # nothing is lost, whatever has happened
             self._unshown.show()
             self._services.scratch.remove()
+            if self._store is not None:
+                self._store.close()
             if keeps_process:
                 self._release()
             self._spawner.close()

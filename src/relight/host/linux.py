@@ -165,6 +165,7 @@ def _guard(pid: int, agent: int, directory: int) -> None:
     """Guard a child of this process; does not return."""
     try:
         poll = select.poll()
+        die_with_parent(signal.SIGCONT)  # a stopped guard must see that the agent is gone
         close_all_but((directory,))  # or peers of the agent would not see its connections end
         child = os.pidfd_open(pid)
         poll.register(child, select.POLLIN)
@@ -190,7 +191,6 @@ def _guard(pid: int, agent: int, directory: int) -> None:
 def _stay(agent: int, poll: select.poll) -> None:
     """Wait as the guard until the agent or the child is gone."""
     os.setsid()
-    die_with_parent(signal.SIGCONT)  # a stopped guard must see that the agent is gone
     rename_process(f"worker guard of {agent}")
     try:
         poll.register(os.pidfd_open(agent), select.POLLIN)

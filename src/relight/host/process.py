@@ -6,8 +6,10 @@ of the socket to it.
 
 import errno
 import os
+import select
 import signal
 import socket
+import time
 from collections.abc import Callable, Sequence
 
 from relight.core.exits import Doing
@@ -28,6 +30,8 @@ _WAKE_LIMIT_S = 1.0
 """A spawner that is still stopped so long after it was continued is killed."""
 _CONTINUE_EVERY_S = 0.05
 """How often the spawner is continued until it has frozen the workers."""
+_LET_END_S = 0.5
+"""How long a spawner without a guard may take to end its workers before it is killed."""
 _ORPHANS_LIMIT_S = 10.0
 """How long the search for what a killed spawner has left may take."""
 
@@ -170,11 +174,11 @@ class Workers:
         try:
             self._socket.sendall(line.encode() + b"\n")
         except OSError:
-            return  # the spawner and the workers are gone; _on_spawner_exit reports it
+            pass  # the spawner and the workers are gone; _on_spawner_exit reports it
         self._continue_spawner()
 
     def _continue_spawner(self) -> None:
-        """Continue the spawner, in case it is stopped."""
+        """Continue the spawner and its guard, in case they are stopped."""
         if not self._spawner_gone:
             self._spawner.send(signal.SIGCONT)
 
@@ -200,6 +204,7 @@ class Workers:
             data = b""
         if not data:
             self._loop.forget(self._socket)
+            self._continue_spawner()  # if it was killed, its guard reports that
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
@@ -242,18 +247,36 @@ class Workers:
         else:
             self._on_event(WorkerExited(index, int(value)), float(times[0]))
 
+    def _let_end(self) -> None:
+        """If only the guard was killed, let the spawner kill the workers and what they started: if
+        this process were killed while it does so itself, no process would know of those.
+        """
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        end = time.monotonic() + _LET_END_S
+        self._command("end")
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it is gone as well
+        while self._socket in self._loop and poll.poll(max(0.0, end - time.monotonic()) * 1000):
+            self._receive()
+
     def _on_spawner_exit(self) -> None:
         """Handle the spawner's exit: read its last messages, and kill the orphans that it left."""
         self._loop.forget(self._spawner)
         exitcode = self._spawner.wait()
-        self._spawner_gone = True
+        how = "was killed" if exitcode == -signal.SIGKILL else f"ended with {exitcode}"
+        reason = f"the worker spawner (pid {self._spawner.pid}) {how}"
         if exitcode:
+            for local_rank in self.pids:
+                self.evidence.setdefault(local_rank, reason)
+            self._let_end()
             self._spawner.end_orphans(_ORPHANS_LIMIT_S)
+        self._spawner_gone = True
         while self._socket.fileno() in self._loop:
             self._receive()
         if exitcode:
-            how = "was killed" if exitcode == -signal.SIGKILL else f"ended with {exitcode}"
-            reason = f"the worker spawner (pid {self._spawner.pid}) {how}"
             for local_rank in range(len(self.ranks)):
                 if local_rank in self.pids:
                     self.evidence.setdefault(local_rank, reason)

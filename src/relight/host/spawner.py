@@ -289,6 +289,8 @@ class SpawnerProcess:
 
     def __init__(self) -> None:
         self._pid = 0
+        self._idle_pid = 0
+        """The spawner's own pid, which it tells when it waits for a generation; 0 if it has not."""
         self._control: socket.socket | None = None
 
     def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
@@ -304,6 +306,7 @@ class SpawnerProcess:
             OSError: no process can be forked, or no descriptor is left.
         """
         if self._control is not None and self._continue_idle(self._control):
+            self._idle_pid = 0
             try:
                 return self._pid, generation_pipe.send(self._control, plans, scratch)
             except (BrokenPipeError, ConnectionResetError):
@@ -321,8 +324,18 @@ class SpawnerProcess:
         """Let it end. If it has workers, it ends after them."""
         if self._control is None:
             return
+        pid = self._hear_idle(self._control)
         self._control.close()
-        self._control = None
+        self._control, self._idle_pid = None, 0
+        try:
+            if pid and system.parent_of(pid) == os.getpid():  # its guard was killed
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            elif pid:  # another program may have stopped them
+                os.kill(self._pid, signal.SIGCONT)
+                self._continue(pid)
+        except OSError:
+            pass  # they have ended
         try:
             os.waitpid(self._pid, os.WNOHANG)  # if it was killed while it was idle
         except ChildProcessError:
@@ -354,14 +367,25 @@ class SpawnerProcess:
         """Return whether the last generation is over, and the process and its guard are still
         there. It has said so with its pid; it is continued, as another program may have stopped it.
         """
+        pid = self._hear_idle(control)
         try:
-            pid = int(control.recv(20, socket.MSG_DONTWAIT) or 0)
             if not pid or system.parent_of(pid) != self._pid:
                 return False
-            system.signal_if(pid, signal.SIGCONT, lambda: system.parent_of(pid) == self._pid)
+            self._continue(pid)
         except OSError:
             return False
         return True
+
+    def _hear_idle(self, control: socket.socket) -> int:
+        """Return the pid of the spawner if it waits for a generation, else 0."""
+        try:
+            self._idle_pid = int(control.recv(20, socket.MSG_DONTWAIT) or 0) or self._idle_pid
+        except OSError:
+            pass  # it has not told anything, or is gone
+        return self._idle_pid
+
+    def _continue(self, pid: int) -> None:
+        system.signal_if(pid, signal.SIGCONT, lambda: system.parent_of(pid) == self._pid)
 
 
 def fork(plans: Sequence[WorkerPlan], scratch: str = "") -> tuple[int, socket.socket]:
@@ -432,7 +456,7 @@ def _live(first: _FirstSpawner, control: socket.socket | None, mask: Collection[
         while True:
             if spawner.scratch != told and to_guard >= 0:
                 told = spawner.scratch
-                os.write(to_guard, os.fsencode(told))
+                _tell_guard(to_guard, told)
             spawner.run(mask)
             if spawner.scratch and (spawner.abandoned or os.getppid() not in parents):
                 remove_tree(spawner.scratch)
@@ -444,12 +468,20 @@ def _live(first: _FirstSpawner, control: socket.socket | None, mask: Collection[
                 os._exit(0)
             spawner = Spawner(plan)
     except OSError as error:
-        spawner.tell(f"refused {error.errno or 0} {error.filename or ''}")
+        if spawner.agent.fileno() >= 0:  # not between two generations
+            spawner.tell(f"refused {error.errno or 0} {error.filename or ''}")
         os._exit(EXIT_MACHINE)
     except BaseException as error:
         spawner.tell(f"broken {mistake(error)}")
     finally:  # nothing of the agent may run on here
         os._exit(EXIT_INTERNAL)
+
+
+def _tell_guard(to_guard: int, scratch: str) -> None:
+    try:
+        os.write(to_guard, os.fsencode(scratch))
+    except BrokenPipeError:
+        pass  # it was killed: the agent finds that out, and ends this process
 
 
 def _next_plan(spawner: Spawner, control: socket.socket) -> GenerationPlan | None:
