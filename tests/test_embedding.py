@@ -345,3 +345,60 @@ def test_a_sys_stdout_that_fails_does_not_harm_the_job(
     closed.close()
     monkeypatch.setattr(sys, "stdout", closed)
     assert relight.run(relight.RunSpec(str(script))).exit_code == 5
+
+
+def test_no_descriptor_of_a_failed_job_in_the_process_stays_open(caller: Caller) -> None:
+    """Also without a run of the garbage collector."""
+    result = caller(
+        """
+        import gc
+        gc.disable()
+        print(relight.run(spec._replace(args=["fail", "wait"]), in_process=True).exit_code)
+        before = os.listdir("/proc/self/fd")
+        relight.run(spec._replace(args=["fail", "wait"]), in_process=True)
+        print(os.listdir("/proc/self/fd") == before)
+        """,
+        "in process",
+    )
+    assert [x for x in result.stdout.splitlines() if x in ("1", "True")] == ["1", "True"], result
+
+
+REAPS = """
+import os, signal, sys
+import relight
+from relight.torch_launcher import LaunchConfig, elastic_launch
+if sys.argv[1] == "ignores":
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+else:
+    def reap(*_):
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            pass
+    signal.signal(signal.SIGCHLD, reap)
+def fails():
+    raise ValueError("on purpose")
+result = relight.run(relight.RunSpec("fails.py", nproc_per_node=1))
+print(result.exit_code, result.exit_codes)
+print(relight.run(relight.RunSpec("ends.py", nproc_per_node=1)).exit_code)
+try:
+    relight.launch(fails, nproc_per_node=1)
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("how", ["ignores", "reaps"])
+def test_a_failed_job_has_failed_also_where_the_program_handles_sigchld(
+    tmp_path: Path, how: str
+) -> None:
+    """The module subprocess then takes each child for one that has ended with 0."""
+    (tmp_path / "fails.py").write_text("import sys; sys.exit(3)\n")
+    (tmp_path / "ends.py").write_text("")
+    (tmp_path / "program.py").write_text(REAPS)
+    result = subprocess.run(
+        [sys.executable, "program.py", how], cwd=tmp_path, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert result.stdout.splitlines() == ["3 {0: 3}", "0", "on purpose"], result.stderr

@@ -192,6 +192,32 @@ def test_nothing_outlives_a_killed_spawner(
     assert marked(marker) == []
 
 
+@pytest.mark.skipif(PORTABLE, reason="there is no guard")
+def test_nothing_outlives_an_agent_that_is_killed_while_it_ends_a_spawner_without_a_guard(
+    tmp_path: Path, start: Start
+) -> None:
+    """The guard is killed first. The spawner lives, and ends what it knows of; the agent must not
+    kill it before.
+    """
+    jobs = []
+    for number in range(6):
+        marker = f"{random.randrange(10**6, 10**7)}.{random.randrange(10**6, 10**7)}"
+        tree = tmp_path / f"tree{number}"
+        tree.write_text(TREE.format(marker=marker, lifetime="600", code=0))
+        agent = start("run", "--no-python", "sh", tree, stderr=subprocess.DEVNULL)
+        jobs.append((marker, agent))
+    for number, (marker, agent) in enumerate(jobs):
+        wait_until_up(marker, OF_TWO // 2)
+        guard, _ = holders(agent.pid)
+        os.kill(guard, signal.SIGKILL)
+        time.sleep(0.001 * number)
+        with contextlib.suppress(ProcessLookupError):  # it has failed as its workers have ended
+            os.kill(agent.pid, signal.SIGKILL)
+    for marker, agent in jobs:
+        agent.wait(30)
+        wait_until_gone(marker, LIMIT_S)
+
+
 WARM_TREE = "import os, sys; os.execv('/bin/sh', ['sh', *sys.argv[1:]])"
 
 

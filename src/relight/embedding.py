@@ -214,6 +214,8 @@ class _Job:
         self._exit_codes: dict[int, int] = {}
         self._restarts = 0
         self._reason = ""
+        self.exit_code: int | None = None
+        """What the agent has said that it ends with; None if it has not."""
         self._end: JobEnded | None = None
         self._failures: tuple[Failure, ...] = ()
 
@@ -229,7 +231,7 @@ class _Job:
             case Restarting():
                 self._restarts = event.restart
             case Ended():
-                self._reason = event.reason
+                self._reason, self.exit_code = event.reason, event.exit_code
         if self._on_event is not None:
             self._on_event(event)
 
@@ -302,7 +304,7 @@ def _run_child(
             reader.join()
     if refusal is not None:
         raise refusal
-    return job.result(*_how_it_ended(agent), stopped_after_s)
+    return job.result(*_how_it_ended(agent, job.exit_code), stopped_after_s)
 
 
 def _start_child(
@@ -392,8 +394,17 @@ def _stop(agent: "subprocess.Popen[bytes]") -> None:
             continue
 
 
-def _how_it_ended(agent: "subprocess.Popen[bytes]") -> tuple[int, str]:
+def _how_it_ended(agent: "subprocess.Popen[bytes]", told: int | None) -> tuple[int, str]:
+    """Return an agent's exit code, and how it ended.
+
+    For subprocess, a child whose status is lost has ended with 0: this program may ignore SIGCHLD,
+    or reap all children. So 0 counts only if the agent has said so.
+    """
     code = agent.returncode
+    if code == 0 and told is None:
+        how = f"how the agent (pid {agent.pid}) ended is not known, as this program handles SIGCHLD"
+        return EXIT_INTERNAL, how
+    code = code or told or 0
     if code < 0:
         how = f"the agent (pid {agent.pid}) was killed by {signal_name(-code)}"
         return exit_code_of_signal(-code), how

@@ -61,6 +61,9 @@ def collect(
     last = _last_attempt(directory, name)
     found = returned(directory, name)
     missing = [rank for rank in range(last.world_size) if rank not in found]
+    errors = [error for _, (*_, error, _) in _saved(directory, call.ERROR)] if missing else []
+    if not all(map(is_exit_with_0, errors)):  # the agents' exit codes are lost: SIGCHLD is ignored
+        raise _failure(directory, exit_codes, refusal)
     if missing:
         *some, one = map(str, missing)
         ranks = f"ranks {', '.join(some)} and {one}" if some else f"rank {one}"

@@ -7,7 +7,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from conftest import Launch
 
 from relight.host import linux
 from relight.host.generation_pipe import WorkerPlan
+from relight.host.loop import Loop
 from relight.host.spawner import SpawnerProcess
 
 SEES = """
@@ -147,6 +149,44 @@ def test_a_spawner_whose_guard_is_killed_between_two_generations_is_replaced() -
     finish(spawner, second)
     with pytest.raises(ChildProcessError):
         os.waitpid(first, 0)
+
+
+@pytest.fixture
+def subreaper() -> Iterator[None]:
+    """This process adopts orphans, as an agent does."""
+    linux.become_subreaper()
+    yield
+    linux.become_subreaper(False)
+
+
+@pytest.mark.usefixtures("subreaper")
+def test_an_idle_spawner_whose_guard_is_killed_is_no_zombie_of_the_agent() -> None:
+    spawner = SpawnerProcess()
+    guard, connection = start(spawner)
+    end(connection)
+    (own,) = linux.tree(guard)
+    os.kill(guard, signal.SIGKILL)
+    os.waitpid(guard, 0)
+    assert linux.parent_of(own) == os.getpid()
+    spawner.close()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(own, os.WNOHANG)
+
+
+def test_an_idle_spawner_that_is_stopped_ends_when_it_is_closed() -> None:
+    spawner = SpawnerProcess()
+    guard, connection = start(spawner)
+    end(connection)
+    (own,) = linux.tree(guard)
+    for pid in (own, guard):
+        os.kill(pid, signal.SIGSTOP)
+    loop = Loop()
+    began = time.monotonic()
+    spawner.wait(loop, 30.0)
+    loop.close()
+    assert time.monotonic() - began < 10
+    with pytest.raises(ProcessLookupError):
+        os.kill(own, 0)
 
 
 def test_a_spawner_that_is_stopped_between_two_generations_is_continued() -> None:
