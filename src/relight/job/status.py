@@ -1,6 +1,5 @@
 """The status of a job, and of each of its replicas."""
 
-import signal
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -8,7 +7,8 @@ from relight.core.goodput import Account
 from relight.core.snapshot import RankUse
 from relight.job.app import AppState
 
-_STOPPED: dict[int, int] = {signal.SIGKILL: 1, signal.SIGTERM: 2}
+_SIGKILL, _SIGTERM = 9, 15  # numbers of Linux: this client may run on Windows, without SIGKILL
+_STOPPED = {_SIGKILL: 1, _SIGTERM: 2}
 """Signals that end replicas when another one has failed, the less telling one last."""
 
 
