@@ -366,7 +366,6 @@ def test_no_descriptor_of_a_failed_job_in_the_process_stays_open(caller: Caller)
 REAPS = """
 import os, signal, sys
 import relight
-from relight.torch_launcher import LaunchConfig, elastic_launch
 if sys.argv[1] == "ignores":
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 else:

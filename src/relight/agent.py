@@ -144,8 +144,6 @@ class Agent:
                 self.node.workers.logs.release()  # nothing is lost, whatever has happened
             self._unshown.show()
             self._services.scratch.remove()
-            if self._store is not None:
-                self._store.close()
             if keeps_process:
                 self._release()
             self._spawner.close()
@@ -249,6 +247,8 @@ class Agent:
         workers = self.node.workers
         if workers is not None and workers.supervisor is not None:
             workers.supervisor.workers.finish()
+        if self._store is not None:  # for a generation that is not formed
+            self._store.close()
         self._spawner.wait(self.loop, _END_LIMIT_S)
         self._services.consoles.close()
 

@@ -88,6 +88,15 @@ def end(connection: socket.socket) -> None:
     connection.close()
 
 
+def idle_spawner() -> tuple[SpawnerProcess, int, int]:
+    """Return a spawner whose first generation is over, the pid of its guard, and its own."""
+    spawner = SpawnerProcess()
+    guard, connection = start(spawner)
+    end(connection)
+    (own,) = linux.tree(guard)
+    return spawner, guard, own
+
+
 def finish(spawner: SpawnerProcess, *pids: int) -> None:
     spawner.close()
     for pid in pids:
@@ -161,10 +170,7 @@ def subreaper() -> Iterator[None]:
 
 @pytest.mark.usefixtures("subreaper")
 def test_an_idle_spawner_whose_guard_is_killed_is_no_zombie_of_the_agent() -> None:
-    spawner = SpawnerProcess()
-    guard, connection = start(spawner)
-    end(connection)
-    (own,) = linux.tree(guard)
+    spawner, guard, own = idle_spawner()
     os.kill(guard, signal.SIGKILL)
     os.waitpid(guard, 0)
     assert linux.parent_of(own) == os.getpid()
@@ -174,10 +180,7 @@ def test_an_idle_spawner_whose_guard_is_killed_is_no_zombie_of_the_agent() -> No
 
 
 def test_an_idle_spawner_that_is_stopped_ends_when_it_is_closed() -> None:
-    spawner = SpawnerProcess()
-    guard, connection = start(spawner)
-    end(connection)
-    (own,) = linux.tree(guard)
+    spawner, guard, own = idle_spawner()
     for pid in (own, guard):
         os.kill(pid, signal.SIGSTOP)
     loop = Loop()
@@ -190,10 +193,7 @@ def test_an_idle_spawner_that_is_stopped_ends_when_it_is_closed() -> None:
 
 
 def test_a_spawner_that_is_stopped_between_two_generations_is_continued() -> None:
-    spawner = SpawnerProcess()
-    first, connection = start(spawner)
-    end(connection)
-    (own,) = linux.tree(first)
+    spawner, first, own = idle_spawner()
     os.kill(own, signal.SIGSTOP)
     second, connection = start(spawner)
     assert first == second

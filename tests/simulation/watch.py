@@ -12,6 +12,8 @@ Guaranteed, and checked:
 - A generation is stopped because its workers do nothing only if that is so on all of its nodes.
 - Workers that save and leave because they agreed on a call do so at the same one.
 - A generation's number grows for each agent and each coordinator.
+- In an endpoint of several hosts, no workers run when a coordinator begins: it begins only when all
+  leases of the one before are over.
 - Once the network is stable and enough nodes are there, within a time every node is in the live
   generation, or told that it is a spare, or told the end.
 - Workers of a node that a coordinator has answered run longer than a lease only if it says that
