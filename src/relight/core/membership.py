@@ -204,12 +204,14 @@ class _Ending:
         self.progressed: bool | None = None  # None: not known
         self.failures: list[Failure] = []  # `at` on our clock
         self.succeeded_ranks: set[int] = set()
+        self._reported: set[tuple[int, int, str]] = set()  # rank, pid and host of each failure
 
     def add(self, ready: NodeReady, host: str, now: float) -> None:
         """Add a node's report on its workers."""
-        known = {(failure.rank, failure.pid, failure.host) for failure in self.failures}
-        for failure in ready.failures:  # a node that was away tells it again
-            if (failure.rank, failure.pid, failure.host) not in known:
+        for failure in ready.failures:
+            process = failure.rank, failure.pid, failure.host
+            if process not in self._reported:  # a node that was away tells it again
+                self._reported.add(process)
                 self.failures.append(failure._replace(at=failure.at + now))
         self.succeeded_ranks.update(ready.succeeded_ranks)
         if ready.progressed is not None:
