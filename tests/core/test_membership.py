@@ -1,5 +1,12 @@
 """The group forms, restarts, changes and ends: plays of what nodes say and are told."""
 
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
 from plays import formed, record, table
 
 from relight.core.group_types import GroupState, NodeLost, Received
@@ -483,3 +490,52 @@ def test_many_that_join_do_not_flood_each_other() -> None:
     game.wait(10)
     assert "999 of 1000 nodes have joined" in game.waits("n0").text
     assert "and 991 more" in game.waits("n0").text
+
+
+@pytest.mark.parametrize(
+    ("verb", "after"),
+    [
+        ("joins", ""), ("returns", ""), ("done", ""), ("quiet30", ""), ("waited50,50", ""),
+        ("preempted", ""), ("ready", "failed"), ("ends", "failed"), ("lost", "failed"),
+    ],
+)  # fmt: skip
+def test_a_message_costs_the_same_for_any_number_of_nodes(verb: str, after: str) -> None:
+    """All but two nodes have sent the same before, after a worker has failed or while all run."""
+    assert _instructions_of_a_message(300, verb, after) < (
+        1.5 * _instructions_of_a_message(10, verb, after)
+    )
+
+
+def _instructions_of_a_message(nodes: int, verb: str, after: str) -> int:
+    game = table(nodes, nodes)
+    names = [f"n{index}" for index in range(nodes)]
+    first, *most, last_but_one, _ = names
+    for name in () if verb == "joins" else names:
+        for event in game.events(name, "joins"):
+            game.step(event)
+    for event in game.events(first, after or "-"):
+        game.step(event)
+    for name in most:
+        for event in game.events(name, verb):
+            game.step(event)
+    events = game.events(last_but_one, verb)
+    return sum(_instructions(partial(game.group.step, event, game.now)) for event in events)
+
+
+def _instructions(act: Callable[[], object]) -> int:
+    """Return how many instructions of Python a call takes."""
+    count = 0
+
+    def trace(frame: FrameType, what: str, _: object) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += what == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return count

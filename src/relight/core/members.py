@@ -96,7 +96,9 @@ class Members:
         if self._settings.ordered:
             self._by_node_rank[join.node_rank] = node
         member = self._by_node[node]
-        member.join, member.ready, member.idle = join, None, join.announce is None
+        # Its facts have been compared. Those of thousands of nodes would be most of the memory.
+        member.join = join._replace(facts={})
+        member.ready, member.idle = None, join.announce is None
         self._ready.pop(node, None)
         return notes
 

@@ -94,11 +94,11 @@ class Connection:
             loop,
             sock,
             self._ready,
-            lambda error: self._fail_later(_words(error), _LAST_READS_S),
+            self._on_broken,
             connecting=dialled,
             connect_error=connect_error,
         )
-        self._handshake = Handshake(
+        self._handshake: Handshake | None = Handshake(
             self._stream,
             self.opening,
             security.tls_client if dialled else security.tls_server,
@@ -108,9 +108,7 @@ class Connection:
         self._decoder = wire.Decoder()
         self._waiting: list[bytes] = []
         self._doom = ""
-        self._timer = loop.call_after(
-            timeout_s, lambda: self.fail(self._handshake.if_late(timeout_s))
-        )
+        self._timer = loop.call_after(timeout_s, lambda: self._fail_as_late(timeout_s))
 
     @property
     def session_key(self) -> bytes:
@@ -178,7 +176,7 @@ class Connection:
     def _read(self) -> bytes | None:
         """Return bytes of frames, once the handshake has come so far."""
         try:
-            if not self._handshake.proceed():
+            if self._handshake is not None and not self._handshake.proceed():
                 return None
             if self._stream.unsent:
                 self._stream.flush()
@@ -187,7 +185,8 @@ class Connection:
             self.fail(self._doom or _words(error))
             return None
         if data == b"":
-            self.fail(self._doom or (CLOSED if self.is_open else self._handshake.if_closed()))
+            handshake = self._handshake
+            self.fail(self._doom or (CLOSED if handshake is None else handshake.if_closed()))
         return data
 
     def _decode(self, data: bytes) -> None:
@@ -201,7 +200,7 @@ class Connection:
                 return
             if message is None:
                 return
-            if self.is_open:
+            if self._handshake is None:
                 self.owner.received(self, message)
             elif self._handshake.receive(message, self._decoder.body):
                 self._open()
@@ -212,15 +211,22 @@ class Connection:
         self._timer.cancel()
         self._decoder.unseal = opening.unseal
         self._decoder.limit = wire.MAX_FRAME + TAG_BYTES
-        self.is_open = True
+        self.is_open, self._handshake = True, None
         waiting, self._waiting = self._waiting, []
         for body in waiting:
             self._push(body)
         self.owner.opened(self, opening.peer_hello)
 
+    def _fail_as_late(self, timeout_s: float) -> None:
+        if self._handshake is not None:
+            self.fail(self._handshake.if_late(timeout_s))
+
     def _push(self, body: bytes) -> None:
         seal = self.opening.seal
         self._stream.write(wire.frame(body if seal is None else seal(body)))
+
+    def _on_broken(self, error: OSError) -> None:
+        self._fail_later(_words(error), _LAST_READS_S)
 
     def _fail_later(self, reason: str, seconds: float) -> None:
         """End the connection in `seconds`: the peer may have sent a reason, which is read first."""
