@@ -37,6 +37,7 @@ _START_MS = 100
 """How long the guard delays its own setup, so that the starting workers have the processors."""
 
 _libc = ctypes.CDLL(None)
+_prctl = _libc.prctl  # looked up once, and not in each process that is forked
 
 Selector = selectors.DefaultSelector
 """The selector that the loop uses."""
@@ -298,19 +299,19 @@ def end_with_parent(pid: int, number: int) -> bool:
 
 def die_with_parent(number: int) -> None:
     """Have the kernel send this process a signal when its parent thread ends (prctl(2))."""
-    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def is_subreaper() -> bool:
     """Return whether this process is the parent of descendants whose own parents die."""
     found = ctypes.c_int()
-    _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
+    _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(found), 0, 0, 0)
     return bool(found.value)
 
 
 def become_subreaper(is_one: bool = True) -> None:
     """Become the parent of all descendants whose own parents die (prctl(2), Linux 3.4), or none."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0)
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0)
 
 
 def inotify_open() -> int:
@@ -346,7 +347,7 @@ def system_call(number: int, *arguments: int) -> int:
 
 def get_control(option: int) -> int:
     """Return what prctl(2) returns for an option without arguments; -1 if it fails."""
-    return int(_libc.prctl(option, 0, 0, 0, 0))
+    return int(_prctl(option, 0, 0, 0, 0))
 
 
 def rename_process(name: str) -> None:
@@ -360,7 +361,7 @@ def rename_process(name: str) -> None:
 
 def show_as(short: bytes, command_line: bytes) -> None:
     """Set the two names of this process; the words of a command line end with zero bytes."""
-    _libc.prctl(_PR_SET_NAME, short[:15] + b"\0", 0, 0, 0)
+    _prctl(_PR_SET_NAME, short[:15] + b"\0", 0, 0, 0)
     _overwrite(_COMMAND_LINE, command_line)
 
 
@@ -397,9 +398,7 @@ def _overwrite(field: int, data: bytes) -> None:
         _libc.sbrk.restype = ctypes.c_void_p
         fields[0] = _libc.sbrk(0)
         known = struct.pack("@11QQIi", *(int(fields[each]) for each in _MAP), 0, 0, -1)
-        _libc.prctl(
-            _PR_SET_MM, _PR_SET_MM_MAP, known, ctypes.c_ulong(len(known)), ctypes.c_ulong(0)
-        )
+        _prctl(_PR_SET_MM, _PR_SET_MM_MAP, known, ctypes.c_ulong(len(known)), ctypes.c_ulong(0))
     except (OSError, ValueError, IndexError):
         return  # optional: some sandboxes hide these files
 
