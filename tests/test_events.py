@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from relight import event_schema, events
+from relight.event_text import describe
 
 EXAMPLES = [
     events.Formed(0, 0, 1, 2, 8, "127.0.0.1", 1234, "start"),
@@ -47,7 +48,7 @@ def test_an_event_is_written_with_its_name_and_fields(event: events.Event) -> No
     assert line == {
         "v": 1, "n": 7, "t": 1.5, "time": 2.5, "event": type(event).__name__, **fields,
     }  # fmt: skip
-    assert events.describe(event)
+    assert describe(event)
 
 
 def test_every_event_has_an_example_here_and_words() -> None:
@@ -80,5 +81,5 @@ def test_preloading_is_advised_only_for_modules_that_workers_can_import(
     reason: str, end: str
 ) -> None:
     """What a module costs each worker is told only where a worker can import it."""
-    text = events.describe(events.PreloadWithout("wandb", reason, 0.4, True))
+    text = describe(events.PreloadWithout("wandb", reason, 0.4, True))
     assert text.endswith(end)

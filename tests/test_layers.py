@@ -14,7 +14,7 @@ ROOT = Path(relight.__file__).parent
 LAYERS = (
     ("env", "errors", "typed"),
     ("values",),
-    ("event_schema", "events", "spec"),
+    ("event_schema", "event_text", "events", "spec"),
     ("core",),
     ("host", "rendezvous", "worker"),
     ("job",),

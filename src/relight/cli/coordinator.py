@@ -18,7 +18,8 @@ from relight.coordinator import Coordinator
 from relight.core.group_types import GroupSettings
 from relight.env import Environment
 from relight.errors import UsageError, did_you_mean, mistake
-from relight.events import Mistake, StateChanged, describe
+from relight.event_text import describe
+from relight.events import Mistake, StateChanged
 from relight.group import Group
 from relight.host import background, system
 from relight.host.console import Consoles

@@ -11,7 +11,8 @@ from relight.cli.arguments import parse, to_spec
 from relight.cli.jobs import say
 from relight.core.waiting import duration
 from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError, many
-from relight.events import PreloadReady, PreloadWithout, describe
+from relight.event_text import describe
+from relight.events import PreloadReady, PreloadWithout
 from relight.host import preloading, system
 from relight.host.learned import LearnedFile
 from relight.host.loop import Loop

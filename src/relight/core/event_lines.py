@@ -6,6 +6,7 @@ import json
 
 from relight import events
 from relight.core import fields
+from relight.event_text import describe
 from relight.events import Readable
 from relight.typed import Any, NamedTuple
 
@@ -58,7 +59,7 @@ def shown(line: Line) -> str:
     """Return an event for people, without its time."""
     event = event_of(line)
     if event is not None:
-        text = events.describe(event)
+        text = describe(event)
     else:
         text = " ".join(f"{key}={json.dumps(each)}" for key, each in sorted(line.fields.items()))
     text = " ".join(fields.printable(text).split())

@@ -6,6 +6,7 @@ latest) begins with the first generation that is known.
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from relight.event_text import describe
 from relight.events import (
     CheckpointFound,
     Ended,
@@ -19,7 +20,6 @@ from relight.events import (
     WorkerExited,
     WorkersFrozen,
     WorkerStarted,
-    describe,
 )
 from relight.typed import NamedTuple
 

@@ -34,7 +34,8 @@ from relight.doctor.messages import (
 )
 from relight.doctor.probes import Prober, cookie_from, mtu_to
 from relight.errors import mistake
-from relight.events import Mistake, describe
+from relight.event_text import describe
+from relight.events import Mistake
 from relight.host.connection import Connection, dial
 from relight.host.dns import is_numeric
 from relight.host.loop import Loop, Timer

@@ -8,7 +8,7 @@ from itertools import chain
 
 from relight.env import Environment
 from relight.errors import mistake
-from relight.events import Event, Mistake, Recorded, StateChanged, describe, is_news, line_of
+from relight.events import Event, Mistake, Recorded, StateChanged, is_news, line_of
 from relight.host.console import Consoles
 from relight.host.loop import Alarm
 
@@ -135,6 +135,8 @@ class Journal:
         """Write an event to the log, and show it to the user if it is news."""
         self.write(event)
         if self.verbose or is_news(event):
+            from relight.event_text import describe
+
             self.say(describe(event))
 
     def write(self, event: Event) -> None:
