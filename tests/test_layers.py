@@ -29,7 +29,7 @@ LAYERS = (
     ("coordinator",),
     ("link",),
     ("failure_report", "missing", "node_job", "script"),
-    ("health_check", "network_check", "worker_watches"),
+    ("health_check", "network_check", "stacks_before_stop", "worker_watches"),
     ("prepare", "worker_group"),
     ("node",),
     ("interruption", "leaving", "sight"),

@@ -58,7 +58,6 @@ OWN = {
     "relight.typed",
     "relight.values",
     "relight.worker_group",
-    "relight.worker_watches",
 }
 STANDARD = {
     "_collections", "_ctypes", "_functools", "_heapq", "_operator", "_posixsubprocess",

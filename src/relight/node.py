@@ -229,8 +229,8 @@ class Node:
                 if self.running is not None and generation == self._generation:
                     self.running.confirm(succeeded)
             case SlowRanks(generation) if generation == self._generation:
-                if self.running is not None and self.running.watches is not None:
-                    self.running.watches.report_slow_ranks(message)
+                if self.running is not None:
+                    self.running.report_slow_ranks(message)
             case CheckpointLimit(generation, limit) if generation == self._generation:
                 self._count_calls(limit)
             case Question() | NodeAnswered():

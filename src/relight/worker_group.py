@@ -3,10 +3,11 @@
     __init__    opens log files and pipes for their output                       (host/logs)
     run         starts them and waits until all have exited; core/supervision decides which of them
                 to stop, and how                                                 (host/supervisor)
-                Meanwhile it looks for workers that are late, stuck or quiet     (worker_watches)
+                Meanwhile it looks for workers that are late (host/missing_at_init), and for those
+                that are stuck, quiet or slow if the user asks for it            (worker_watches)
 
 Before workers are stopped because a worker blames a peer, or because none does anything, their
-stacks are read (host/stacks): the report says where each rank was.
+stacks are read (stacks_before_stop): the report says where each rank was.
 
 Invariants: the workers start once; `stopped_by` and `failure` are never reset; after `run` none of
 their processes is left, unless the kernel can't end it. What follows for the job is decided by
@@ -16,15 +17,14 @@ core/membership.
 import errno
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from relight.core import commands, ranks
 from relight.core.exits import Failure
 from relight.core.messages import (
     FromAgent,
     GenerationFormed,
-    NodePace,
-    NodeQuiet,
+    SlowRanks,
     StopWorkers,
     WorkerFailed,
 )
@@ -36,7 +36,6 @@ from relight.events import (
     FailureNoticed,
     GroupStopped,
     SignalReceived,
-    StateChanged,
     StepsReported,
     StoreReached,
     WorkerExited,
@@ -52,14 +51,17 @@ from relight.host.scratch import Scratch
 from relight.host.supervisor import Supervisor
 from relight.node_job import NodeJob
 from relight.typed import NamedTuple
-from relight.worker_watches import WorkerWatches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from relight.core.activity import Quiet
     from relight.host.preloading import Preload
     from relight.host.store_port import StorePort
     from relight.host.worker_memory import WorkerMemory
+    from relight.worker_watches import WorkerWatches
 
+_INIT_REPORT_S = 60
+"""When to report which workers have not reached init_process_group, in seconds after the start."""
 _AFTER_ERROR = (1, -signal.SIGABRT)
 """How a worker ends that blames a peer: by an exception, or by the watchdog of NCCL."""
 _HELD_S = 5.0
@@ -127,8 +129,8 @@ class WorkerGroup:
         """The coordinator's latest message to stop them."""
         self.supervisor: Supervisor | None = None
         """Set when the workers start."""
-        self.watches: WorkerWatches | None = None
-        """Set when the workers have started."""
+        self._watches: WorkerWatches | None = None
+        """Set when the workers have started, if any watch is wanted."""
         self._services = services
         self._job = job
         self._send = send
@@ -177,12 +179,10 @@ class WorkerGroup:
         self._watch_store(store)
         if self.stopped_by is not None:  # StopWorkers came while the workers were forked
             self.stop(self.stopped_by)
-        watches = self.watches = WorkerWatches(
-            loop, self._services.journal, job, self.formed, store, supervisor,
-            self._report_first_failure,
-        )  # fmt: skip
-        watches.watch_quiet(self._signs, self._on_quiet)
-        watches.watch_pace(self._steps, self._on_pace)
+        arrivals = loop.call_after(_INIT_REPORT_S, lambda: self._report_missing_at_init(store))
+        command, spec = job.command, job.command.spec
+        if any((command.timer_file, job.stuck_after_s, spec.hang_timeout, spec.watch_slow_ranks)):
+            self._watch(supervisor)
         if signals:  # a signal that came before the workers started
             supervisor.step(SignalReceived(signals[0]))
         loop.run_until(lambda: not supervisor.is_running)
@@ -192,7 +192,9 @@ class WorkerGroup:
         if supervisor.alive:
             self._services.journal.say(supervisor.explain())
         supervisor.workers.close()
-        watches.close()
+        arrivals.cancel()
+        if self._watches is not None:
+            self._watches.close()
         self._record_steps()
         if pattern:
             last = checkpoints.newest(pattern)
@@ -294,30 +296,16 @@ class WorkerGroup:
         supervisor = self.supervisor
         if supervisor is None or not supervisor.is_running:
             return
-        self._take_stacks(supervisor)
-        if self.watches is None or self.watches.quiet is None:
+        from relight import stacks_before_stop
+
+        stacks_before_stop.read(supervisor)
+        if self._quiet is None:
             self._stop_in(stop.limit_s, stop.cause)
         else:
-            self._look_closer(supervisor, stop)
-
-    def _look_closer(self, supervisor: Supervisor, stop: StopWorkers) -> None:
-        """Find out more of workers that hang, which have time: in which native functions they are,
-        and what torch's flight recorder knows; then stop them.
-        """
-        from relight.host import flight_recorder
-        from relight.host.stacks import native
-
-        workers = supervisor.workers
-        alive = {rank: workers.pids[rank] for rank in supervisor.alive if rank in workers.pids}
-        ranks_alive = [workers.ranks[local_rank] for local_rank in alive]
-        asked = flight_recorder.ask(self._job.command.env, ranks_alive)
-        limit_s = max(stop.limit_s, flight_recorder.DUMPS_S if asked else 0.0)
-
-        def stop_soon() -> None:
-            self._stop_in(limit_s, stop.cause)
-
-        if not native.add(self._services.loop, alive, workers.doing, stop_soon):
-            stop_soon()
+            loop, env = self._services.loop, self._job.command.env
+            stacks_before_stop.look_closer(
+                loop, supervisor, env, stop.limit_s, lambda s: self._stop_in(s, stop.cause)
+            )
 
     def _stop_in(self, seconds: float, cause: str) -> None:
         if seconds:
@@ -329,8 +317,8 @@ class WorkerGroup:
         supervisor = self.supervisor
         if supervisor is None or not supervisor.is_running:
             return
-        if self.watches is not None and self.watches.quiet is not None:
-            self._note_failure(-1, self._services.loop.now() - self.watches.quiet.seconds)
+        if self._quiet is not None:
+            self._note_failure(-1, self._services.loop.now() - self._quiet.seconds)
         event = GroupStopped(self.formed.generation.number, cause)
         self._services.journal.record(event)
         supervisor.step(event)
@@ -339,13 +327,23 @@ class WorkerGroup:
         """Return what a coordinator must know of these workers."""
         if self.failure is not None:
             return [self.failure]
-        is_quiet = self.watches is not None and self.watches.quiet is not None
-        return [self._quiet()] if is_quiet else []
+        watches = self._watches
+        return [] if watches is None or watches.quiet is None else [watches.quiet_report()]
+
+    def report_slow_ranks(self, found: SlowRanks) -> None:
+        """Tell the user which ranks are slow, as the coordinator has found."""
+        if self.supervisor is not None:
+            self._watch(self.supervisor).report_slow_ranks(found)
 
     @property
     def stuck(self) -> str:
         """The worker in an uninterruptible call, as `local rank 2 (pid 4711)`; empty for none."""
-        return self.watches.stuck if self.watches is not None else ""
+        return self._watches.stuck if self._watches is not None else ""
+
+    @property
+    def _quiet(self) -> "Quiet | None":
+        """For how long the workers have done nothing, if that is too long."""
+        return self._watches.quiet if self._watches is not None else None
 
     @property
     def memory(self) -> "WorkerMemory":
@@ -480,6 +478,27 @@ class WorkerGroup:
 
         return is_ending(supervisor.workers.pids[local_rank])
 
+    def _watch(self, supervisor: Supervisor) -> "WorkerWatches":
+        """Return the watches; begin them if that has not been done."""
+        if self._watches is None:
+            from relight.worker_watches import WorkerWatches
+
+            services = self._services
+            self._watches = WorkerWatches(
+                services.loop, services.journal, self._job, self.formed, supervisor,
+                self.logs.size, lambda: self.memory, self._send, self._report_first_failure,
+            )  # fmt: skip
+        return self._watches
+
+    def _report_missing_at_init(self, store: "StorePort | None") -> None:
+        """Print which ranks init_process_group waits for, if any."""
+        from relight.host.missing_at_init import explain
+
+        assert self.supervisor is not None
+        text = explain(self.supervisor.workers, self.formed, store)
+        if text:
+            self._services.journal.say(f"after {duration(_INIT_REPORT_S)}, {text}")
+
     def _watch_store(self, store: "StorePort | None") -> None:
         """Note when the first worker connects to the store, and when all have, if it is here."""
         place, number = self.formed.place, self.formed.generation.number
@@ -514,51 +533,9 @@ class WorkerGroup:
         from relight.postmortem import blames_peer
 
         if blames_peer(self.logs, event.local_rank):
-            self._take_stacks(supervisor)
+            from relight import stacks_before_stop
 
-    def _take_stacks(self, supervisor: Supervisor) -> None:
-        """Find out where the workers are that have not ended."""
-        from relight.host.stacks.doing import doing
-
-        workers, pids = supervisor.workers, supervisor.workers.pids
-        alive = {rank: pids[rank] for rank in supervisor.alive if rank in pids}
-        workers.doing.update(doing(alive, are_frozen=supervisor.are_frozen))
-
-    # What they do.
-
-    def _signs(self) -> tuple[int, int] | None:
-        from relight.host import breakpoints
-
-        pids = self.supervisor.workers.pids if self.supervisor is not None else {}
-        if breakpoints.any_below(pids.values()):
-            return None
-        return self.logs.size(), self.memory.step() or 0
-
-    def _steps(self) -> Mapping[int, int]:
-        return self.memory.steps()
-
-    def _on_pace(
-        self, looks: tuple[int, ...], waits: tuple[int, ...], steps: tuple[int, ...]
-    ) -> None:
-        self._send(NodePace(self.formed.generation.id, looks, waits, steps))
-
-    def _on_quiet(self) -> None:
-        supervisor = self.supervisor
-        if supervisor is not None and supervisor.is_running:
-            quiet = self._quiet()
-            self._send(quiet)
-            if quiet.quiet_s:
-                cause = f"none has done anything for {duration(quiet.quiet_s, digits=1)}"
-                event = StateChanged("activity", "active", "quiet", cause)
-            else:
-                cause = "one of them does something again"
-                event = StateChanged("activity", "quiet", "active", cause)
-            self._services.journal.record(event)
-
-    def _quiet(self) -> NodeQuiet:
-        quiet = self.watches.quiet if self.watches is not None else None
-        seconds, limit_s = quiet or (0.0, 0.0)
-        return NodeQuiet(self.formed.generation.id, seconds, limit_s)
+            stacks_before_stop.read(supervisor)
 
 
 def _unwritable(error: OSError, local_rank: int) -> MachineError:

@@ -2,24 +2,23 @@
 
     timers             torch's file timers that have expired                  (host/timers)
     stuck workers      in an uninterruptible call for too long                (host/stuck)
-    missing workers    those for which init_process_group waits for a minute  (host/missing_at_init)
     quiet workers      none of them does anything                             (host/quiet)
     slow workers       the others wait for them                               (host/stacks/pace)
 
-Only the third is always on. What follows is decided elsewhere: by core/supervision for a worker
-that is killed, by core/membership for quiet and slow ones.
+A job that asks for none of them does not load this module. What follows is decided elsewhere: by
+core/supervision for a worker that is killed, by core/membership for quiet and slow ones.
 """
 
 import signal
 from collections.abc import Callable, Mapping
 
-from relight.core.messages import GenerationFormed, SlowRanks
+from relight.core.messages import FromAgent, GenerationFormed, NodePace, NodeQuiet, SlowRanks
 from relight.core.waiting import duration
 from relight.errors import signal_name
-from relight.events import WorkerExited
-from relight.host import system
+from relight.events import StateChanged, WorkerExited
+from relight.host import breakpoints, system
 from relight.host.journal import Journal
-from relight.host.loop import Loop, Timer
+from relight.host.loop import Loop
 from relight.host.supervisor import Supervisor
 from relight.node_job import NodeJob
 
@@ -29,12 +28,9 @@ if TYPE_CHECKING:
     from relight.host.quiet import QuietWatch
     from relight.host.slow_ranks import ShownSlowRanks
     from relight.host.stacks.pace import PaceWatch
-    from relight.host.store_port import StorePort
     from relight.host.stuck import StuckWatch
     from relight.host.timers import WorkerTimers
-
-_INIT_REPORT_S = 60
-"""When to report which workers have not reached init_process_group, in seconds after the start."""
+    from relight.host.worker_memory import WorkerMemory
 
 
 class WorkerWatches:
@@ -45,8 +41,10 @@ class WorkerWatches:
         journal: for messages to the user.
         job: what was started.
         formed: the generation.
-        store: the store of this node.
         supervisor: of the workers.
+        printed: returns how many bytes the workers have printed.
+        memory: returns the memory that is shared with them.
+        send: sends a message to the coordinator.
         on_lost: called when a worker counts as ended that may never end.
     """
 
@@ -56,8 +54,10 @@ class WorkerWatches:
         journal: Journal,
         job: NodeJob,
         formed: GenerationFormed,
-        store: "StorePort | None",
         supervisor: Supervisor,
+        printed: Callable[[], int],
+        memory: "Callable[[], WorkerMemory]",
+        send: Callable[[FromAgent], None],
         on_lost: Callable[[WorkerExited], None],
     ) -> None:
         self.stuck = ""
@@ -65,15 +65,16 @@ class WorkerWatches:
         self._journal = journal
         self._job = job
         self._formed = formed
-        self._store = store
         self._supervisor = supervisor
+        self._printed = printed
+        self._memory = memory
+        self._send = send
         self._on_lost = on_lost
         self._loop = loop
-        self._timers = self._watch_timers(job.command.timer_file)
-        self._stuck_watch = self._watch_stuck(job.stuck_after_s)
-        self._arrivals: Timer = loop.call_after(_INIT_REPORT_S, self._report_missing_at_init)
-        self._quiet_watch: QuietWatch | None = None
-        self._pace_watch: PaceWatch | None = None
+        self._timers = self._watch_timers()
+        self._stuck_watch = self._watch_stuck()
+        self._quiet_watch = self._watch_quiet()
+        self._pace_watch = self._watch_pace()
         self._shown: ShownSlowRanks | None = None
 
     @property
@@ -81,43 +82,10 @@ class WorkerWatches:
         """For how long the workers have done nothing, if that is too long."""
         return self._quiet_watch.quiet if self._quiet_watch is not None else None
 
-    def watch_quiet(
-        self, signs: Callable[[], tuple[int, int] | None], on_change: Callable[[], None]
-    ) -> None:
-        """Look for workers that do nothing, if the user has asked for it.
-
-        Args:
-            signs: returns how many bytes they have printed, and the highest step they reported;
-                None while one of them is at a breakpoint.
-            on_change: called when `quiet` begins or ends.
-        """
-        limits = self._job.command.spec.hang_timeout
-        if limits is None:
-            return
-        from relight.host.quiet import QuietWatch
-
-        self._quiet_watch = QuietWatch(self._loop, limits, self._running, signs, on_change)
-
-    def watch_pace(
-        self,
-        steps: Callable[[], Mapping[int, int]],
-        report: Callable[[tuple[int, ...], tuple[int, ...], tuple[int, ...]], None],
-    ) -> None:
-        """Look how much of the time workers wait for others, if the user has asked for it.
-
-        Args:
-            steps: returns the step that each worker has reported last, by local rank.
-            report: as for `PaceWatch`.
-        """
-        seconds, place = self._job.command.spec.watch_slow_ranks, self._formed.place
-        if seconds is None or place.world_size < 2:
-            return
-        from relight.host.stacks.pace import PaceWatch
-
-        self._pace_watch = PaceWatch(
-            self._loop, seconds, place.local_world_size, self._running, steps, report,
-            self._journal.say,
-        )  # fmt: skip
+    def quiet_report(self) -> NodeQuiet:
+        """Return for how long the workers have done nothing, for the coordinator."""
+        seconds, limit_s = self.quiet or (0.0, 0.0)
+        return NodeQuiet(self._formed.generation.id, seconds, limit_s)
 
     def report_slow_ranks(self, found: SlowRanks) -> None:
         """Tell the user which ranks are slow, as the coordinator has found."""
@@ -130,7 +98,6 @@ class WorkerWatches:
 
     def close(self) -> None:
         """End all watches."""
-        self._arrivals.cancel()
         watches = (
             self._timers,
             self._stuck_watch,
@@ -142,20 +109,41 @@ class WorkerWatches:
             if watch is not None:
                 watch.close()
 
-    def _watch_timers(self, path: str) -> "WorkerTimers | None":
+    def _watch_timers(self) -> "WorkerTimers | None":
+        path = self._job.command.timer_file
         if not path:
             return None
         from relight.host.timers import WorkerTimers
 
         return WorkerTimers(self._loop, path, self._on_timer_expired)
 
-    def _watch_stuck(self, limit_s: float) -> "StuckWatch | None":
+    def _watch_stuck(self) -> "StuckWatch | None":
+        limit_s = self._job.stuck_after_s
         if not limit_s:
             return None
         from relight.host.stuck import StuckWatch
 
         pids = self._supervisor.workers.pids
         return StuckWatch(self._loop, pids, limit_s, self._on_stuck)
+
+    def _watch_quiet(self) -> "QuietWatch | None":
+        limits = self._job.command.spec.hang_timeout
+        if limits is None:
+            return None
+        from relight.host.quiet import QuietWatch
+
+        return QuietWatch(self._loop, limits, self._running, self._signs, self._on_quiet)
+
+    def _watch_pace(self) -> "PaceWatch | None":
+        seconds, place = self._job.command.spec.watch_slow_ranks, self._formed.place
+        if seconds is None or place.world_size < 2:
+            return None
+        from relight.host.stacks.pace import PaceWatch
+
+        return PaceWatch(
+            self._loop, seconds, place.local_world_size, self._running, self._memory().steps,
+            self._on_pace, self._journal.say,
+        )  # fmt: skip
 
     def _running(self) -> Mapping[int, int] | None:
         workers, alive = self._supervisor.workers, self._supervisor.alive
@@ -195,10 +183,28 @@ class WorkerWatches:
         except OSError:
             pass  # it has just exited, or now belongs to another user
 
-    def _report_missing_at_init(self) -> None:
-        """Print which ranks init_process_group waits for, if any."""
-        from relight.host.missing_at_init import explain
+    def _signs(self) -> tuple[int, int] | None:
+        """Return how many bytes the workers have printed, and the highest step that they reported;
+        None while one of them is at a breakpoint.
+        """
+        if breakpoints.any_below(self._supervisor.workers.pids.values()):
+            return None
+        return self._printed(), self._memory().step() or 0
 
-        text = explain(self._supervisor.workers, self._formed, self._store)
-        if text:
-            self._journal.say(f"after {duration(_INIT_REPORT_S)}, {text}")
+    def _on_quiet(self) -> None:
+        if not self._supervisor.is_running:
+            return
+        report = self.quiet_report()
+        self._send(report)
+        if report.quiet_s:
+            cause = f"none has done anything for {duration(report.quiet_s, digits=1)}"
+            event = StateChanged("activity", "active", "quiet", cause)
+        else:
+            cause = "one of them does something again"
+            event = StateChanged("activity", "quiet", "active", cause)
+        self._journal.record(event)
+
+    def _on_pace(
+        self, looks: tuple[int, ...], waits: tuple[int, ...], steps: tuple[int, ...]
+    ) -> None:
+        self._send(NodePace(self._formed.generation.id, looks, waits, steps))
