@@ -43,7 +43,7 @@ OWN = {
     "relight.host.memory",
     "relight.host.ports",
     "relight.host.process",
-    "relight.host.readers",
+    "relight.host.pipe_reader",
     "relight.host.scratch",
     "relight.host.signals",
     "relight.host.spawner",

@@ -18,7 +18,7 @@ from screens import FastLoop, Screen, descriptors, loop, screen, small_screen  #
 
 from relight.host import console as console_module
 from relight.host.console import Console, Consoles, ConsoleStream
-from relight.host.readers import PipeReader, channel
+from relight.host.pipe_reader import PipeReader, channel
 
 # Lines
 

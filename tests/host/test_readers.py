@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from screens import FastLoop, Screen, descriptors, loop, screen, small_screen  # noqa: F401
 
-from relight.host import linux
-from relight.host import logs as logs_module
+from relight.host import linux, log_filters
 from relight.host.console import Console, ConsoleStream
-from relight.host.readers import FileTail, FileTails, PipeReader, channel
+from relight.host.file_tails import FileTail, FileTails
+from relight.host.log_filters import FilteredFile, LineFilter
+from relight.host.pipe_reader import PipeReader, channel
 
 # Readers
 
@@ -215,9 +216,9 @@ def test_a_stuck_console_costs_nothing_for_files(
 
 
 @pytest.fixture
-def filtered(tmp_path: Path) -> Iterator[tuple[logs_module._FilteredFile, Path]]:
+def filtered(tmp_path: Path) -> Iterator[tuple[FilteredFile, Path]]:
     path = tmp_path / "filtered.log"
-    file = logs_module._FilteredFile(("apple", "b\u00e9"), str(path))
+    file = FilteredFile(("apple", "b\u00e9"), str(path))
     yield file, path
     file.close()
 
@@ -234,8 +235,8 @@ def test_a_filter_sees_whole_lines(data: st.DataObject, tmp_path_factory: object
     text = end.join(encoded)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
     path = tmp_path_factory.mktemp("f") / "filtered.log"  # type: ignore[attr-defined]
-    file = logs_module._FilteredFile(("apple", "b\u00e9"), str(path))
-    each = logs_module._Filter(file, b"[p]:")
+    file = FilteredFile(("apple", "b\u00e9"), str(path))
+    each = LineFilter(file, b"[p]:")
     for begin, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
         if begin != stop:
             each.feed(text[begin:stop])
@@ -246,16 +247,16 @@ def test_a_filter_sees_whole_lines(data: st.DataObject, tmp_path_factory: object
 
 
 def test_a_filter_holds_a_line_without_an_end_up_to_a_limit(
-    filtered: tuple[logs_module._FilteredFile, Path],
+    filtered: tuple[FilteredFile, Path],
 ) -> None:
     """A line without an end is held up to a limit; the end of it still counts."""
     file, path = filtered
-    each = logs_module._Filter(file, b"[p]:")
+    each = LineFilter(file, b"[p]:")
     for _ in range(400):
         each.feed(b"x" * 65536)
-    assert len(each._rest) == logs_module._LONGEST_LINE
+    assert len(each._rest) == log_filters._LONGEST_LINE
     each.feed(b"apple\n")
-    assert path.stat().st_size == len(b"[p]:") + logs_module._LONGEST_LINE + len(b"apple\n")
+    assert path.stat().st_size == len(b"[p]:") + log_filters._LONGEST_LINE + len(b"apple\n")
 
 
 def test_filters_go_on_when_nobody_reads(

@@ -16,13 +16,15 @@ from collections.abc import Callable, Sequence
 
 from relight.host.console import Console, Consoles, ConsoleStream
 from relight.host.loop import Loop, Timer
-from relight.host.readers import TAIL_SIZE, FileTail, FileTails, PipeReader, channel
+from relight.host.pipe_reader import TAIL_SIZE, PipeReader, channel
 from relight.spec import LaunchSpec
 from relight.typed import NamedTuple
 from relight.values import STDERR, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from relight.host.file_tails import FileTails
+    from relight.host.log_filters import FilteredFile, LineFilter
     from relight.host.traceback_stream import TracebackStream
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
@@ -30,8 +32,6 @@ _MOST_UNSHOWN = 3
 """How many ended generations' output is kept while the consoles are blocked."""
 _SHOW_S = 5.0
 """How long an agent that was asked to end waits for the consoles."""
-_LONGEST_LINE = 16 * 1024 * 1024
-"""Filters search only this many bytes at the end of a longer line."""
 
 
 class Destination(NamedTuple):
@@ -77,24 +77,20 @@ class Logs:
         self._loop = loop
         self._consoles = consoles
         self._spec = spec
-        self._tails = FileTails(loop) if spec.tee.any() and directory else None
+        self._tails = self._file_tails() if spec.tee.any() and directory else None
         self._pipes: list[tuple[PipeReader, int]] = []
         self._stdout: dict[int, PipeReader | str] = {}
         self._stderr: dict[int, PipeReader | str] = {}
         self._terminals: dict[int, TracebackStream] = {}
         self._files: list[str] = []
         self._to_pass_on: list[int] = []
-        self._filtered: dict[int, _FilteredFile] = {}
-        self._filters: list[_Filter] = []
-        if self._tails is not None:
-            self._tails.on_end = self._end_filters
+        self._filtered: dict[int, FilteredFile] = {}
+        self._filters: list[LineFilter] = []
         if directory:
             os.makedirs(directory)
             for stream, name in _NAMES.items():
-                texts = getattr(spec, f"duplicate_{name}_filters")
-                if texts:
-                    path = os.path.join(directory, f"filtered_{name}.log")
-                    self._filtered[stream] = _FilteredFile(texts, path)
+                if texts := getattr(spec, f"duplicate_{name}_filters"):
+                    self._filter_to(f"filtered_{name}.log", stream, texts)
 
     def error_file(self, local_rank: int) -> str:
         """Return the path where a worker's `@record` writes its exception; empty without files."""
@@ -231,6 +227,8 @@ class Logs:
             self._files.append(path)
             self._streams(stream)[local_rank] = path
             if to_console and self._tails is not None:
+                from relight.host.file_tails import FileTail
+
                 copy = self._filter(stream, prefix)
                 self._tails.add(FileTail(path, ConsoleStream(console, prefix), copy), path)
         elif not to_console and stream == STDOUT:
@@ -258,11 +256,25 @@ class Logs:
         self._terminals[local_rank] = stream
         return stream
 
+    def _file_tails(self) -> "FileTails":
+        from relight.host.file_tails import FileTails
+
+        tails = FileTails(self._loop)
+        tails.on_end = self._end_filters
+        return tails
+
+    def _filter_to(self, name: str, stream: int, texts: tuple[str, ...]) -> None:
+        from relight.host.log_filters import FilteredFile
+
+        self._filtered[stream] = FilteredFile(texts, os.path.join(self._directory, name))
+
     def _filter(self, stream: int, prefix: bytes) -> Callable[[bytes], None] | None:
         file = self._filtered.get(stream)
         if file is None:
             return None
-        self._filters.append(_Filter(file, prefix))
+        from relight.host.log_filters import LineFilter
+
+        self._filters.append(LineFilter(file, prefix))
         return self._filters[-1].feed
 
 
@@ -315,56 +327,3 @@ class UnshownOutput:
         if size:
             why = "the console is blocked"
             self._consoles.stderr.say(f"relight: {size} bytes of {what} were not shown: {why}")
-
-
-class _FilteredFile:
-    """A file with the lines of all workers that contain one of the texts."""
-
-    def __init__(self, texts: tuple[str, ...], path: str) -> None:
-        self._texts = [text.encode(errors="surrogateescape") for text in texts]
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-
-    def wants(self, text: bytes | bytearray) -> bool:
-        return any(wanted in text for wanted in self._texts)
-
-    def write(self, lines: bytes) -> None:
-        try:
-            while lines and self._fd >= 0:
-                lines = lines[os.write(self._fd, lines) :]
-        except OSError:  # a full disk must not end the job
-            self.close()
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-
-class _Filter:
-    """Picks whole lines from the output of one worker, however it arrives."""
-
-    def __init__(self, file: _FilteredFile, prefix: bytes) -> None:
-        self._file = file
-        self._prefix = prefix
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
-        if not end:
-            self._rest += data
-            del self._rest[:-_LONGEST_LINE]
-            return
-        lines = self._rest + data[:end]
-        self._rest = bytearray(data[end:])
-        if self._file.wants(lines):
-            self._file.write(
-                b"".join(
-                    self._prefix + line + b"\n"
-                    for line in lines.splitlines()
-                    if self._file.wants(line)
-                )
-            )
-
-    def end(self) -> None:
-        if self._rest:
-            self.feed(b"\n")

@@ -15,7 +15,7 @@ from relight.errors import MachineError, exit_code_of_signal, many
 from relight.host import system
 from relight.host.console import Console, Consoles, ConsoleStream
 from relight.host.loop import Alarm, Loop
-from relight.host.readers import PipeReader
+from relight.host.pipe_reader import PipeReader
 from relight.host.stacks import workers
 from relight.sandbox.keys import Keys
 from relight.sandbox.lab import Host, Lab

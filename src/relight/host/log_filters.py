@@ -1,0 +1,77 @@
+"""Copies the lines of workers that contain a text to a file (--duplicate-stdout-filters)."""
+
+import os
+
+_LONGEST_LINE = 16 * 1024 * 1024
+"""Filters search only this many bytes at the end of a longer line."""
+
+
+class FilteredFile:
+    """A file with the lines of all workers that contain one of the texts.
+
+    Args:
+        texts: what to look for.
+        path: the file; lines are appended.
+
+    Raises:
+        OSError: the file can't be opened.
+    """
+
+    def __init__(self, texts: tuple[str, ...], path: str) -> None:
+        self._texts = [text.encode(errors="surrogateescape") for text in texts]
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+    def wants(self, text: bytes | bytearray) -> bool:
+        """Return whether a part of the output has one of the texts."""
+        return any(wanted in text for wanted in self._texts)
+
+    def write(self, lines: bytes) -> None:
+        """Append lines; after an error, such as a full disk, the file is closed."""
+        try:
+            while lines and self._fd >= 0:
+                lines = lines[os.write(self._fd, lines) :]
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class LineFilter:
+    """Copies whole lines from the output of one worker, however it arrives.
+
+    Args:
+        file: takes those that it wants.
+        prefix: the start of each line there.
+    """
+
+    def __init__(self, file: FilteredFile, prefix: bytes) -> None:
+        self._file = file
+        self._prefix = prefix
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take a part of the output."""
+        end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
+        if not end:
+            self._rest += data
+            del self._rest[:-_LONGEST_LINE]
+            return
+        lines = self._rest + data[:end]
+        self._rest = bytearray(data[end:])
+        if self._file.wants(lines):
+            self._file.write(
+                b"".join(
+                    self._prefix + line + b"\n"
+                    for line in lines.splitlines()
+                    if self._file.wants(line)
+                )
+            )
+
+    def end(self) -> None:
+        """Take the last line, if it has no end."""
+        if self._rest:
+            self.feed(b"\n")
