@@ -15,6 +15,7 @@ core/membership.
 """
 
 import errno
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -203,18 +204,27 @@ class WorkerGroup:
             if saved:
                 number = self.formed.generation.number
                 self._services.journal.record(CheckpointFound(number, last / 1e9))
-        if self._memory is not None or job.run_directory:
-            # A worker makes the file of its memory itself, and a run directory stays.
+        if self._has_memory():
             self.memory.close()
+
+    def _has_memory(self) -> bool:
+        """Return whether this agent or a worker has made a file of memory that they share."""
+        from relight.core.worker_words import SUFFIX
+
+        error_files = (self.logs.error_file(plan.local_rank) for plan in self._plans)
+        return self._memory is not None or any(
+            file and os.path.exists(file + SUFFIX) for file in error_files
+        )
 
     def _record_steps(self) -> None:
         """Note how far the workers came, if that can matter to anybody."""
         journal, generation = self._services.journal, self.formed.generation
         if self.ended_well and not journal.listeners:
             return
-        step, span = self.memory.step(), self.memory.span()
+        step = self.memory.step() if self._has_memory() else None
         if not self.ended_well:
             self._progress = Outcome(step=step)
+        span = self.memory.span() if step is not None else None
         if step is not None and span is not None:
             journal.record(StepsReported(generation.number, step, *span))
 

@@ -119,15 +119,16 @@ class Spawner:
         os.close(self.stdin)
 
     def end(self) -> None:
-        """Restore the state from before the generation, which is over, and tell the agent."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        """Tell the agent that the generation is over, and restore the state from before it."""
+        self.tell("ended")  # first: it prepares the next one meanwhile, or ends
+        self.agent.close()
+        signals = signal.valid_signals()
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         self.restore_action()
-        while signal.sigtimedwait(signal.valid_signals(), 0):
+        while signal.sigtimedwait(signals, 0):
             pass  # signals that arrived for this process meanwhile
         for fd in self._pipe:
             os.close(fd)
-        self.tell("ended")
-        self.agent.close()
 
     def restore_action(self) -> None:
         """Have SIGCHLD do what it did before the generation."""

@@ -3,8 +3,9 @@
 Importing this costs little: names other than the description's types are loaded on first use.
 """
 
-from typing import TYPE_CHECKING, Any
+from relight.typed import Any  # an agent that shows its job loads this too
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.job import macros as macros
     from relight.job.app import (

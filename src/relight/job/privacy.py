@@ -6,11 +6,13 @@ prefix; hiding a value that is no secret does little harm.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
 
-from relight.job.app import AppDef
+from relight.typed import Any
 from relight.values import is_number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.job.app import AppDef
 
 HIDDEN = "<hidden>"
 _PART = r"[A-Za-z0-9_.-]*"
@@ -108,8 +110,10 @@ def of_words(words: Sequence[str]) -> list[str]:
     return shown
 
 
-def of_app(app: AppDef) -> AppDef:
+def of_app(app: "AppDef") -> "AppDef":
     """Return an app with secrets hidden in arguments, variables and metadata."""
+    from dataclasses import replace  # an agent, which needs other functions, does not load it
+
     roles = [
         replace(
             role,
