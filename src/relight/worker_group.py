@@ -204,8 +204,8 @@ class WorkerGroup:
             if saved:
                 number = self.formed.generation.number
                 self._services.journal.record(CheckpointFound(number, last / 1e9))
-        if self._has_memory():
-            self.memory.close()
+        if self._memory is not None or (job.run_directory and self._has_memory()):
+            self.memory.close()  # a run directory stays
 
     def _has_memory(self) -> bool:
         """Return whether this agent or a worker has made a file of memory that they share."""
