@@ -1,9 +1,12 @@
-"""The way to the first worker imports a fixed list of modules: each costs milliseconds."""
+"""The way to the first worker imports a fixed list of modules: each costs milliseconds. What the
+end of a job needs is imported while workers run.
+"""
 
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from conftest import clean_environment
 
 # What `relight run` imports beyond a bare interpreter, in a job that succeeds.
@@ -91,3 +94,38 @@ def test_the_launch_path_imports_a_fixed_list(tmp_path: Path) -> None:
     assert {name for name in modules if name.startswith("relight")} == OWN
     extra = {name for name in modules if not name.startswith("relight")} - STANDARD
     assert not extra, f"new on the launch path: {sorted(extra)}"
+
+
+FAILS = """
+import os, sys, time
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+    raise ValueError("no such file")
+"""
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_job_that_has_run_for_a_while_needs_no_module_when_a_worker_fails(
+    restarts: int, tmp_path: Path
+) -> None:
+    """A restart does not wait for imports, and the disk that has the modules may be gone."""
+    script, go = tmp_path / "train.py", tmp_path / "go"
+    script.write_text(FAILS)
+    command = [sys.executable, "-X", "importtime", "-m", "relight", "run"]
+    with subprocess.Popen(
+        [*command, f"--max-restarts={restarts}", str(script), str(go)],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=clean_environment(),
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("import time:") and line.split()[-1] == "relight.sight.answers":
+                break  # the last one
+        go.touch()
+        rest = process.stderr.read().splitlines()
+    assert process.returncode == (0 if restarts else 1)
+    later = {line.split()[-1] for line in rest if line.startswith("import time:")}
+    assert later <= {"atexit"}

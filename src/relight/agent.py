@@ -64,8 +64,8 @@ _IDLE_S = 1.0
 _SHOWN_AFTER_S = 1.0
 """When `relight status` and other commands can see the job: not while its workers start."""
 _LOADED_FOR_THE_END = (
-    "relight.core.restarts", "relight.core.verdict", "relight.leaving", "relight.postmortem",
-    "relight.sight.answers",
+    "relight.core.flapping", "relight.core.restarts", "relight.core.verdict",
+    "relight.host.worker_memory", "relight.leaving", "relight.postmortem", "relight.sight.answers",
 )  # fmt: skip
 _END_LIMIT_S = 30.0
 """How long a program that goes on after the job waits for the end of the spawner."""
