@@ -59,9 +59,6 @@ from relight.typed import NoReturn
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
 """Python ignores these for itself; as in subprocess, the workers get the default action."""
 
-_START_MS = 100
-"""How long it leaves the processors to the workers, if nothing happens, before it gets a name."""
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.freezer import Freezer
@@ -106,8 +103,6 @@ class Spawner:
         self.tell("\n".join([holder, *(self._start(plan, mask) for plan in self.plans)]))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         self._detach()
-        if not poll.poll(_START_MS):
-            self.settle()
         while True:
             ready = dict(poll.poll(self._until_lease_ends()))
             if wake_read in ready:
@@ -122,9 +117,6 @@ class Spawner:
     def _detach(self) -> None:
         """Close the descriptors that only workers need."""
         os.close(self.stdin)
-
-    def settle(self) -> None:
-        """Do what can wait until the workers have started."""
 
     def end(self) -> None:
         """Tell the agent that the generation is over, and restore the state from before it."""
@@ -435,7 +427,6 @@ class _FirstSpawner(Spawner):
     def __init__(self, plan: GenerationPlan, pid_of_agent: int) -> None:
         super().__init__(plan)
         self.pid_of_agent = pid_of_agent
-        self._has_own_name = False
 
     def leave_agent(self, keep: Collection[int]) -> None:
         """Leave the agent's session and signals behind, and its descriptors but those to keep."""
@@ -451,12 +442,7 @@ class _FirstSpawner(Spawner):
         for fd in (0, 1, 2):
             os.dup2(null, fd)
         os.close(null)
-
-    def settle(self) -> None:
-        """Take another name than the agent."""
-        if not self._has_own_name:
-            self._has_own_name = True
-            system.rename_process(f"worker spawner of {self.pid_of_agent}")
+        system.rename_process(f"worker spawner of {self.pid_of_agent}")
 
 
 def _live(first: _FirstSpawner, control: socket.socket | None, mask: Collection[int]) -> NoReturn:
@@ -481,7 +467,6 @@ def _live(first: _FirstSpawner, control: socket.socket | None, mask: Collection[
             plan = _next_plan(spawner, control)
             if plan is None:
                 os._exit(0)
-            first.settle()
             spawner = Spawner(plan)
     except OSError as error:
         if spawner.agent.fileno() >= 0:  # not between two generations
