@@ -44,6 +44,7 @@ def memory_mib(launcher: str) -> float:
     """MiB that the launcher's processes take while 2 workers run: the sum of their PSS."""
     with _job(launcher, ["--nproc-per-node=2"], "stay") as (process, _):
         workers = {int(_line(process).split()[2]) for _ in range(2)}
+        time.sleep(2)  # the launch is over; relight loads more a second after it
         return sum(pss(pid) for pid in family(process.pid) - workers) / 1024
 
 
