@@ -76,10 +76,13 @@ def tee_lines_per_s(launcher: str) -> float:
     return count / seconds
 
 
-def restart_s(launcher: str) -> float:
-    """Seconds from kill -9 of a worker to the first line of the workers that replace it."""
+def restart_s(launcher: str, after_s: float = 0.0) -> float:
+    """Seconds from kill -9 of a worker to the first line of the workers that replace it; it is
+    killed `after_s` seconds after its own first line.
+    """
     with _job(launcher, ["--nproc-per-node=2", "--max-restarts=1"], "stay") as (process, _):
         pids = [int(_line(process).split()[2]) for _ in range(2)]
+        time.sleep(after_s)
         begin = time.monotonic()
         os.kill(pids[0], signal.SIGKILL)
         while _line(process).split()[0] != b"1":

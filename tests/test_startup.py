@@ -109,7 +109,10 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 def test_a_job_that_has_run_for_a_while_needs_no_module_when_a_worker_fails(
     restarts: int, tmp_path: Path
 ) -> None:
-    """A restart does not wait for imports, and the disk that has the modules may be gone."""
+    """A restart does not wait for imports, and the disk that has the modules may be gone.
+
+    Where stacks are read, what reads them is loaded: after the failure of a peer, or on a terminal.
+    """
     script, go = tmp_path / "train.py", tmp_path / "go"
     script.write_text(FAILS)
     command = [sys.executable, "-X", "importtime", "-m", "relight", "run"]

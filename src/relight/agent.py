@@ -288,14 +288,14 @@ class Agent:
 
 
 def _load_for_the_end() -> None:
-    """Import what is needed after a failure and at the end of a job, while workers run: a restart
-    is a third faster then, and a disk that is lost later stops none.
+    """Import what nearly every failure and the end of a job need, while workers run: a restart is a
+    third faster then, and a disk that is lost later does not prevent it.
     """
     for module in _LOADED_FOR_THE_END:
         try:
             __import__(module)
-        except (ImportError, OSError):
-            return  # the disk is lost already: it is reported when the module is needed
+        except Exception:  # the disk is lost already: that harms no job that runs well
+            return
 
 
 def _preload(job: NodeJob, loop: Loop, journal: Journal, fork: Fork) -> "Preload | None":

@@ -342,7 +342,7 @@ class WorkerGroup:
 
     def report_slow_ranks(self, found: SlowRanks) -> None:
         """Tell the user which ranks are slow, as the coordinator has found."""
-        if self.supervisor is not None:
+        if self.supervisor is not None and not self.supervisor.has_ended:
             self._watch(self.supervisor).report_slow_ranks(found)
 
     @property
