@@ -34,7 +34,7 @@ EXAMPLES = [
     events.StepsReported(0, 41, 12.5, 60.0),
     events.CheckpointFound(0, 1.7e9),
     events.StateChanged("link", "joining", "connected", "GenerationFormed"),
-    events.GroupBegan("job", "0a1b", {"least": 1}),
+    events.GroupBegan("job", "0a1b", {"min_nodes": 1}),
     events.GroupStep("job", 1.5, {"type": "tick"}, [{"type": "drop", "node": "a"}]),
     events.Ended(0, "all workers succeeded"),
 ]

@@ -152,7 +152,7 @@ def test_digits_has_the_same_result_after_a_worker_was_killed(
         saved, text = int(resumed[1]), text[resumed.end() :]
     rest = process.communicate(timeout=LIMIT_S)[0].decode()
     assert process.returncode == 0, rest
-    assert rest.splitlines()[-1] == uninterrupted[0].splitlines()[-1]
+    assert uninterrupted[0].splitlines()[-1] in rest.splitlines()
     assert identical(load(tmp_path / "digits.pt"), load(uninterrupted[1]))
 
 

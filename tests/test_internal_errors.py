@@ -18,7 +18,7 @@ from relight.core.fields import Malformed, to_json
 from relight.core.group_types import GroupSettings, Hello
 from relight.errors import MachineError
 from relight.host.connection import Connection, Security, dial
-from relight.host.heartbeats import Heartbeats
+from relight.host.heartbeats import SIZE, Heartbeats
 from relight.host.listener import Listener
 from relight.host.loop import Loop
 from relight.host.store_port import StorePort
@@ -247,7 +247,7 @@ def test_an_elector_that_sends_nonsense_loses_its_connection() -> None:
         security=Security(),
     )  # fmt: skip
     seeker = Seeker()
-    seeker.turned_away = said.append  # type: ignore[method-assign]
+    seeker.say_refused = said.append  # type: ignore[method-assign]
     elector = Elector(loop, meeting, GroupSettings(1, 2, 0), 0, [[], []], lambda _: None, seeker)
     finder = Finder()
     finder.take_connection = elector.take_connection  # type: ignore[method-assign]
@@ -288,13 +288,46 @@ def test_the_agent_that_hosts_the_coordinator_decides_on_the_settings_of_its_job
     assert "is 1.25 s on this node, but the job was started with 2.5 s" in owner.reasons[0]
 
 
+def test_a_datagram_that_can_not_be_checked_harms_no_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What checks it is loaded late: the disk that has it may be lost."""
+
+    def lost(session_key: bytes) -> bytes:
+        raise ModuleNotFoundError("hashlib")
+
+    loop = Loop()
+    sock = socket.create_server(("127.0.0.1", 0))
+    coordinator = Coordinator(loop, sock, Security(), Finder(), socket.socket.close, print)
+    owner = Owner(AssertionError())
+    hello = to_json(Hello("", "j", GroupSettings(1, 2, 0)))
+    first, second = (dial(loop, sock.getsockname(), owner, hello, Security()) for _ in range(2))
+    end = loop.now() + 10
+    loop.call_at(end, lambda: None)
+    try:
+        loop.run_until(lambda: coordinator.others == 2 or loop.now() >= end)
+        with monkeypatch.context() as patch:
+            patch.setattr(Heartbeats, "key_of", lost)
+            with pytest.raises(ModuleNotFoundError):
+                coordinator._on_datagram(b"x" * SIZE, ("127.0.0.1", 1))
+            first.close()
+            loop.run_until(lambda: coordinator.others == 1 or loop.now() >= end)
+        assert coordinator.others == 1
+        datagram = Heartbeats.datagram(1, second.session_key)
+        peer = coordinator._peers.of_datagram(datagram)
+        assert peer is not None and peer in coordinator._peers
+    finally:
+        for each in (second, coordinator, loop):
+            each.close()
+
+
 def test_who_says_hello_and_joins_nothing_makes_room() -> None:
     """Without a token, strangers that only say hello and beat take no more than their places."""
     loop, said = Loop(), list[str]()
     sock = socket.create_server(("127.0.0.1", 0))
     coordinator = Coordinator(loop, sock, Security(), Finder(), socket.socket.close, said.append)
-    coordinator.turned_away = said.append  # type: ignore[method-assign]
-    coordinator._listener.places = 20
+    coordinator.say_refused = said.append  # type: ignore[method-assign]
+    coordinator._listener.most_strangers = 20
     hello = to_json(Hello("", "another", GroupSettings(1, 2, 0)))
     owner = Owner(AssertionError())
     owner.closed = lambda connection, reason: owner.reasons.append(reason)  # type: ignore[method-assign]

@@ -7,6 +7,7 @@ import pytest
 
 from relight.cli.arguments import parse, to_spec
 from relight.core.messages import (
+    Announce,
     CheckpointCalls,
     CheckpointLimit,
     GenerationFormed,
@@ -20,7 +21,7 @@ from relight.core.ranks import NO_GENERATION, Generation, GenerationId, Place
 from relight.env import Environment
 from relight.node import Node
 from relight.prepare import prepare
-from relight.worker_group import Outcome
+from relight.worker_group import Outcome, WorkerGroup
 
 PORT = 29_400
 FIRST = GenerationId(0, "group")
@@ -178,6 +179,23 @@ def test_a_new_coordinator_hears_that_a_lease_was_over(node: Node, clock: Any) -
     announce = node.announce()
     assert announce is not None
     assert announce.lapsed
+
+
+def test_a_new_coordinator_hears_of_the_generation_whose_workers_have_ended(
+    node: Node, clock: Any
+) -> None:
+    """Until this node knows that the others have gone on without it."""
+    workers = WorkerGroup.__new__(WorkerGroup)  # it has none any more
+    workers.formed, workers.have_succeeded, workers.succeeded_nodes = formed(), False, (1,)
+    node.set_lease(clock.time + 1)
+    node.runs(workers)
+    node.get_ready(PORT, Outcome())
+    place = PLACE.group_rank, PLACE.group_world_size
+    assert node.announce() == Announce(FIRST, 0, *place, False, (1,), lapsed=False, ended=True)
+    assert node.generation == NO_GENERATION
+    later = GenerationId(FIRST.number + 1, "group")
+    node.received(WaitReason("it runs", generation=later, spare=True))
+    assert node.announce() is None
 
 
 def test_a_node_that_gives_up_keeps_its_failures_and_sends_no_report(

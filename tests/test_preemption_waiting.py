@@ -1,10 +1,14 @@
-"""Nodes of a job that are told of the same end one after the other."""
+"""Preempted nodes, and other nodes of the job that hear of it late, or from another coordinator."""
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
+import pytest
 from conftest import Start
+from etcd_server import free_ports
 
 TRAINS = """
 import os, sys, time
@@ -15,24 +19,214 @@ while not should_checkpoint():
     time.sleep(0.002)
 """
 
+SAVES = """
+import os, sys, time
+from relight.worker import should_checkpoint
+should_checkpoint()
+os.write(1, b"up\\n")
+while not should_checkpoint():
+    time.sleep(0.002)
+os.write(1, b"saves\\n")
+time.sleep(2 if os.environ["RANK"] in sys.argv[1:] else 0)
+os.write(1, b"has saved\\n")
+"""
+"""Ranks that are arguments take 2 s to save."""
 
+NEVER_LEAVES = """
+import os, sys, time
+from relight.worker import should_checkpoint
+should_checkpoint()
+os.write(1, b"up\\n")
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+sys.exit(3)
+"""
+"""It fails when a file is there, and does not ask again whether to save."""
+
+GRACE_S = 10.0
+ENDS_OR_SAVES = """
+import os, sys, time
+from relight.worker import should_checkpoint
+should_checkpoint()
+print("up of", os.environ["WORLD_SIZE"], flush=True)
+while not os.path.exists(sys.argv[1]):
+    if sys.argv[1].endswith("second") and should_checkpoint():
+        break
+    time.sleep(1)
+"""
+"""The worker of the first node ends when its file is there. That of the second one saves, at one of
+its calls, of which it makes one each second."""
+
+
+def read_until(stream: IO[bytes] | None, text: bytes) -> None:
+    """Read the lines of a stream up to one with a text."""
+    assert stream is not None
+    assert any(text in line for line in stream)
+
+
+@pytest.mark.parametrize("later_s", [0.0, GRACE_S])
 def test_an_agent_whose_workers_have_saved_asks_to_be_started_again_too(
-    start: Start, script: Callable[[str], Path], tmp_path: Path
+    start: Start, script: Callable[[str], Path], tmp_path: Path, later_s: float
 ) -> None:
-    """It gets the signal while it waits for the node that was preempted first."""
+    """It gets the signal while it waits for the node that was preempted first, also after the time
+    that workers have to save.
+    """
     path = script(TRAINS)
-    words = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=j")
+    words = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=j",
+             f"--shutdown-timeout={GRACE_S}")  # fmt: skip
     first, second = (start("run", *words, path) for _ in range(2))
     for agent in (first, second):
         assert agent.stdout is not None
         assert agent.stdout.readline() == b"up\n"
     first.send_signal(signal.SIGTERM)
     assert first.wait(60) == 75
-    assert second.stderr is not None
-    for line in second.stderr:
-        if b"waiting for 1 more" in line:  # whichever of the two coordinated the group
-            break
+    read_until(second.stderr, b"waiting for 1 more")  # whichever of the two coordinated the group
+    time.sleep(later_s)
     second.send_signal(signal.SIGTERM)
     _, err = second.communicate(timeout=60)
-    assert second.returncode == 75
+    assert second.returncode == 75, err
     assert b"the workers had saved and left before; exit code 75" in err
+
+
+def test_a_preempted_node_whose_workers_end_first_does_not_come_back(
+    start: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Its script ends before all nodes have agreed on a call: the job goes on without it.
+
+    The agent of the other node is stopped for that long.
+    """
+    path = script(ENDS_OR_SAVES)
+    words = ("--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
+             "--rdzv-id=j", "--rdzv-conf=last_call_timeout=9,lease_ttl=20")  # fmt: skip
+    first = start("run", *words, f"--log-dir={tmp_path}/logs", path, tmp_path / "first")
+    read_until(first.stderr, b"1 of at most 2 nodes")  # it coordinates the group
+    second = start("run", *words, path, tmp_path / "second")
+    for agent in (first, second):
+        read_until(agent.stdout, b"up of 2")
+    second.send_signal(signal.SIGSTOP)
+    first.send_signal(signal.SIGTERM)
+    read_until(first.stderr, b"preempted: got SIGTERM")
+    (tmp_path / "first").touch()
+    (events,) = tmp_path.glob("logs/*/events.jsonl")
+    end = time.monotonic() + 60
+    while '"WorkerExited"' not in events.read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    second.send_signal(signal.SIGCONT)
+    assert first.wait(60) == 75
+    read_until(second.stdout, b"up of 1")
+    (tmp_path / "second").touch()
+    assert second.wait(60) == 0
+
+
+def test_a_node_that_is_preempted_while_there_is_no_coordinator_saves(
+    start: Start, script: Callable[[str], Path]
+) -> None:
+    """Also if it reaches the next coordinator first, which waits for the other node then."""
+    (port,) = free_ports(1)
+    path = script(TRAINS)
+    bind, patience = f"--bind=127.0.0.1:{port}", "--rdzv-conf=keep_alive_interval=5"
+    words = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
+             "--rdzv-id=j", f"{patience},is_host=0")  # fmt: skip
+    coordinator = start("coordinator", bind, "-v", patience)
+    first, second = (start("run", *words, path) for _ in range(2))
+    for agent in (first, second):
+        read_until(agent.stdout, b"up")
+    coordinator.kill()
+    for agent in (first, second):
+        read_until(agent.stderr, b"lost the coordinator")
+    second.send_signal(signal.SIGSTOP)
+    first.send_signal(signal.SIGTERM)
+    read_until(first.stderr, b"preempted: got SIGTERM")
+    coordinator = start("coordinator", bind, "-v", patience)
+    read_until(coordinator.stderr, b"its first node has connected")
+    second.send_signal(signal.SIGCONT)
+    _, err = first.communicate(timeout=60)
+    assert first.returncode == 75, err
+    assert b"preempted: all workers have left in time" in err
+    read_until(second.stderr, b"is preempted: got SIGTERM; workers may save a checkpoint first")
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(60) == 75
+
+
+@pytest.mark.parametrize("slow", ["0", "1"])
+@pytest.mark.parametrize("backend", ["file", "c10d"])
+def test_a_node_that_has_saved_does_not_cut_short_the_saving_of_others(
+    start: Start, script: Callable[[str], Path], tmp_path: Path, backend: str, slow: str
+) -> None:
+    """All are preempted. The one that has saved first may be needed: it may be the coordinator, or
+    one of the nodes without which the coordinator gives up its register.
+    """
+    endpoint = tmp_path / "meet" if backend == "file" else f"127.0.0.1:{free_ports(1)[0]}"
+    words = ("--nnodes=2", f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}",
+             "--rdzv-id=j", script(SAVES), slow)  # fmt: skip
+    agents = [start("run", *words) for _ in range(2)]
+    for agent in agents:
+        read_until(agent.stdout, b"up")
+    for agent in agents:
+        agent.send_signal(signal.SIGTERM)
+    for agent in agents:
+        out, err = agent.communicate(timeout=60)
+        assert (agent.returncode, out) == (75, b"saves\nhas saved\n"), err
+        assert b"frozen" not in err
+
+
+def test_workers_go_on_saving_if_the_coordinator_is_killed_meanwhile(
+    start: Start, script: Callable[[str], Path]
+) -> None:
+    """The next one is told that they save; one node was preempted, the other waits for another."""
+    (port,) = free_ports(1)
+    words = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
+             "--rdzv-id=j", "--rdzv-conf=is_host=0", script(SAVES), "0", "1")  # fmt: skip
+    coordinator = start("coordinator", f"--bind=127.0.0.1:{port}")
+    first, second = (start("run", *words) for _ in range(2))
+    for agent in (first, second):
+        read_until(agent.stdout, b"up")
+    first.send_signal(signal.SIGTERM)
+    for agent in (first, second):
+        read_until(agent.stdout, b"saves")
+    coordinator.kill()
+    start("coordinator", f"--bind=127.0.0.1:{port}")
+    out, err = first.communicate(timeout=60)
+    assert (first.returncode, out) == (75, b"has saved\n"), err
+    read_until(second.stderr, b"waiting for 1 more")
+    second.send_signal(signal.SIGTERM)
+    out, err = second.communicate(timeout=60)
+    assert (second.returncode, out) == (75, b"has saved\n"), err
+
+
+def test_a_preempted_node_that_nobody_hears_saves_alone(
+    start: Start, script: Callable[[str], Path]
+) -> None:
+    (port,) = free_ports(1)
+    coordinator = start("coordinator", f"--bind=127.0.0.1:{port}")
+    agent = start("run", "--nnodes=1:2", "--rdzv-backend=c10d",
+                  f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=j",
+                  "--rdzv-conf=is_host=0,last_call_timeout=0.1", script(SAVES))  # fmt: skip
+    read_until(agent.stdout, b"up")
+    coordinator.kill()
+    coordinator.wait()
+    agent.send_signal(signal.SIGTERM)
+    out, err = agent.communicate(timeout=60)
+    assert (agent.returncode, out) == (75, b"saves\nhas saved\n"), err
+    assert b"the group has not answered; workers may save a checkpoint first" in err
+
+
+def test_a_preempted_node_whose_workers_are_stopped_blames_nobody(
+    start: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A worker of the other node fails before all have agreed when to save."""
+    words = ("--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
+             "--rdzv-id=j", script(NEVER_LEAVES))  # fmt: skip
+    preempted = start("run", *words, tmp_path / "never")
+    other = start("run", *words, tmp_path / "fails")
+    for agent in (preempted, other):
+        read_until(agent.stdout, b"up")
+    preempted.send_signal(signal.SIGTERM)
+    read_until(preempted.stderr, b"preempted: got SIGTERM")
+    (tmp_path / "fails").touch()
+    _, err = preempted.communicate(timeout=60)
+    assert preempted.returncode == 143, err
+    assert b"preempted: workers were stopped before they left; exit code 143" in err
+    assert b"was killed by" not in err
+    other.kill()

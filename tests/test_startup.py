@@ -2,12 +2,15 @@
 end of a job needs is imported while workers run.
 """
 
+import contextlib
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from conftest import clean_environment
+from etcd_server import free_ports
 
 # What `relight run` imports beyond a bare interpreter, in a job that succeeds.
 OWN = {
@@ -132,3 +135,79 @@ def test_a_job_that_has_run_for_a_while_needs_no_module_when_a_worker_fails(
     assert process.returncode == (0 if restarts else 1)
     later = {line.split()[-1] for line in rest if line.startswith("import time:")}
     assert later <= {"atexit"}
+
+
+def test_nodes_load_openssl_only_once_their_workers_run(tmp_path: Path) -> None:
+    """`hashlib` loads it, in two milliseconds. It is there before a late heartbeat needs it: the
+    file server that has it may be unreachable, as the network is.
+    """
+    script = tmp_path / "train.py"
+    script.write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_ports(1)[0]}"
+    command = [sys.executable, "-X", "importtime", "-m", "relight", "run", "--nnodes=2"]
+    with contextlib.ExitStack() as stack:
+        agents = []
+        for _ in range(2):
+            agent = subprocess.Popen(
+                [*command, "--rdzv-backend=c10d", endpoint, str(script)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=tmp_path,
+                env=clean_environment(),
+            )
+            agents.append(stack.enter_context(agent))
+            stack.callback(agent.kill)
+        for agent in agents:
+            assert agent.stdout is not None
+            before = loaded_until(agent.stdout, "begun")
+            assert "relight.agent" in before
+            assert "hashlib" not in before
+            later = loaded_until(agent.stdout, "relight.sight.answers")
+            needed = {"hashlib", "relight.host.heartbeats", "relight.coordinator"}
+            assert needed <= before | later
+
+
+def test_a_coordinator_needs_no_module_when_nodes_fail_or_are_lost(tmp_path: Path) -> None:
+    """`relight coordinator` may outlive the file server that has relight, as agents may."""
+    script = tmp_path / "train.py"
+    script.write_text("import os, time\ntime.sleep(1)\nos._exit(3)\n")
+    endpoint = f"127.0.0.1:{free_ports(1)[0]}"
+    relight = [sys.executable, "-m", "relight"]
+    run = [*relight, "run", "--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
+    run += ["--rdzv-conf=is_host=0,last_call_timeout=0.1", "--max-restarts=1", str(script)]
+    with subprocess.Popen(
+        [sys.executable, "-X", "importtime", *relight[1:], "coordinator", f"--bind={endpoint}"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+    ) as coordinator:
+        try:
+            assert coordinator.stderr is not None
+            assert "relight.core.verdict" in loaded_until(coordinator.stderr, endpoint)
+            first, second = (
+                subprocess.Popen(run, stderr=subprocess.PIPE, text=True, env=clean_environment())
+                for _ in range(2)
+            )
+            assert second.stderr is not None
+            assert any("2 workers on 2 nodes" in line for line in second.stderr)
+            first.kill()
+            for agent in (first, second):
+                agent.communicate(timeout=60)
+            assert (first.returncode, second.returncode) == (-9, 3)
+        finally:
+            coordinator.terminate()
+        rest = coordinator.stderr.read().splitlines()
+    assert {line.split()[-1] for line in rest if line.startswith("import time:")} <= {"atexit"}
+
+
+def loaded_until(lines: Iterable[str], last_word: str) -> set[str]:
+    """Return the modules that -X importtime names until a line that ends with this word."""
+    modules = set()
+    for line in lines:
+        words = line.split()
+        if line.startswith("import time:"):
+            modules.add(words[-1])
+        if words and words[-1] == last_word:
+            return modules
+    raise AssertionError(f"no line that ends with {last_word}, after {sorted(modules)}")

@@ -85,7 +85,7 @@ def test_while_workers_stop_the_line_never_mixes_with_their_output(
     assert agent.wait() == 143
     assert b"\r\nsaving done\r\n" in seen
     assert re.search(
-        rb"\r\x1b\[K\x1b\[2mrelight: \d s: waiting for local rank 0 to stop; they are", seen
+        rb"\r\x1b\[K\x1b\[2mrelight: \d s: waiting for local rank 0 to stop; it is", seen
     )
     assert on_screen(seen).splitlines()[-1] == "saving done"
 

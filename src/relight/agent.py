@@ -20,7 +20,7 @@ signals and the notice of a preemption. `Node.state` is one of
 
     NodeReady           this node waits for a generation; this is its latest report
     GenerationFormed    this node is in this generation, whose workers have not started here
-    WorkerGroup         the workers of that generation; they run, or are `done`
+    WorkerGroup         the workers of that generation; they run, or have succeeded
     None                before the first report, and while the agent closes its link
 
 In each of them the job may end (`Node.end`), or a signal may ask this agent to leave
@@ -32,6 +32,7 @@ coordinator renew. After that they are frozen until it is renewed or they are st
 
 import socket
 import time
+from collections.abc import Iterator
 
 from relight.core.messages import GenerationFormed
 from relight.errors import mistake
@@ -64,9 +65,13 @@ _IDLE_S = 1.0
 _SHOWN_AFTER_S = 1.0
 """When `relight status` and other commands can see the job: not while its workers start."""
 _LOADED_FOR_THE_END = (
-    "relight.core.flapping", "relight.core.restarts", "relight.core.verdict",
+    "relight.core.flapping", "relight.core.restarts", "relight.core.verdict", "relight.event_text",
     "relight.host.worker_memory", "relight.leaving", "relight.postmortem", "relight.sight.answers",
 )  # fmt: skip
+_LOADED_FOR_LOSS = "relight.coordinator", "relight.host.heartbeats", "hashlib"
+"""What the first datagram, and the next coordinator, need: with the network or the machine that
+coordinated, the file server may be lost.
+"""
 _END_LIMIT_S = 30.0
 """How long a program that goes on after the job waits for the end of the spawner."""
 
@@ -129,7 +134,9 @@ class Agent:
                 self.journal.goes_on()
             self.node.join(self.link, self._network)
             self.loop.call_after(_SHOWN_AFTER_S, self._show_job)
-            self.loop.call_after(_SHOWN_AFTER_S, _load_for_the_end)
+            several = _LOADED_FOR_LOSS if self.job.meeting is not None else ()
+            later = iter((*several, *_LOADED_FOR_THE_END))
+            self.loop.call_after(_SHOWN_AFTER_S, lambda: _load(self.loop, later))
             exit_code, reason = self._run()
             self.journal.record(Ended(exit_code, reason))
             self.loop.attempt(lambda: self._show_end(exit_code, reason), "showing the job's end")
@@ -167,11 +174,11 @@ class Agent:
                 workers, outcome = self._run_generation(formed)
                 if workers.stuck and outcome.failures:
                     return self._leaving().as_stuck(workers, outcome)
-                ended = bool(outcome.failures) or workers.stopped_by is not None
-                if node.preempted and ended and not signals:
-                    return self._leaving().as_preempted(workers, outcome)
                 if not (outcome.failures or workers.stopped_by or signals):
                     self._wait_for_others(workers)
+                ended = bool(outcome.failures) or workers.stopped_by is not None
+                if node.preempted and ended and not signals:
+                    return self._leaving().as_preempted(workers, outcome, self._is_over)
             if node.end is not None and not signals:
                 self.link.leave()
                 self._unshown.show()  # before the report
@@ -287,15 +294,20 @@ class Agent:
             self._sight.close(exit_code, reason)
 
 
-def _load_for_the_end() -> None:
+def _load(loop: Loop, modules: Iterator[str]) -> None:
     """Import what nearly every failure and the end of a job need, while workers run: a restart is a
     third faster then, and a disk that is lost later does not prevent it.
+
+    Heartbeats are answered between two of them, as a file server may be slow just now.
     """
-    for module in _LOADED_FOR_THE_END:
-        try:
-            __import__(module)
-        except Exception:  # the disk is lost already: that harms no job that runs well
-            return
+    module = next(modules, None)
+    if module is None:
+        return
+    try:
+        __import__(module)
+    except Exception:  # the disk is lost already: that harms no job that runs well
+        return
+    loop.call_after(0, lambda: _load(loop, modules))
 
 
 def _preload(job: NodeJob, loop: Loop, journal: Journal, fork: Fork) -> "Preload | None":

@@ -123,7 +123,7 @@ class Coordinator:
             peer.connection.send(fields.to_json(Note(text)))
             peer.connection.drain()
 
-    def turned_away(self, line: str) -> None:
+    def say_refused(self, line: str) -> None:
         """Print which connection was refused; if there are many, only some."""
         now = self._loop.now()
         if now >= self._quiet_until:
@@ -158,29 +158,30 @@ class Coordinator:
             connection.close()
             return
         if sender or settings is None:
-            self._turn_away(connection, "it is not an agent of relight")
+            self._refuse(connection, "it is not an agent of relight")
             return
-        if settings.least > settings.most:
-            self._turn_away(connection, "its --nnodes is not valid")
+        if settings.min_nodes > settings.max_nodes:
+            self._refuse(connection, "its --nnodes is not valid")
             return
         if settings.lost_after_s > self.longest_lost_after_s:
             asked_s, ours_s = settings.lost_after_s, self.longest_lost_after_s
-            self._turn_away(connection, waiting.lost_after_too_long(asked_s, ours_s))
+            self._refuse(connection, waiting.lost_after_too_long(asked_s, ours_s))
             return
         group = self.group(job, settings)
         refusal = waiting.other_lost_after(settings.lost_after_s, group.membership.settings)
         if refusal:
-            self._turn_away(connection, refusal)
+            self._refuse(connection, refusal)
             return
         own = connection.own_address()
         if own and (not self.seen_address or is_loopback(self.seen_address)):
             self.seen_address = own
         self._peers.add(_Peer(connection, group))
-        if len(self._peers.unjoined) > self._listener.places // 2:  # no token is needed to get here
+        # No token is needed to get here.
+        if len(self._peers.unjoined) > self._listener.most_strangers // 2:
             oldest = next(iter(self._peers.unjoined)).connection
             self._peers.remove(oldest)
             oldest.close()
-            self.turned_away(f"{oldest.peer}: dropped: too many connections have not joined a job")
+            self.say_refused(f"{oldest.peer}: dropped: too many connections have not joined a job")
 
     def received(self, connection: Connection, message: Message) -> None:
         """Handle a message of an agent."""
@@ -213,7 +214,7 @@ class Coordinator:
             else:
                 self._lose(connection, reason)
         else:
-            self.turned_away(f"{connection.peer}: {reason}")
+            self.say_refused(f"{connection.peer}: {reason}")
 
     def deliver(self, agent: Recipient, message: FromCoordinator) -> None:
         """Pass a message to the agent in this process, in the next turn of the loop."""
@@ -242,18 +243,18 @@ class Coordinator:
             return address
         return self.seen_address or address or "127.0.0.1"
 
-    def _turn_away(self, connection: Connection, reason: str) -> None:
+    def _refuse(self, connection: Connection, reason: str) -> None:
         end = JobEnded(EXIT_USAGE, f"the coordinator refuses this node: {reason}", (), None)
         connection.send(fields.to_json(end))
         connection.close()
-        self.turned_away(f"{connection.peer}: {reason}")
+        self.say_refused(f"{connection.peer}: {reason}")
 
     def _on_refused(self, line: str) -> None:
         """Print which peer was refused, unless it said nothing, as port probes and the standby of
         `relight coordinator` do.
         """
         if not line.endswith(SAID_NOTHING):
-            self.turned_away(line)
+            self.say_refused(line)
 
     def _lose(self, connection: Connection, reason: str) -> None:
         peer = self._peers.by_connection.get(connection)
@@ -310,7 +311,7 @@ class Coordinator:
     # Heartbeats and silence.
 
     def _on_datagram(self, data: bytes, sender: Address) -> None:
-        peer = self._peers.by_key.get(data[:8])
+        peer = self._peers.of_datagram(data)
         if peer is None:
             self._finder.take_ballot(data)
             return
@@ -343,9 +344,9 @@ class _Peer:
     def __init__(self, connection: Connection, group: Group) -> None:
         self.connection = connection
         self.group = group
-        self.key = Heartbeats.key_of(connection.session_key)
-        """What its datagrams begin with."""
         self.lost_after_s = group.membership.settings.lost_after_s
+        self.key = b""
+        """What its datagrams begin with; empty as long as none has come."""
         self.node = ""
         self._latest_heartbeat = -1
 
@@ -361,15 +362,17 @@ class _Peers:
 
     Attributes:
         unjoined: those that have not joined their group yet, the oldest first.
-        by_key: by what their datagrams begin with.
         by_node: those that have joined, by their group and node.
     """
 
     def __init__(self) -> None:
         self.unjoined: dict[_Peer, None] = {}
         self.by_connection: dict[Connection, _Peer] = {}
-        self.by_key: dict[bytes, _Peer] = {}
         self.by_node: dict[tuple[Group, str], _Peer] = {}
+        self._by_key: dict[bytes, _Peer] = {}
+        """By what their datagrams begin with."""
+        self._without_key: dict[_Peer, None] = {}
+        """Those that are not in `_by_key` yet: a network that loses nothing brings no datagrams."""
 
     def __len__(self) -> int:
         return len(self.by_connection)
@@ -379,8 +382,8 @@ class _Peers:
 
     def add(self, peer: _Peer) -> None:
         """Add an agent that has not joined yet."""
-        self.by_connection[peer.connection] = self.by_key[peer.key] = peer
-        self.unjoined[peer] = None
+        self.by_connection[peer.connection] = peer
+        self.unjoined[peer] = self._without_key[peer] = None
 
     def join(self, peer: _Peer, node: str) -> None:
         """Note that an agent has joined its group as a node."""
@@ -394,4 +397,13 @@ class _Peers:
         self.unjoined.pop(peer, None)
         if self.by_node.get((peer.group, peer.node)) is peer:
             del self.by_node[peer.group, peer.node]
-        self.by_key.pop(peer.key, None)
+        self._without_key.pop(peer, None)
+        self._by_key.pop(peer.key, None)
+
+    def of_datagram(self, data: bytes) -> _Peer | None:
+        """Return the agent whose datagrams begin as this one does."""
+        for peer in list(self._without_key):
+            peer.key = Heartbeats.key_of(peer.connection.session_key)
+            self._by_key[peer.key] = peer
+            del self._without_key[peer]
+        return self._by_key.get(data[:8])

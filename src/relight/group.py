@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from relight.core.group_types import Drop, Effect, Event, GroupSettings, Received, Send
 from relight.core.membership import Membership
 from relight.core.messages import Announce, Answer, AskNodes, FromAgent, FromCoordinator, Join
+from relight.core.ranks import GenerationId
 from relight.events import StateChanged, Tick, changed
 from relight.host.loop import Alarm, Loop
 from relight.typed import Protocol
@@ -27,11 +28,15 @@ _AGAIN_S = 0.05
 class LinkOwner(Protocol):
     """The agent, as its link sees it."""
 
+    @property
+    def generation(self) -> GenerationId:
+        """The generation whose workers are on this node; NO_GENERATION if there is none."""
+
     def announce(self) -> Announce | None:
-        """Return the generation whose workers are on this node, if any."""
+        """Return the generation that this node is in, or was in last, for a new coordinator."""
 
     def messages_after_join(self) -> Sequence[FromAgent]:
-        """Return what to send after `Join`: that this node is ready, or that a worker failed."""
+        """Return what to send after `Join`: that this node is ready, or what has happened to it."""
 
     def received(self, message: FromCoordinator) -> None:
         """Handle a message of the coordinator."""

@@ -3,7 +3,8 @@
 A node is preempted if it gets SIGTERM, or the notice of --on-preempt, while its workers can save a
 checkpoint: they have called `relight.worker.should_checkpoint`. Then the workers of all nodes save
 and leave at the same step, this node leaves the job, and the others go on without it. Workers that
-take longer than the grace time are killed.
+take longer than the grace time are killed. If no coordinator hears of it, the workers of this node
+save alone.
 
 Any other signal that stops the job, and a second one, stops the workers of this node at once.
 """
@@ -18,6 +19,13 @@ from relight.host.loop import Loop
 from relight.host.signals import listen
 from relight.node import Node
 from relight.node_job import NodeJob
+
+_WITHOUT_COORDINATOR_S = 2.0
+"""After so long without a coordinator, the workers of a preempted node save alone: a lease may end
+soon, and frozen workers can't save.
+"""
+_WITHOUT_ANSWER_S = 7.0
+"""After so long they save alone in any case: all nodes have agreed within 5 s (core/agreement)."""
 
 
 class Interruption:
@@ -80,6 +88,12 @@ class Interruption:
         self._journal.say(f"preempted: {reason}; another signal stops the workers now")
         self._node.preempt(reason)
         self._loop.call_after(self._grace_s, self._stop_preempted)
+        self._loop.call_after(_WITHOUT_COORDINATOR_S, self._save_without_coordinator)
+        self._loop.call_after(_WITHOUT_ANSWER_S, self._node.save_alone)
+
+    def _save_without_coordinator(self) -> None:
+        if not self._node.is_heard:
+            self._node.save_alone()
 
     def _can_save(self) -> bool:
         is_first = not (self._node.preempted or self.signals)

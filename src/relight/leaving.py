@@ -80,15 +80,27 @@ class Leaving:
         self._link.send(NodeLeaving(reason))
         return EXIT_MACHINE, f"the node leaves: {reason}"
 
-    def as_preempted(self, workers: WorkerGroup, outcome: Outcome) -> tuple[int, str]:
-        """Leave as the node is preempted and its workers have exited."""
+    def as_preempted(
+        self, workers: WorkerGroup, outcome: Outcome, is_over: Callable[[], bool]
+    ) -> tuple[int, str]:
+        """Leave as the node is preempted and its workers have exited. It stays while those of other
+        nodes save: it may be their coordinator, or vote for it.
+
+        Args:
+            workers: those that have exited.
+            outcome: how.
+            is_over: whether the coordinator lets it go, or a signal came.
+        """
         why = self._node.preempted
         reason = f"it is preempted ({why})"
-        if outcome.failures:
+        if any(not failure.asked for failure in outcome.failures):
             return self._give_up(workers, outcome, reason, "this node is preempted")
-        self._link.send(NodeLeaving(reason))
-        if not workers.ended_well:  # they were stopped before they left
-            return exit_code_of_signal(signal.SIGTERM), f"the node is preempted: {why}"
+        self._link.send(NodeLeaving(reason, waits=workers.ended_well))
+        if not workers.ended_well:
+            code = exit_code_of_signal(signal.SIGTERM)
+            self._journal.say(f"preempted: workers were stopped before they left; exit code {code}")
+            return code, f"the node is preempted: {why}"
+        self._node.wait_for_saving(is_over)
         self._journal.say(f"preempted: all workers have left in time; exit code {EXIT_PREEMPTED}")
         return EXIT_PREEMPTED, f"the node is preempted: {why}"
 

@@ -46,6 +46,7 @@ from relight.core.messages import (
     NodeLeaving,
     Redirect,
 )
+from relight.core.ranks import NO_GENERATION
 from relight.core.supervision import FOR_EVER
 from relight.errors import EXIT_GROUP, many
 from relight.events import StateChanged, Tick, changed
@@ -248,8 +249,10 @@ class RemoteLink(finders.Seeker):
         """Examine the endpoint from this machine, for at most 2 s."""
         if not self._meeting.hosts or self.core.turned_away:
             return []
-        from relight.doctor import at_timeout
-
+        try:
+            from relight.doctor import at_timeout
+        except ImportError:  # with the coordinator, the file server was lost
+            return []
         return at_timeout(self._meeting.host, self._meeting.port)
 
     def _deliver(self, message: FromCoordinator) -> None:
@@ -303,7 +306,7 @@ class RemoteLink(finders.Seeker):
         if self._group is not None:
             self._step(Hosting(until))
             present = self._group.membership.present()
-            self._finder.set_enough_nodes(enough=present >= self._settings.least)
+            self._finder.set_enough_nodes(enough=present >= self._settings.min_nodes)
 
     def step_down(self, reason: str, again_s: float) -> None:
         """Stop coordinating. If the job has ended there is nothing to decide any more, and nodes
@@ -331,10 +334,10 @@ class RemoteLink(finders.Seeker):
         """Write to the event log that the link or the finder is in another state."""
         self._owner.record(event)
 
-    def turned_away(self, line: str) -> None:
+    def say_refused(self, line: str) -> None:
         """Print which connection was refused; if there are many, only some."""
         if self._coordinator is not None:
-            self._coordinator.turned_away(line)
+            self._coordinator.say_refused(line)
 
     # The coordinator in this process.
 
@@ -401,10 +404,13 @@ class RemoteLink(finders.Seeker):
             self._step(Heard(lets_run=False))
             self._step(Echoed(heard.number))
             return
-        if isinstance(heard, GenerationFormed) and heard.place.local_world_size != self.join.slots:
+        if (
+            isinstance(heard, GenerationFormed)
+            and heard.place.local_world_size != self.join.local_world_size
+        ):
             assigned = many(heard.place.local_world_size, "worker")
             raise fields.Malformed(
-                f"the coordinator assigned {assigned}; this node has {self.join.slots}"
+                f"the coordinator assigned {assigned}; this node has {self.join.local_world_size}"
             )
         self._step(Heard(self._lets_run(heard)))
         self._deliver(heard)
@@ -414,7 +420,7 @@ class RemoteLink(finders.Seeker):
         self._drop_connection()
         if self._closed:
             return
-        working = self._owner.announce() is not None
+        working = self._owner.generation != NO_GENERATION
         better, refusal = self._finder.failed(refused=connection.refused, working=working)
         turned_away = connection.turned_away
         if turned_away and self._is_of_others(connection):
@@ -427,8 +433,7 @@ class RemoteLink(finders.Seeker):
     def _lets_run(self, message: FromCoordinator) -> bool:
         """Return whether a message permits the workers here, or those to be started, to run."""
         if isinstance(message, Confirm):
-            announce = self._owner.announce()
-            return announce is not None and announce.generation == message.generation
+            return message.generation == self._owner.generation
         return isinstance(message, GenerationFormed)
 
     def _is_of_others(self, connection: "Connection") -> bool:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from relight.network_check import NetworkCheck
 
 _LOOK_S = 12.0
-"""How long workers that hang are looked at before they are stopped (`WorkerGroup._look_closer`)."""
+"""How long workers that hang are looked at before they are stopped (stacks_before_stop.py)."""
 _READY_S = 30.0
 """How long it may take from SIGKILL until this node has reported that its workers have exited:
 large processes exit slowly.
@@ -74,6 +74,8 @@ class Node:
         """How the job has ended, as the group says; None if this node left before."""
         self.preempted = ""
         """Why this node will soon be taken away, if so."""
+        self.taken_away_at = FOR_EVER
+        """When that is, on the loop's clock."""
         self.restart = 0
         """The latest restart that was reported to the user."""
         self.lease_until = FOR_EVER
@@ -109,7 +111,7 @@ class Node:
 
     @property
     def running(self) -> WorkerGroup | None:
-        """The workers of the generation that this node is in; they run, or are done."""
+        """The workers of the generation that this node is in; they run, or have succeeded."""
         return self.state if isinstance(self.state, WorkerGroup) else None
 
     @property
@@ -122,6 +124,11 @@ class Node:
         formed = self.state
         may_run = self._loop.now() < self.lease_until
         return formed if isinstance(formed, GenerationFormed) and may_run else None
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether there is a coordinator that hears what this node says."""
+        return self._link.has_joined
 
     def get_ready(self, port: int, outcome: Outcome) -> None:
         """Report that no workers run here, and how the last ones ended.
@@ -140,13 +147,36 @@ class Node:
 
     def wait_for_others(self, workers: WorkerGroup) -> None:
         """Report that all workers here succeeded."""
-        workers.done = True
+        workers.have_succeeded = True
         self._link.send(WorkersSucceeded(workers.formed.generation.id))
 
     def preempt(self, reason: str) -> None:
         """Report that this node will soon be taken away: all workers of the job save, and leave."""
         self.preempted = reason
+        self.taken_away_at = self._loop.now() + self._job.grace_s
         self._link.send(self._preemption())
+
+    def save_alone(self) -> None:
+        """Let the workers of this node save and leave, if the group has not said when."""
+        workers = self.running
+        if workers is None or workers.stopped_by is not None:
+            return
+        cause = f"{self._link.join.host} is preempted: {self.preempted}; the group has not answered"
+        left_s = self.taken_away_at - self._loop.now()
+        workers.stop(StopWorkers(self.generation, cause, gently=True, limit_s=max(left_s, 0.001)))
+
+    def wait_for_saving(self, is_over: Callable[[], bool]) -> None:
+        """Stay connected, without workers, until those of the other nodes have saved, there is no
+        coordinator, or this node is taken away.
+
+        Args:
+            is_over: whether the coordinator lets it go, or a signal came.
+        """
+        self.close()
+        self._journal.waits_for(lambda: "waiting for the workers of the other nodes to save")
+        left_s = self.taken_away_at - self._loop.now()
+        self._loop.run_until(lambda: is_over() or not self.is_heard, left_s)
+        self._journal.goes_on()
 
     def give_up(self, outcome: Outcome, end: JobEnded) -> None:
         """Note how the job has ended for this node, which itself has decided that."""
@@ -177,27 +207,38 @@ class Node:
             group.on_step = GroupRecorder(job, settings, group.origin, write).step
 
     def announce(self) -> Announce | None:
-        """Return the generation that this node is in, if any."""
+        """Return the generation that this node is in, or was in last, for a new coordinator."""
+        last, done, saves = self.workers, False, False
+        nodes: tuple[int, ...] = ()
         match self.state:
             case GenerationFormed() as formed:
-                done, succeeded = False, ()
-            case WorkerGroup(formed=formed, done=done, succeeded=succeeded):
                 pass
+            case WorkerGroup(formed=formed, have_succeeded=done, succeeded_nodes=nodes) as workers:
+                saves = workers.saves
+            case NodeReady(generation, latest=latest) if (
+                last is not None
+                and last.formed.generation.id == generation
+                and latest.number <= generation.number
+            ):
+                formed, nodes = last.formed, last.succeeded_nodes
             case _:
                 return None
-        (generation, restart, *_), place = formed
+        (identity, restart, *_), place = formed
         rank, size = place.group_rank, place.group_world_size
         lapsed = self._loop.now() >= self.lease_until
-        return Announce(generation, restart, rank, size, done, succeeded, lapsed)
+        ended = isinstance(self.state, NodeReady)
+        return Announce(identity, restart, rank, size, done, nodes, lapsed, ended, saves)
 
     def messages_after_join(self) -> Sequence[FromAgent]:
-        """Return what to send after `Join`: that this node is ready, or that a worker failed."""
+        """Return what to send after `Join`: that this node is ready, or what has happened to its
+        workers and to itself.
+        """
         match self.state:
             case NodeReady() as ready:
                 return [ready]
             case WorkerGroup() as workers:
                 preemption = [self._preemption()] if self.preempted else []
-                return workers.reports() or preemption
+                return [*workers.reports(), *preemption]
         return []
 
     def received(self, message: FromCoordinator) -> None:
@@ -216,7 +257,7 @@ class Node:
                 if not message.others_run:
                     self.preempted = ""  # a coordinator has time to tell the other nodes
                 if self.running is not None:
-                    self.running.stop(StopWorkers(self._generation, reason, gently=False))
+                    self.running.stop(StopWorkers(self.generation, reason, gently=False))
             case WaitReason(text, _, generation):
                 ready = self.state
                 if isinstance(ready, NodeReady) and generation.number >= ready.latest.number:
@@ -226,12 +267,12 @@ class Node:
             case Note(text):
                 self._journal.say(text)
             case Confirm(generation, succeeded):
-                if self.running is not None and generation == self._generation:
+                if self.running is not None and generation == self.generation:
                     self.running.confirm(succeeded)
-            case SlowRanks(generation) if generation == self._generation:
+            case SlowRanks(generation) if generation == self.generation:
                 if self.running is not None:
                     self.running.report_slow_ranks(message)
-            case CheckpointLimit(generation, limit) if generation == self._generation:
+            case CheckpointLimit(generation, limit) if generation == self.generation:
                 self._count_calls(limit)
             case Question() | NodeAnswered():
                 self.on_question(message)
@@ -245,7 +286,7 @@ class Node:
             self.running.set_lease(until)
 
     def _on_stop(self, stop: StopWorkers) -> None:
-        if stop.generation != self._generation:
+        if stop.generation != self.generation:
             return
         match self.state:
             case WorkerGroup() as workers:
@@ -255,7 +296,7 @@ class Node:
 
     def _count_calls(self, limit: int) -> None:
         """Hold workers at a call of `should_checkpoint`, and answer how far they are."""
-        generation = self._generation
+        generation = self.generation
 
         def answer(calls: int) -> None:
             self._link.send(CheckpointCalls(generation, limit, calls))
@@ -268,7 +309,7 @@ class Node:
     # What it says of itself.
 
     @property
-    def _generation(self) -> GenerationId:
+    def generation(self) -> GenerationId:
         """The generation that this node is in; NO_GENERATION if it is in none, as while it waits
         for one.
         """
@@ -278,12 +319,12 @@ class Node:
         return NO_GENERATION
 
     def _preemption(self) -> NodePreempted:
-        return NodePreempted(self._generation, self.preempted, self._job.grace_s)
+        return NodePreempted(self.generation, self.preempted, self._job.grace_s)
 
     def _report(self, port: int, outcome: Outcome) -> NodeReady:
         """Return the report on the generation that this node is in, or was in until now."""
         return NodeReady(
-            generation=self._generation,
+            generation=self.generation,
             port=port,
             failures=outcome.failures,
             succeeded_ranks=outcome.succeeded_ranks,
@@ -360,11 +401,11 @@ def link_to_group(job: NodeJob, loop: Loop, host: str) -> "LocalLink | RemoteLin
         node=os.urandom(8).hex(),
         host=host,
         address=meeting.local_addr if meeting else job.store_host,
-        slots=job.nproc,
+        local_world_size=job.nproc,
         role=job.command.spec.role,
         node_rank=meeting.node_rank if meeting else -1,
-        least=job.settings.least,
-        most=job.settings.most,
+        min_nodes=job.settings.min_nodes,
+        max_nodes=job.settings.max_nodes,
         max_restarts=job.settings.max_restarts,
         facts=job.facts,
         announce=None,

@@ -116,7 +116,7 @@ class LaunchSpec(NamedTuple):
 
     def runs_locally(self) -> bool:
         """Return whether the job has one node only, and so needs no rendezvous."""
-        return self.nnodes.most == 1
+        return self.nnodes.max_nodes == 1
 
     def makes_own_id(self) -> bool:
         """Return whether the job uses torchrun's standalone mode, with a generated id."""
@@ -289,9 +289,9 @@ def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
     _check_script_form(spec, notes)
     _check_logs(spec, notes)
     static = spec.rdzv_backend == "static" and not spec.standalone
-    if static and spec.node_rank >= spec.nnodes.most:
+    if static and spec.node_rank >= spec.nnodes.max_nodes:
         raise UsageError(
-            f"--node-rank={spec.node_rank} is not below --nnodes={spec.nnodes.most}",
+            f"--node-rank={spec.node_rank} is not below --nnodes={spec.nnodes.max_nodes}",
             hint="node ranks count from 0",
         )
     if static and "/" in spec.rdzv_endpoint.host:
@@ -311,9 +311,9 @@ def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
         if "local-addr" in given and fixed:
             notes.append("--local-addr has no effect with --master-port or a static endpoint")
     if static and not spec.runs_locally():
-        if spec.nnodes.least < spec.nnodes.most:
+        if spec.nnodes.min_nodes < spec.nnodes.max_nodes:
             notes.append(f"--nnodes={spec.nnodes}: the static rendezvous waits for all "
-                         f"{spec.nnodes.most} nodes")  # fmt: skip
+                         f"{spec.nnodes.max_nodes} nodes")  # fmt: skip
         if "master-addr" not in given and not spec.rdzv_endpoint.host:
             notes.append("without --master-addr all nodes must be on this machine")
     if not spec.rdzv_id and not spec.runs_locally():
@@ -330,7 +330,7 @@ def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
 
 def _check_standalone(spec: LaunchSpec, given: "set[str]", notes: list[str]) -> None:
     contradictions = []
-    if spec.nnodes.most != 1:
+    if spec.nnodes.max_nodes != 1:
         contradictions.append(f"--nnodes={spec.nnodes}")
     if "rdzv-backend" in given and spec.rdzv_backend != "c10d":
         contradictions.append(f"--rdzv-backend={spec.rdzv_backend}")

@@ -28,11 +28,12 @@ BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "file")
 class Nodes(NamedTuple):
     """How many nodes the job may have; both are equal for a job of fixed size."""
 
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
 
     def __str__(self) -> str:
-        return str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
+        same = self.min_nodes == self.max_nodes
+        return str(self.max_nodes) if same else f"{self.min_nodes}:{self.max_nodes}"
 
 
 class KeepWarm(NamedTuple):

@@ -120,9 +120,9 @@ class WorkerGroup:
     ) -> None:
         self.formed = formed
         self.began = services.loop.now()
-        self.done = False
+        self.have_succeeded = False
         """Whether all workers of this node have succeeded."""
-        self.succeeded: tuple[int, ...] = ()
+        self.succeeded_nodes: tuple[int, ...] = ()
         """The group ranks of nodes whose workers have succeeded, as the coordinator has said."""
         self.failure: WorkerFailed | None = None
         """Set once a worker has failed that was not asked to stop."""
@@ -147,7 +147,8 @@ class WorkerGroup:
                 job.command.spec,
                 directory and attempt_directory(directory, generation.restart, generation.number),
             )
-            self.logs.is_ending, self.logs.on_late = self._is_ending, self.show_tracebacks
+            self.logs.is_shutting_down = self._is_shutting_down
+            self.logs.on_late = self.show_tracebacks
             self._plans.extend(self._plan(each) for each in ranks.assign(formed.place))
         except OSError as error:
             raise _unwritable(error, len(self._plans)) from None
@@ -282,7 +283,12 @@ class WorkerGroup:
             self.supervisor.set_lease(until)
 
     def stop(self, stop: StopWorkers) -> None:
-        """Stop the workers; if `stop.gently`, give them time to save a checkpoint first."""
+        """Stop the workers; if `stop.gently`, give them time to save a checkpoint first, once: the
+        message may come again, also from another coordinator.
+        """
+        before = self.stopped_by
+        if stop.gently and before is not None and before.gently and before is not stop:
+            return
         self.stopped_by = stop
         supervisor, meeting = self.supervisor, self._job.meeting
         if supervisor is None or not supervisor.is_running:
@@ -293,14 +299,18 @@ class WorkerGroup:
             self.memory.agree(stop.checkpoint_at, loop.now() + limit_s)
             limit = duration(limit_s, digits=int(limit_s < 1))
             journal.say(f"{stop.cause}; workers may save a checkpoint first, for {limit}")
-            at_once = stop._replace(gently=False)
-            loop.call_after(limit_s, lambda: self.stop(at_once))
+            loop.call_after(limit_s, lambda: self._stop_late(stop))
         else:
             if stop.takes_stacks:
                 # It takes a moment, and the coordinator may be in this process: all are told first.
                 loop.call_after(0.0, lambda: self._stop_after_stacks(stop))
             else:
                 self._stop_now(stop.cause)
+
+    def _stop_late(self, stop: StopWorkers) -> None:
+        """Stop workers that have not left within the time to save."""
+        if self.supervisor is not None and self.supervisor.is_running:
+            self.stop(stop._replace(gently=False))
 
     def _stop_after_stacks(self, stop: StopWorkers) -> None:
         supervisor = self.supervisor
@@ -346,6 +356,11 @@ class WorkerGroup:
             self._watch(self.supervisor).report_slow_ranks(found)
 
     @property
+    def saves(self) -> bool:
+        """Whether the workers were told to save a checkpoint and leave, and still have time."""
+        return self.stopped_by is not None and self.stopped_by.gently
+
+    @property
     def stuck(self) -> str:
         """The worker in an uninterruptible call, as `local rank 2 (pid 4711)`; empty for none."""
         return self._watches.stuck if self._watches is not None else ""
@@ -384,7 +399,7 @@ class WorkerGroup:
         It has no agreement on a call of `should_checkpoint` under way, or sends its limit next, so
         workers are held no longer.
         """
-        self.succeeded = succeeded
+        self.succeeded_nodes = succeeded
         if self._memory is not None:
             self._memory.release()
 
@@ -477,16 +492,16 @@ class WorkerGroup:
                 self._services.loop.call_after(_HELD_S, self.show_tracebacks)
             self._report_first_failure(event)
 
-    def _is_ending(self, local_rank: int) -> bool | None:
+    def _is_shutting_down(self, local_rank: int) -> bool | None:
         """Return whether a worker no longer runs its program; None if that can't be seen."""
         supervisor = self.supervisor
         if supervisor is None or local_rank not in supervisor.workers.pids:
             return None
         if local_rank not in supervisor.alive:
             return True
-        from relight.host.stacks.doing import is_ending
+        from relight.host.stacks.doing import is_shutting_down
 
-        return is_ending(supervisor.workers.pids[local_rank])
+        return is_shutting_down(supervisor.workers.pids[local_rank])
 
     def _watch(self, supervisor: Supervisor) -> "WorkerWatches":
         """Return the watches; begin them if that has not been done."""

@@ -218,8 +218,8 @@ class FakeRunner:
         return Job(handle, handle, status.state, "")
 
 
-def watched(runner: FakeRunner, name: str = "", scheduler: str = "") -> command.Watched:
-    return command.Watched(runner, name, scheduler)  # type: ignore[arg-type]
+def watched(runner: FakeRunner, name: str = "", scheduler: str = "") -> command.WatchedJobs:
+    return command.WatchedJobs(runner, name, scheduler)  # type: ignore[arg-type]
 
 
 def states(jobs: list[JobLook]) -> dict[str, list[str]]:

@@ -4,7 +4,9 @@ Ray replaces 127.0.0.1 by an outside address of the machine. `ray stop` would en
 machine; here the process groups are ended.
 """
 
+import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -22,8 +24,12 @@ LIMIT_S = 40.0
 PYTHON = os.environ.get("RAY_OF_TEST") or sys.executable
 """The Python of the nodes; RAY_OF_TEST=/path/to/python is for tests with another version of Ray."""
 _OBJECTS = 80 << 20
-_GCS_PORTS = (20000, 32000)
+_PORTS = range(20000, 32000)
 """Outside of Ray's own ports for workers, and of those that the system gives out."""
+_STARTS = 3
+"""How often a node is started: a raylet aborts at its start if its machine is very busy."""
+_given: set[int] = set()
+"""Ports that these clusters were given."""
 
 
 def has_ray() -> bool:
@@ -42,8 +48,8 @@ class RayCluster:
         self._folder = tempfile.TemporaryDirectory(prefix="ray-")
         self.directory = Path(self._folder.name)
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
-        self._gcs = f"127.0.0.2:{_free_port('127.0.0.2', range(*_GCS_PORTS))}"
-        self.dashboard = f"127.0.0.1:{_free_port('127.0.0.1')}"
+        self._gcs = f"127.0.0.2:{_free_ports('127.0.0.2', 1)[0]}"
+        self.dashboard = f"127.0.0.1:{_free_ports('127.0.0.1', 1)[0]}"
 
     def start(self, cpus: int = 1) -> None:
         """Start the head, which is node 2, and wait for its dashboard and job agent."""
@@ -51,14 +57,21 @@ class RayCluster:
         where, _, dashboard_port = self.dashboard.partition(":")
         words = ["--head", f"--port={port}", f"--dashboard-host={where}"]
         words += [f"--dashboard-port={dashboard_port}"]
-        words += [f"--ray-client-server-port={_free_port(host)}", "--include-dashboard=true"]
+        words += [f"--ray-client-server-port={_free_ports(host, 1)[0]}", "--include-dashboard=true"]
         self._start(2, host, words, cpus)
         self._await_dashboard()
 
     def add(self, number: int, cpus: int = 1, resources: str = "{}") -> None:
-        """Start a node with the address 127.0.0.NUMBER."""
+        """Start a node with the address 127.0.0.NUMBER, and wait until the cluster knows it."""
         words = [f"--address={self._gcs}", f"--resources={resources}"]
-        self._start(number, f"127.0.0.{number}", words, cpus)
+        address = f"127.0.0.{number}"
+        for _ in range(_STARTS):
+            before = self._ids(address)
+            self._start(number, address, words, cpus)
+            if self._has_joined(number, before):
+                return
+            self.kill(number)
+        raise AssertionError((self.directory / f"node-{number}.log").read_text())
 
     def kill(self, number: int) -> None:
         """End a node as if its machine was lost: all its processes at once."""
@@ -87,15 +100,14 @@ class RayCluster:
         command += [f"--temp-dir={self.directory}/{number}"]  # nodes share no files
         command += [f"--object-store-memory={_OBJECTS}", f"--memory={8 << 30}"]
         command += ["--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0"]
-        command += [
-            f"--{name}={_free_port(address)}"
-            for name in (
-                "dashboard-agent-listen-port",
-                "dashboard-agent-grpc-port",
-                "metrics-export-port",
-                "runtime-env-agent-port",
-            )
-        ]
+        named = (
+            "dashboard-agent-listen-port",
+            "dashboard-agent-grpc-port",
+            "metrics-export-port",
+            "runtime-env-agent-port",
+        )
+        ports = _free_ports(address, len(named))
+        command += [f"--{name}={port}" for name, port in zip(named, ports, strict=True)]
         hidden = ("RAY_", "RELIGHT_", "PYTEST_", "COV_")
         own = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         own |= {
@@ -120,6 +132,29 @@ class RayCluster:
                 preexec_fn=partial(linux.die_with_parent, signal.SIGTERM),
             )
 
+    def _has_joined(self, number: int, before: set[str]) -> bool:
+        """Wait until the cluster knows a node that it did not know before; return whether the Ray
+        of that node still runs.
+        """
+        end = time.monotonic() + LIMIT_S
+        while self._nodes[number].poll() is None:
+            if self._ids(f"127.0.0.{number}") - before:
+                return True
+            assert time.monotonic() < end, (self.directory / f"node-{number}.log").read_text()
+            time.sleep(0.1)
+        return False
+
+    def _ids(self, address: str) -> set[str]:
+        """Return the ids of the nodes with an address, none if the dashboard does not answer."""
+        try:
+            url = f"http://{self.dashboard}/nodes?view=summary"
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                nodes = json.load(answer)["data"]["summary"]
+        except (urllib.error.URLError, OSError):
+            return set()
+        rays = [node.get("raylet", {}) for node in nodes if node.get("ip") == address]
+        return {ray["nodeId"] for ray in rays if ray.get("state") == "ALIVE"}
+
     def _await_dashboard(self) -> None:
         end = time.monotonic() + LIMIT_S
         while True:
@@ -134,15 +169,22 @@ class RayCluster:
                 return
 
 
-def _free_port(host: str, among: range = range(1)) -> int:
-    for port in among:
+def _free_ports(host: str, count: int) -> list[int]:
+    """Return ports of a host that no other call returns; other programs may take them."""
+    found: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if port in _given:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind((host, port))
             except OSError:
                 continue
-            return int(probe.getsockname()[1])
-    raise AssertionError("no port is free")
+        _given.add(port)
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise AssertionError("not enough ports are free")
 
 
 def of_variable(text: str) -> list[int]:

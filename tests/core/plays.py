@@ -129,6 +129,7 @@ class Table:
             "ends": [NodeReady(generation, 29500, (record(host=node),), ())],
             "done": [WorkersSucceeded(generation)],
             "leaves": [NodeLeaving("SIGTERM")],
+            "leaves-and-waits": [NodeLeaving("SIGTERM", waits=True)],
             "preempted": [NodePreempted(generation, "got SIGTERM", 30.0)],
             "-": [],
         }
@@ -144,8 +145,14 @@ class Table:
             return [Received(node, NodePace(generation, (100, 100), waits, (-1, -1)))]
         if verb == "lost":
             return [NodeLost(node, "no heartbeat")]
+        if verb.startswith("ended"):
+            announce = self.announce(node)._replace(ended=True)
+            failures = (record(host=node),) if "failed" in verb else ()
+            ready = NodeReady(announce.generation, 29500, failures, ())
+            return [Received(node, self.join(node, announce)), Received(node, ready)]
         if verb.startswith("returns"):
             announce = self.announce(node, done="done" in verb, lapsed="lapsed" in verb)
+            announce = announce._replace(saves="saves" in verb)
             return [Received(node, self.join(node, announce))]
         return [Received(node, message) for message in messages[verb]]
 
@@ -159,8 +166,8 @@ class Table:
         name = node.partition("/")[0]
         rank = int(name[4:]) if self.settings.ordered or name.startswith("task") else -1
         offer = Join(
-            node, name, f"10.0.0.{len(name)}", 2, "default", rank, self.settings.least,
-            self.settings.most, self.settings.max_restarts, {}, announce, self.stop_s,
+            node, name, f"10.0.0.{len(name)}", 2, "default", rank, self.settings.min_nodes,
+            self.settings.max_nodes, self.settings.max_restarts, {}, announce, self.stop_s,
         )  # fmt: skip
         return offer._replace(**changes)
 

@@ -51,7 +51,7 @@ def said(kinds: Any, kind: Any, chance: Chance) -> Any:
 
 def joins(node: str, wanted: GroupSettings) -> list[Any]:
     number = "abc".index(node) if wanted.ordered else -1
-    asked = wanted.least, wanted.most, wanted.max_restarts
+    asked = wanted.min_nodes, wanted.max_nodes, wanted.max_restarts
     join = Join(node, f"host-{node}", "", 1, "default", number, *asked, {}, None)
     return [Received(node, join), Received(node, NodeReady(NO_GENERATION, 1, (), ()))]
 
@@ -70,7 +70,9 @@ def test_nothing_that_a_node_says_breaks_the_group(chance: Chance) -> None:
             if hasattr(message, "generation") and chance.random() < 0.7:
                 message = message._replace(generation=formed(chance.choice([0, 1])))
             if isinstance(message, Join) and chance.random() < 0.7:
-                message = message._replace(least=asked.least, most=most, max_restarts=1)
+                message = message._replace(
+                    min_nodes=asked.min_nodes, max_nodes=most, max_restarts=1
+                )
             # The coordinator knows a node by its connection.
             node = message.node if isinstance(message, Join) else chance.choice("abc")
             events += [Received(node, message), Tick()]

@@ -94,8 +94,8 @@ def test_of_more_nodes_than_fit_those_that_came_first_are_taken() -> None:
 def test_members_get_their_ranks_roles_and_the_address_of_rank_0() -> None:
     """Ranks count through the nodes, roles apart, and rank 0's address is everybody's."""
     game = table(2, 2)
-    game.step(Received("a", game.join("a", slots=3, role="trainer", address="10.1.1.1")))
-    game.step(Received("b", game.join("b", slots=2, role="reader", address="10.1.1.2")))
+    game.step(Received("a", game.join("a", local_world_size=3, role="trainer", address="10.1.1.1")))
+    game.step(Received("b", game.join("b", local_world_size=2, role="reader", address="10.1.1.2")))
     game.step(Received("b", NodeReady(NO_GENERATION, 4000, (), ())))
     game.step(Received("a", NodeReady(NO_GENERATION, 5000, (), ())))
     (a,), (b,) = (
@@ -343,12 +343,16 @@ def test_messages_of_nodes_that_have_not_joined_are_ignored() -> None:
 
 
 def test_a_node_with_another_nnodes_is_refused() -> None:
-    """A node with another --nnodes could not work; it alone ends, with exit code 2."""
+    """A node with another --nnodes could not work; it alone ends, with exit code 2. Those who wait
+    for more nodes are told.
+    """
     game = table(2, 4)
     game.play("0 a joins")
-    game.step(Received("x", game.join("x", least=1)))
+    game.step(Received("x", game.join("x", min_nodes=1)))
     assert game.sent() == ["end 2: x"]
-    assert game.end("x").reason == "--nnodes=1:4 on x, but the job was started with --nnodes=2:4"
+    reason = "--nnodes=1:4 on x, but the job was started with --nnodes=2:4"
+    assert game.end("x").reason == reason
+    assert Note(f"x can't join: {reason}") in game.heard["a"]
     assert [member.node for member in game.group.members] == ["a"]
 
 

@@ -131,6 +131,44 @@ def test_workers_that_were_faster_than_the_limit_get_a_higher_one() -> None:
     """)
 
 
+def test_a_node_that_comes_back_during_the_stop_is_told_the_same_call_again() -> None:
+    """Its connection broke before it heard of it, or after. Its workers may run, to save."""
+    table(2, 2).play("""
+        0 a b joins
+        -> form 0: a b
+        1 a preempted
+        -> limit 0 0: a b
+        1.1 a b called7
+        -> limit 8 0: a b
+        1.2 a b called7
+        -> at 8 stop 0: a b
+        1.3 b returns-and-saves
+        -> confirm 0: b
+        -> at 8 stop 0: b
+    """)
+
+
+def test_a_node_that_has_saved_and_waits_is_let_go_when_all_have_saved() -> None:
+    """Until then it counts as present: a coordinator that holds a register needs enough nodes."""
+    game = table(2, 2).play("""
+        0 a b joins
+        -> form 0: a b
+        1 a preempted
+        -> limit 0 0: a b
+        1.1 a b called7
+        -> limit 8 0: a b
+        1.2 a b called7
+        -> at 8 stop 0: a b
+        2 a leaves-and-waits
+    """)
+    assert game.group.present() == 2
+    game.play("""
+        9 b ready
+        -> end 0: a
+    """)
+    assert game.group.present() == 1
+
+
 def test_a_preempted_node_leaves_after_the_checkpoint() -> None:
     """The others go on without it, and no restart is counted."""
     game = table(1, 3, last_call_s=1.0).play("""

@@ -1,10 +1,10 @@
 """Nodes that come and go, and coordinators that do not know what runs: nobody else is harmed."""
 
-from plays import formed, table
+from plays import Table, formed, table
 
 from relight.core.group_types import Received
 from relight.core.messages import NodeReady, Note
-from relight.core.ranks import NO_GENERATION
+from relight.core.ranks import NO_GENERATION, GenerationId
 
 
 def test_a_node_that_has_gone_again_does_not_put_off_the_start() -> None:
@@ -148,15 +148,49 @@ def test_a_node_that_was_lost_after_a_long_time_is_let_in_like_any_other() -> No
     """)
 
 
+def spares_come(game: Table, latest: GenerationId, names: str = "st") -> None:
+    """Nodes without workers join, which have heard of a generation."""
+    for node in names:
+        game.step(Received(node, game.join(node)))
+        game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), (), latest=latest)))
+
+
 def test_spares_that_come_first_to_a_new_coordinator_do_not_begin_beside_the_old_group() -> None:
     """They have heard of a generation, whose nodes may only be slow to come: as long as a lease."""
     game = table(2, 2, rejoin_s=1.75)
-    for node in ("s", "t"):
-        game.step(Received(node, game.join(node)))
-        game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), (), latest=formed(4))))
+    spares_come(game, formed(4))
     game.play("""
         1.7 -
         1.8 -
+        -> form 5: s t
+    """)
+
+
+def test_the_join_timeout_forms_no_generation_beside_the_old_group_either() -> None:
+    """Enough nodes are here, and it passes while the workers of others may run."""
+    game = table(2, 3, rejoin_s=1.75, join_timeout_s=600.0).play("""
+        0 s joins
+        599 -
+    """)
+    spares_come(game, formed(4), "t")
+    game.play("""
+        600 -
+        600.7 -
+        600.8 -
+        -> form 5: s t
+    """)
+
+
+def test_a_join_timeout_that_is_shorter_than_a_lease_waits_for_its_end_too() -> None:
+    """And the group asks to be called then, not again and again until then."""
+    game = table(2, 3, rejoin_s=1.75, join_timeout_s=0.5)
+    spares_come(game, formed(4))
+    game.play("""
+        1 -
+    """)
+    assert game.group.deadline() == 1.75
+    game.play("""
+        1.75 -
         -> form 5: s t
     """)
 
@@ -168,9 +202,7 @@ def test_the_old_group_goes_on_when_it_comes_to_a_new_coordinator_after_the_spar
         -> form 0: a b
     """)
     game = old.follow()
-    for node in ("s", "t"):
-        game.step(Received(node, game.join(node)))
-        game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), (), latest=formed(0))))
+    spares_come(game, formed(0))
     game.play("""
         0.5 a returns
         0.6 b returns

@@ -71,6 +71,101 @@ def test_a_new_node_does_not_disturb_the_recovery() -> None:
     """)
 
 
+def test_a_preemption_during_the_recovery_is_kept_until_all_are_back() -> None:
+    """A node that is preempted says so as soon as it has joined, before the generation is known to
+    go on. The workers save then.
+    """
+    game = running().play("""
+        9 a returns
+        9 a preempted
+        9.1 b returns
+        9.2 c returns
+        -> confirm 1: a b c
+        -> limit 0 1: a b c
+        9.3 a b c called1
+        -> limit 2 1: a b c
+        9.4 a b c called1
+        -> at 2 stop 1: a b c
+        9.5 b c ready
+        9.6 a leaves
+        -> form 2 restart 1: b c
+    """)
+    assert game.reason("c") == "a is preempted: got SIGTERM"
+
+
+def test_a_preempted_node_that_is_lost_during_the_recovery_is_not_waited_for() -> None:
+    """Nothing is saved for it: the others form again."""
+    running().play("""
+        9 a returns
+        9 a preempted
+        9.1 b returns
+        9.2 a lost
+        9.3 c returns
+        11.2 -
+        -> stop 1: b c
+        11.3 b c ready
+        -> form 2 restart 1: b c
+    """)
+
+
+def test_a_preempted_node_that_succeeds_during_the_recovery_stops_nobody() -> None:
+    """It is gone when the generation is known to go on."""
+    running().play("""
+        9 a returns
+        9 a preempted
+        9.1 b returns
+        9.2 a done
+        9.3 a leaves
+        9.4 c returns
+        -> confirm 1, 0 done: b c
+    """)
+
+
+def test_workers_that_save_when_the_coordinator_is_lost_may_go_on_saving() -> None:
+    """Also if a node was lost with it: they were told to leave, and have a limit."""
+    running().play("""
+        9 a returns-and-saves
+        9.1 b returns-and-saves
+        9.2 c returns
+        -> confirm 1: a b c
+        -> gently stop 1: a b c
+        10 a b ready
+        11 c ready
+        -> form 2 restart 1: a b c
+    """)
+    running().play("""
+        9 a returns-and-saves
+        9.1 b returns-and-saves
+        11 -
+        -> confirm 1: a b
+        -> gently stop 1: a b
+        20 a b ready
+        -> form 2 restart 1: a b
+    """)
+    running().play("""
+        9 a returns-and-saves
+        9.1 b returns-and-saves
+        9.2 b leaves
+        9.3 c returns-and-saves
+        11 -
+        -> confirm 1: a c
+        -> gently stop 1: a c
+        20 a c ready
+        -> form 2 restart 1: a c
+    """)
+
+
+def test_a_failure_while_the_coordinator_is_lost_stops_workers_that_save() -> None:
+    """They would wait for the worker that has failed."""
+    running().play("""
+        9 a returns-and-saves
+        9.1 b returns
+        9.1 b failed
+        9.2 c returns
+        -> stop 1: a b c
+    """)
+
+
 def test_a_failure_during_the_recovery_is_kept_until_all_are_back() -> None:
     """A worker that failed while there was no coordinator restarts all, and is charged."""
     running().play("""
@@ -280,3 +375,129 @@ def test_a_node_that_announces_a_place_outside_the_group_is_stopped(announce: An
     game.step(Received("a", game.join("a", announce)))
     assert game.group.state is GroupState.GATHERING
     assert game.sent() == [f"stop {announce.generation.number}: a"]
+
+
+# Nodes whose workers have ended while there was no coordinator.
+
+
+def test_a_failure_without_a_coordinator_is_charged_to_the_generation_by_the_next_one() -> None:
+    """Its node has no workers any more; it announces their generation, and reports the failure."""
+    running().play("""
+        9 a ended-failed
+        9.2 b returns
+        9.3 c returns
+        -> stop 1: b c
+        9.4 b c ready
+        -> form 2 restart 2: a b c
+    """)
+
+
+def test_a_failure_that_comes_last_to_the_next_coordinator_confirms_nothing_first() -> None:
+    """What runs is known, but not yet how the workers of the last node have ended."""
+    game = running().play("""
+        9.2 b returns
+        9.3 c returns
+    """)
+    join, ready = game.events("a", "ended-failed")
+    game.step(join)
+    assert game.sent() == []
+    game.step(ready)
+    assert game.sent() == ["stop 1: b c"]
+
+
+def test_nodes_that_had_all_stopped_go_on_with_the_next_coordinator_as_one_group() -> None:
+    """None of them is awaited for as long as a lease, and they keep their order."""
+    running().play("""
+        9 c ended
+        9.1 a ended
+        9.2 b ended
+        -> form 2 restart 1: a b c
+    """)
+
+
+def test_nodes_that_had_all_stopped_wait_for_those_that_may_have_gone_on_without_them() -> None:
+    """The coordinator before may have formed another generation, and a node that runs it may come:
+    not all that there may be are here. It is the one that goes on, and they are let in.
+    """
+    old = table(1, 3, rejoin_s=2.0, last_call_s=0.1).play("""
+        0 a b joins
+        0.1 -
+        -> form 0: a b
+    """)
+    old.follow().play("""
+        9 a b ended
+        10.9 -
+        11 -
+        -> form 1: a b
+    """)
+    later = old.follow()
+    generation, place = later.last["a"]
+    later.last["y"] = GenerationFormed(
+        generation._replace(id=formed(1)), place._replace(group_world_size=1)
+    )
+    later.play("""
+        9 a b ended
+        9.1 y returns
+        -> stop 0: a b
+        -> confirm 1: y
+        -> stop 1: y
+        9.2 y ready
+        -> form 2: y a b
+    """)
+
+
+def test_a_failure_that_no_restart_is_left_for_ends_the_job_at_the_next_coordinator() -> None:
+    game = table(2, 2, max_restarts=0, rejoin_s=2.0).play("""
+        0 a b joins
+        -> form 0: a b
+    """)
+    game.follow().play("""
+        9 a ended-failed
+        9.1 b returns
+        -> stop 0: b
+        9.2 b ready
+        -> end 7: a b
+    """)
+
+
+def test_a_failure_is_charged_that_its_node_tells_in_a_new_connection() -> None:
+    """The message that a worker had failed was lost with the old one. The node keeps its place."""
+    table(2, 2, max_restarts=3).play("""
+        0 a b joins
+        -> form 0: a b
+        1 a ended-failed
+        -> stop 0: a b
+        1.1 b ready
+        -> form 1 restart 1: a b
+    """)
+
+
+def test_a_node_that_is_lost_during_a_stop_gets_its_place_back_without_its_workers() -> None:
+    """That it was lost counts as a change of membership, as before."""
+    table(2, 2, max_restarts=3).play("""
+        0 a b joins
+        -> form 0: a b
+        1 a failed
+        -> stop 0: a b
+        1 a ends
+        1.1 a lost
+        1.2 a ended-failed
+        -> stop 0: a
+        1.3 b ready
+        -> form 1: a b
+    """)
+
+
+def test_an_older_generation_that_has_ended_is_none_of_the_live_ones_business() -> None:
+    """A spare that was in it comes first to the next coordinator."""
+    game = running()
+    game.last["old"] = GenerationFormed(
+        game.last["a"].generation._replace(id=formed(0)),
+        game.last["a"].place._replace(group_rank=0),
+    )
+    game.play("""
+        9 old ended
+        9.1 a b c returns
+        -> stop 0: old
+        -> confirm 1: a b c
+    """)

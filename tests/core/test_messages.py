@@ -118,16 +118,16 @@ def test_a_field_that_is_missing_is_named(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("slots", 0),
-        ("slots", -1),
-        ("slots", True),
-        ("slots", 1.0),
-        ("slots", 1 << 21),
+        ("local_world_size", 0),
+        ("local_world_size", -1),
+        ("local_world_size", True),
+        ("local_world_size", 1.0),
+        ("local_world_size", 1 << 21),
         ("node", 5),
         ("node", "a\nb"),
         ("host", "x" * 256),
         ("node_rank", -2),
-        ("least", "2"),
+        ("min_nodes", "2"),
         ("facts", {"a": 1}),
         ("facts", []),
         ("facts", {str(number): "" for number in range(300)}),
@@ -176,5 +176,5 @@ def test_no_peer_may_name_a_longer_heartbeat_timeout_than_a_command_line() -> No
     """A coordinator waits for as long."""
     with pytest.raises(Malformed, match="lost_after_s"):
         fields.record(
-            GroupSettings, {"least": 1, "most": 2, "max_restarts": 0, "lost_after_s": 1e7}
+            GroupSettings, {"min_nodes": 1, "max_nodes": 2, "max_restarts": 0, "lost_after_s": 1e7}
         )

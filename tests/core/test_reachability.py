@@ -203,6 +203,39 @@ def test_a_newcomer_that_can_be_reached_is_let_in() -> None:
     assert group.answers("c") == ["stop 0: a b"]
 
 
+def test_a_node_that_gets_ready_while_it_tries_is_still_heard() -> None:
+    """A newcomer tries to reach two nodes that run workers; one is lost, so the other stops."""
+    group = running()
+    group.joins("c", at=100)
+    group.table.play("""
+        100.1 b lost
+        -> stop 0: a
+        """)
+    group.ready("a")
+    assert group.answers("a", [2]) == []
+    assert group.answers("c") == ["end 4: c"]
+
+
+def test_a_node_that_comes_back_while_it_tries_is_still_heard() -> None:
+    """Only its connection was broken: it is awaited, and its answer counts."""
+    group = Probed(2, 2)
+    group.joins("ab", at=0)
+    group.table.play("0.1 b lost")
+    group.joins("b", at=0.2)
+    assert group.answers("a") == []
+    assert group.answers("b", [0]) == ["end 4: a"]
+
+
+def test_a_node_that_is_lost_while_it_tries_is_not_awaited() -> None:
+    group = Probed(2, 3)
+    group.joins("abc", at=0)
+    assert group.answers("a") == []
+    assert group.answers("b") == []
+    assert group.state() == "trying"
+    group.table.play("0.1 c lost")
+    assert group.state() == "known"
+
+
 def test_before_a_restart_the_nodes_try_again() -> None:
     group = running()
     group.table.play("""

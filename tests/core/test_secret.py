@@ -44,6 +44,16 @@ def test_two_sides_with_one_token_end_with_the_same_key(token: bytes) -> None:
     assert (dialler.seal is None) == (not token)
 
 
+@pytest.mark.parametrize("token", [b"", TOKEN])
+def test_a_side_that_listened_keeps_no_hello(token: bytes) -> None:
+    """Thousands of connections would keep two each; the side that dialled has one connection."""
+    dialler, listener = sides(token)
+    converse(dialler, listener)
+    assert dialler.end() == {"type": "hello", "run": "1", "host": "b"} == dialler.peer_hello
+    assert listener.end() == {"type": "hello", "run": "1", "host": "a"}
+    assert not any(b"host" in repr(kept).encode() for kept in vars(listener).values())
+
+
 def test_a_wrong_token_is_refused_before_the_listener_proves_anything() -> None:
     """The side that dialled proves itself first: a guess gives it nothing to check offline."""
     dialler, listener = sides(b"guess", TOKEN)

@@ -145,7 +145,7 @@ def test_an_end_tells_whether_it_was_asked_for() -> None:
     ("events", "words"),
     [
         ([], "local ranks 0-1 are running"),
-        ([WorkerExited(0, 1)], "waiting for local rank 1 to stop; they are killed in 30 s"),
+        ([WorkerExited(0, 1)], "waiting for local rank 1 to stop; it is killed in 30 s"),
         (
             [SignalReceived(TERM), SignalReceived(TERM)],
             "waiting for local ranks 0-1 to exit after SIGKILL",

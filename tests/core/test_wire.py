@@ -106,7 +106,7 @@ def test_a_message_may_not_be_larger_than_the_limit() -> None:
 @pytest.mark.parametrize(
     ("start", "words"),
     [
-        (b"relight 2\n", "version 2 of the protocol, this side 1"),
+        (b"relight 1\n", "version 1 of the protocol, this side 2"),
         (b"relight 17\n", "version 17 of the protocol"),
         (b"relight 99999999999999", "it began with"),
         (b"relight x", "it began with"),

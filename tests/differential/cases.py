@@ -281,7 +281,7 @@ ENDS = (
       for name in ("SIGTERM", "SIGINT")),
     Case("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", signal="SIGTERM", differs=LAUNCHER_SIGNALLED,
          variables={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "1", "PROBE_END": "0.0=stay"},
-         notes=("they are killed in 1 s",)),
+         notes=("killed in 1 s",)),
     Case("SIGUSR1 to handle", ("--signals-to-handle=SIGUSR1",), signal="SIGUSR1",
          variables={"PROBE_END": "0.0=wait"}, differs=LAUNCHER_SIGNALLED, notes=("got SIGUSR1",)),
     Case("a timer is released in time", variables={"TORCHELASTIC_ENABLE_FILE_TIMER": "1",

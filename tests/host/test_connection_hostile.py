@@ -59,7 +59,7 @@ def greeting(**hello: object) -> bytes:
         ),
         (wire.GREETING + wire.encode({"type": "hello"}), "without a nonce"),
         (wire.GREETING + wire.encode({"type": "x" * 3000}), "before it was authenticated"),
-        (b"relight 2\n", "version 2 of the protocol"),
+        (b"relight 1\n", "version 1 of the protocol"),
     ],
 )
 def test_a_peer_without_the_greeting_gets_no_answer(

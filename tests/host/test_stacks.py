@@ -14,7 +14,7 @@ from relight.core.stacks import Frame, ProcessStack, ThreadStack
 from relight.errors import UsageError
 from relight.host import system
 from relight.host.stacks import workers
-from relight.host.stacks.doing import is_ending
+from relight.host.stacks.doing import is_shutting_down
 from relight.host.stacks.memory import StackError
 from relight.host.stacks.repeated import MainThread
 from relight.host.stacks.take import take, take_all
@@ -573,31 +573,33 @@ raise ValueError("last")
         "sys.excepthook = lambda *_: slow()",
     ],
 )
-def test_a_worker_that_shuts_down_is_ending(python: Path, run: Run, how: str) -> None:
+def test_a_worker_that_waits_at_its_end_is_shutting_down(python: Path, run: Run, how: str) -> None:
     """Also while Python waits for threads, and for who prints the exception."""
     process = run(python, ENDS.format(how=how))
     until(process.pid, lambda stack: "<module>" not in {f.function for f in main_of(stack).frames})
-    assert is_ending(process.pid) is True
+    assert is_shutting_down(process.pid) is True
 
 
 @pytest.mark.parametrize("name", ["script.py", "__main__.py"])
-def test_a_worker_that_runs_its_program_is_not_ending(python: Path, run: Run, name: str) -> None:
+def test_a_worker_that_runs_its_program_is_not_shutting_down(
+    python: Path, run: Run, name: str
+) -> None:
     process = run(python, SLEEPS, name)
     inside(process.pid, "rest")
-    assert is_ending(process.pid) is False
+    assert is_shutting_down(process.pid) is False
 
 
 def test_a_worker_that_is_not_python_is_not_known_to_end() -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
-        assert is_ending(process.pid) is None
+        assert is_shutting_down(process.pid) is None
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert is_ending(process.pid) is True
+        assert is_shutting_down(process.pid) is True
     finally:
         process.kill()
         process.wait()
-    assert is_ending(process.pid) is True
+    assert is_shutting_down(process.pid) is True
 
 
 def test_where_there_is_no_proc_no_worker_is_known_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -605,4 +607,4 @@ def test_where_there_is_no_proc_no_worker_is_known_to_end(monkeypatch: pytest.Mo
     monkeypatch.setattr(os.path, "lexists", lambda path: False)
     gone = subprocess.Popen(["true"])
     gone.wait()
-    assert is_ending(gone.pid) is None
+    assert is_shutting_down(gone.pid) is None

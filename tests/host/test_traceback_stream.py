@@ -16,8 +16,8 @@ TRACEBACK = (
 class Worker:
     """What the stream sees of a worker, and how often it has looked."""
 
-    def __init__(self, screen: Screen, is_ending: bool | None) -> None:
-        self.is_ending = is_ending
+    def __init__(self, screen: Screen, is_shutting_down: bool | None) -> None:
+        self.is_shutting_down = is_shutting_down
         self.looks = 0
         self.late = 0
         self.stream = TracebackStream(screen.console, self._look, self._on_late)
@@ -27,12 +27,12 @@ class Worker:
 
     def _look(self) -> bool | None:
         self.looks += 1
-        return self.is_ending
+        return self.is_shutting_down
 
 
 @pytest.fixture
 def worker(screen: Screen) -> Callable[[bool | None], Worker]:
-    return lambda is_ending: Worker(screen, is_ending)
+    return lambda is_shutting_down: Worker(screen, is_shutting_down)
 
 
 def test_the_last_traceback_is_held_until_somebody_asks_for_it(
@@ -69,12 +69,14 @@ def test_what_is_held_is_shown_when_it_is_released(
     assert screen.read() == TRACEBACK
 
 
-@pytest.mark.parametrize(("is_ending", "shown_after_s"), [(False, 0), (None, 0.25), (True, 5)])
+@pytest.mark.parametrize(
+    ("is_shutting_down", "shown_after_s"), [(False, 0), (None, 0.25), (True, 5)]
+)
 def test_a_worker_that_does_not_end_has_its_traceback_shown(
-    loop: FastLoop, screen: Screen, worker: Callable[..., Worker], is_ending: bool | None,
+    loop: FastLoop, screen: Screen, worker: Callable[..., Worker], is_shutting_down: bool | None,
     shown_after_s: float,
 ) -> None:  # fmt: skip
-    goes_on = worker(is_ending)
+    goes_on = worker(is_shutting_down)
     goes_on.stream.feed(TRACEBACK)
     if shown_after_s:
         for _ in range(20):

@@ -71,7 +71,7 @@ def test_any_text_is_nodes_or_refused(j: str) -> None:
     except UsageError as error:
         assert "\n" not in error.message
     else:
-        assert 1 <= size.nodes.least <= size.nodes.most
+        assert 1 <= size.nodes.min_nodes <= size.nodes.max_nodes
         assert size.workers >= 1
 
 

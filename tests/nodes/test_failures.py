@@ -135,7 +135,7 @@ def test_a_node_that_is_terminated_leaves_and_the_others_go_on(lab: Lab, tmp_pat
 
 
 def test_workers_of_other_nodes_outlive_the_coordinators_process(lab: Lab, tmp_path: Path) -> None:
-    """Workers of other nodes run on; the new agent at the endpoint takes the hole."""
+    """Workers of other nodes run on; the new agent at the endpoint takes its group rank."""
     job, agents = begin(lab, tmp_path, "3", 3)
     job.kill(agents[0])
     job.until_says(agents[1], "lost the coordinator")

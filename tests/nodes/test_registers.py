@@ -1,5 +1,6 @@
 """Jobs whose coordinator is written down in a register: real etcd, and a directory."""
 
+import fcntl
 import re
 import shutil
 import signal
@@ -13,7 +14,7 @@ from conftest import RELIGHT, clean_environment
 from etcd_server import EtcdCluster, EtcdServer, etcd_unavailable
 from netlab import Lab
 
-from nodes.jobs import Job, OneMachine
+from nodes.jobs import AgentOn, Job, OneMachine
 
 pytestmark = pytest.mark.slow
 
@@ -109,7 +110,7 @@ def test_a_coordinator_paused_past_its_lease_cannot_act(
     agents += [job.start("agent1"), job.start("agent2")]
     job.until_runs(agents, 3)
     frozen, others, old = agents[0], agents[1:], job.counts()
-    job.kill(frozen, signal.SIGSTOP)
+    pause_outside_of_lock(job, frozen)
     job.until_runs(others, 2, generation=1)
     job.until(lambda: sum(counts_on(job, name) for name in job.counts()) == 2)
     assert not any(counts_on(job, name) for name in old)  # it does not run beside the others
@@ -117,6 +118,30 @@ def test_a_coordinator_paused_past_its_lease_cannot_act(
     job.until_runs(agents, 3, generation=2)
     assert job.stop() == [0, 0, 0]
     assert not any("nonsense" in agent.text for agent in agents)
+
+
+def pause_outside_of_lock(job: Job, agent: AgentOn) -> None:
+    """Stop an agent while it holds no lock of a register in files: nobody could take its place."""
+
+    def is_paused() -> bool:
+        job.kill(agent, signal.SIGSTOP)
+        stat = Path(f"/proc/{agent.process.pid}/stat")
+        job.until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "a stopped agent")
+        if any(map(is_locked, job.directory.glob("meet/*.lock"))):
+            job.kill(agent, signal.SIGCONT)
+            return False
+        return True
+
+    job.until(is_paused)
+
+
+def is_locked(path: Path) -> bool:
+    with open(path, "r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def test_a_register_that_is_away_stops_nobody(

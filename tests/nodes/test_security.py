@@ -24,7 +24,7 @@ FEW_DESCRIPTORS = ("bash", "-c", 'ulimit -n 1024; exec "$0" "$@"')
 ATTACKS = r"""
 import os, random, socket, sys, time
 target, end = ("10.77.0.1", 29400), time.monotonic() + float(sys.argv[2])
-GREETING = b"relight 1\n"
+GREETING = b"relight 2\n"
 random.seed(1)
 
 def connect(first=b""):
@@ -249,8 +249,8 @@ def test_strangers_do_not_disturb_a_job(lab: Lab, tmp_path: Path) -> None:
 
 JOIN = to_json(
     Join(
-        node="x", host="evil", address="10.77.0.4", slots=1, role="default", node_rank=-1, least=2,
-        most=3, max_restarts=0, facts={}, announce=None,
+        node="x", host="evil", address="10.77.0.4", local_world_size=1, role="default",
+        node_rank=-1, min_nodes=2, max_nodes=3, max_restarts=0, facts={}, announce=None,
     )
 )  # fmt: skip
 READY = to_json(NodeReady(NO_GENERATION, 1, (), ()))
@@ -268,7 +268,8 @@ LIES = {
     "unknown types": [{"type": "generationformed"}, {"type": "x"}, {"type": ""}],
     "no joiner": [READY, {"type": "failed", "generation": FIRST, "reason": "x"},
                   {"type": "done", "generation": FIRST}, {"type": "leave", "reason": "x"}],
-    "wrong types": [{**JOIN, "facts": {"a": 1}}, {**JOIN, "slots": 0}, {**JOIN, "node": None},
+    "wrong types": [{**JOIN, "facts": {"a": 1}}, {**JOIN, "local_world_size": 0},
+                    {**JOIN, "node": None},
                     {**JOIN, "announce": []}, {**READY, "failures": [1]},
                     {**READY, "succeeded_ranks": 1}],
     "the coordinator's words": [{"type": "end", "exit_code": 0, "reason": "", "report": [],
@@ -278,14 +279,14 @@ LIES = {
                                   {**JOIN, "announce": {**ANNOUNCE, "generation": FIRST}}],
     "a generation far ahead": [{**JOIN, "announce": ANNOUNCE}],
     "a long heartbeat": [{"type": "heartbeat", "number": LONG}],
-    "a long name": [{**JOIN, "host": LONG, "least": 1}, {**JOIN, "host": LONG}],
+    "a long name": [{**JOIN, "host": LONG, "min_nodes": 1}, {**JOIN, "host": LONG}],
     "long facts": [{**JOIN, "facts": {"script": LONG, LONG: "x"}}],
     "no text": [{**JOIN, "host": LONE, "facts": {"script": LONE}}],
     "many nodes": [{**JOIN, "node": f"x{number}"} for number in range(1000)],
 }  # fmt: skip
 LIAR = r"""
 import json, os, re, socket, sys, time
-GREETING = b"relight 1\n"
+GREETING = b"relight 2\n"
 settings, connections = json.load(open(sys.argv[1]))
 origin = b"x"
 def frame(message):

@@ -131,7 +131,7 @@ def test_a_job_without_a_flag_takes_all_from_the_cluster(
     """Nodes, the rank of this one, where they meet and the job's id."""
     spec, _ = asked(variables)
     host, _, port = place.partition(":")
-    assert (spec.nnodes.least, spec.nnodes.most) == (nodes, nodes)
+    assert (spec.nnodes.min_nodes, spec.nnodes.max_nodes) == (nodes, nodes)
     assert (spec.rdzv_backend, spec.node_rank, spec.master_addr) == ("static", rank, host)
     assert spec.rdzv_id == job
     if port:
@@ -181,7 +181,7 @@ def test_flags_take_precedence_over_the_cluster(
     endpoint = spec.rdzv_endpoint
     at = endpoint.host if endpoint.port is None else f"{endpoint.host}:{endpoint.port}"
     found = {
-        "nnodes": f"{spec.nnodes.least}:{spec.nnodes.most}",
+        "nnodes": f"{spec.nnodes.min_nodes}:{spec.nnodes.max_nodes}",
         "backend": spec.rdzv_backend,
         "endpoint": at,
         "addr": spec.master_addr,
@@ -230,9 +230,9 @@ def test_a_step_of_one_node_may_have_ranks_for_several() -> None:
     ones = ("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE")
     one = {**STEP, **dict.fromkeys((*ones, "SLURM_NNODES"), "1"), "SLURM_NODEID": "0"}
     one["SLURM_STEP_NODELIST"] = "gpu09"
-    assert asked(one)[0].nnodes.most == 1
+    assert asked(one)[0].nnodes.max_nodes == 1
     spec, _ = asked({**one, **RANKS})
-    assert (spec.nnodes.most, spec.node_rank, spec.master_addr) == (4, 1, "head")
+    assert (spec.nnodes.max_nodes, spec.node_rank, spec.master_addr) == (4, 1, "head")
 
 
 @pytest.mark.parametrize(

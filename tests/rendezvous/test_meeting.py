@@ -20,6 +20,15 @@ def met(*flags: str, **variables: str) -> tuple[Meeting, GroupSettings]:
     return arrange(spec, Environment(variables))[:2]
 
 
+@pytest.mark.parametrize(("hosts", "count"), [("node1", 1), ("node1,node2,node3", 0)])
+def test_a_takeover_alone_without_effect_gives_a_note(hosts: str, count: int) -> None:
+    """Only several hosts of an endpoint elect a coordinator."""
+    flags = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={hosts}", "--rdzv-id=j"]
+    flags.append("--rdzv-conf=takeover=alone")
+    _, _, notes = arrange(to_spec(parse([*flags, "train.py"], Environment({}))), Environment({}))
+    assert sum("takeover=alone has no effect" in note for note in notes) == count
+
+
 @pytest.mark.parametrize(
     ("conf", "variable", "seconds"),
     [("", "", 300), ("", "7", 7), ("", "0", 0), ("exit_barrier_timeout=0", "7", 0)],

@@ -23,6 +23,12 @@ PORT = 29400
 MODES = "endpoint", "hosts", "register"
 
 
+def _join_timeout(seed: int, usual_s: float) -> float:
+    """Some are as short as a lease: they pass while the workers of other groups may run."""
+    timeouts = Random(f"{seed}, timeouts")
+    return timeouts.choice((1.0, 3.0)) if timeouts.random() < 0.1 else usual_s
+
+
 class Run:
     """A job of the size and with the trouble that a seed gives it."""
 
@@ -36,11 +42,11 @@ class Run:
         ordered = self.mode == "endpoint" and random.random() < 0.15
         lost_after_s = 10.0 if large else random.choice((1.25, 1.25, 2.5))
         self.settings = settings = GroupSettings(
-            least=least,
-            most=most,
+            min_nodes=least,
+            max_nodes=most,
             max_restarts=random.choice((0, 1, 3, 100)),
             last_call_s=random.choice((0.5, 2.0, 5.0)),
-            join_timeout_s=random.choice((40.0, 60.0)),
+            join_timeout_s=_join_timeout(seed, random.choice((40.0, 60.0))),
             exit_barrier_s=random.choice((0.5, 30.0)),
             rejoin_s=lost_after_s + 0.5,
             ordered=ordered,
@@ -105,6 +111,8 @@ class Run:
         if world.hangs.random() < 0.15:
             world.hang_timeout = HangTimeout(3.0, 3.0, adapts=False)
             kinds += ("hang", "idle")
+        if world.tries_network:
+            kinds += ("wall", "wall")
         if world.lively:
             kinds += ("foreign signals", "foreign signals")
         self._kinds = kinds
@@ -144,6 +152,8 @@ class Run:
         self._start_commands()
         for host in world.hosts:
             world.after(random.uniform(0, self._spread_s), self._start, host)
+        if world.tries_network and world.probes.random() < 0.5:
+            self._wall(world.probes.choice(world.hosts), world.probes.uniform(1, 30))
         world.after(random.uniform(0, 5), self._trouble)
         world.run_until(self._trouble_s)
         self._calm()
@@ -170,7 +180,8 @@ class Run:
                 agent.succeed()
             world.run_until(world.now + 0.25)
         for agent in told:
-            if agent.alive:
+            # One that has not found the next coordinator before the end can't be told.
+            if agent.alive and agent.id in self.watch.told:
                 raise Failure(f"{agent.name} is still there {ENDED_WITHIN_S} s after the end")
         limit = world.now + 2 * self.settings.join_timeout_s + ENDED_WITHIN_S
         while world.now < limit and any(agent.alive for agent in agents):
@@ -185,7 +196,9 @@ class Run:
             raise Failure(f"agents that were there at the end exit with {codes}")
 
     def _unsettled(self) -> str:
-        return "" if self.watch.ends else self.watch.settled()
+        # Nodes that give up so soon may all have done so.
+        gave_up = self.settings.join_timeout_s < ENDED_WITHIN_S
+        return "" if self.watch.ends or gave_up else self.watch.settled()
 
     # Trouble.
 
@@ -193,7 +206,7 @@ class Run:
         if self.watch.ends or not host.up or host.paused:
             return
         agents = [agent for agent in self.watch.agents if agent.process.host is host]
-        here = sum(agent.alive and not agent.over for agent in agents)
+        here = sum(self.watch.takes_part(agent) for agent in agents)
         if here >= (2 if host is self.world.hosts[0] else 1):
             return
         random, settings = self._random, self.settings
@@ -216,9 +229,7 @@ class Run:
         meeting = stage.meeting(settings, hosts, register, self._ttl_s, address, node_rank)
         if self._commands and self.mode == "endpoint":
             meeting = meeting._replace(hosted=False)
-        job = stage.job(
-            settings, meeting, random.choice((1, 1, 2, 4)), 5.0, self.world.hang_timeout
-        )
+        job = stage.job(settings, meeting, random.choice((1, 1, 2, 4)), 5.0, self.world)
         stop_s = random.choice((0.01, 0.05, 0.3, 2.0))
 
         def main() -> int:
@@ -312,6 +323,8 @@ class Run:
                 world.log(f"{host.name}: only small packets get through")
                 world.holes.add(host.number)
                 world.after(5 + soon, self._heal, host, [])  # long enough to be dropped
+            case "wall":
+                self._wall(host, 5 + soon)
             case "foreign signals":
                 for each in alive:
                     if each.workers is not None:
@@ -480,6 +493,11 @@ class Run:
             self.world.rejected -= ways
         self.world.healed()
 
+    def _wall(self, host: Host, seconds: float) -> None:
+        self.world.log(f"{host.name}: a firewall opens only the coordinator's port")
+        self.world.walled.add(host.number)
+        self.world.after(seconds, self.world.walled.discard, host.number)
+
     def _reset(self, agent: Node, *, both: bool) -> None:
         ends = [end for end in agent.process.ends if end.is_open and end.sock is None]
         if not ends:
@@ -503,6 +521,8 @@ class Run:
         world.cut.clear()
         world.rejected.clear()
         world.holes.clear()
+        world.walled.clear()
+        world.broken = 0.0
         for agent in self.watch.agents:
             agent.read_console()
         world.names_s = 0.001
@@ -523,5 +543,5 @@ class Run:
 
     def _man(self, host: Host) -> None:
         here = [agent for agent in self.watch.agents if agent.process.host is host]
-        if not any(agent.alive and not agent.over for agent in here):
+        if not any(self.watch.takes_part(agent) for agent in here):
             self._start(host)

@@ -41,6 +41,19 @@ MUTANTS = (
         "if self.limit >= self._most:",
     ),
     Mutant(
+        "a preemption counts before a new coordinator knows that the generation goes on",
+        "core/membership.py",
+        "self._ending.preempted[node] = message",
+        "if self.state is GroupState.RUNNING:\n"
+        "                    self._ending.preempted[node] = message",
+    ),
+    Mutant(
+        "a node that comes back while nodes try to reach each other is still heard",
+        "core/reachability.py",
+        "self._known.discard(node)\n\n    def must_try",
+        "self._known.discard(node)\n        self._silent.discard(node)\n\n    def must_try",
+    ),
+    Mutant(
         "a worker is held from the limit on",
         "core/worker_words.py",
         "return None if limit and call >= limit else False",
@@ -152,6 +165,12 @@ MUTANTS = (
         "host/freezer.py",
         "return now + LOOK_EVERY_S",
         "return None",
+    ),
+    Mutant(
+        "a coordinator that hears of an unknown generation waits while its workers may run",
+        "core/membership.py",
+        "return max(over, self._others_run_until())",
+        "return over",
     ),
     Mutant(
         "a process that is started while others are frozen is frozen as well",

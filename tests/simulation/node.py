@@ -74,7 +74,7 @@ class Node(Agent):
     @property
     def done(self) -> bool:
         """Whether they have succeeded."""
-        return self.node.running is not None and self.node.running.done
+        return self.node.running is not None and self.node.running.have_succeeded
 
     @property
     def waits(self) -> WaitReason | None:

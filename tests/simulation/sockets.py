@@ -260,7 +260,8 @@ class End:
         elif kind == "proof" and self.sock is not None:
             assert self.sock.listener is not None
             self.owner = self.sock.listener.owner
-            self._open(self.opening.peer_hello)
+            hello, self.opening.peer_hello = self.opening.peer_hello, None
+            self._open(hello)
 
     def _open(self, hello: Any) -> None:
         if self.timer is not None:
@@ -336,7 +337,7 @@ class Listener:
         self.on_refused: Callable[[str], None] = lambda _: None
         self.hello = hello
         self.owner = owner
-        self.places = 1000
+        self.most_strangers = 1000
         self._sock = sock
         sock.listener = self
         backlog, sock.backlog = sock.backlog, []

@@ -24,9 +24,9 @@ from relight.host.connection import Security
 from relight.node_job import NodeJob
 from relight.rendezvous.meeting import Meeting
 from relight.spec import FLAGS, LaunchSpec
-from relight.values import HangTimeout, Nodes
+from relight.values import NETWORK, CheckByName, HealthCheck, Nodes
 
-from . import memory, node, processes, sockets
+from . import memory, node, probes, processes, sockets
 from .sockets import Loop, Socket
 from .world import World
 
@@ -112,6 +112,8 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     "relight.host.supervisor": {"Workers": node.Workers},
     "relight.host.freezer": {"system": processes.BELOW, "_send": processes.send},
     "relight.host.journal": {"EventLog": node.EventLog},
+    "relight.health_check": {"run": probes.check},
+    "relight.network_check": {"NetworkCheck": probes.NetworkCheck},
     "relight.coordinator": {
         "Heartbeats": sockets.Heartbeats, "Listener": sockets.Listener, "raise_limit": lambda: None,
     },
@@ -178,11 +180,12 @@ def on(world: World) -> Iterator[None]:
 
 
 def job(
-    settings: GroupSettings, meeting: Meeting, slots: int, grace_s: float,
-    hang_timeout: HangTimeout | None,
+    settings: GroupSettings, meeting: Meeting, slots: int, grace_s: float, world: World,
 ) -> NodeJob:  # fmt: skip
     """Return what an agent is to run."""
-    command = COMMAND._replace(spec=COMMAND.spec._replace(hang_timeout=hang_timeout))
+    check = HealthCheck("", (CheckByName(NETWORK, 0),)) if world.tries_network else None
+    spec = COMMAND.spec._replace(hang_timeout=world.hang_timeout, health_check=check)
+    command = COMMAND._replace(spec=spec)
     return NodeJob(
         command=command, nproc=slots, store_host="", store_port=0, cpus=(), grace_s=grace_s,
         stuck_after_s=0.0, run_directory="", scratch="", settings=settings, meeting=meeting,

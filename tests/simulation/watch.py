@@ -4,6 +4,7 @@ Guaranteed, and checked:
 
 - At most one live generation: workers on all nodes of two generations never run (neither ended nor
   frozen) at the same time, but for the two cases below.
+- A coordinator forms its first one not beside one that it has heard of less than a lease before.
 - No worker of a node that was dropped runs when the next generation is formed.
 - Ranks of a generation are a permutation of 0..W-1; all its nodes are told the same number, world
   size, restart count, address. Nodes that stay keep their order.
@@ -11,6 +12,11 @@ Guaranteed, and checked:
   a worker has failed since the last generation began.
 - A generation is stopped because its workers do nothing only if that is so on all of its nodes.
 - Workers that save and leave because they agreed on a call do so at the same one.
+- Workers are asked to save once a node of their generation has said that it is preempted, at the
+  latest when a new coordinator knows that the generation goes on.
+- Where nodes try to reach each other first, a node is left out only if it could not reach another
+  one, or be reached, and no two nodes of a generation have failed to do so, unless both ran before.
+- A node that is preempted, or got a signal that stops the job, starts no more workers.
 - A generation's number grows for each agent and each coordinator.
 - In an endpoint of several hosts, no workers run when a coordinator begins: it begins only when all
   leases of the one before are over.
@@ -34,7 +40,7 @@ Not guaranteed, for as long as a lease and a half:
   their lease.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from relight.core.group_types import (
@@ -51,14 +57,19 @@ from relight.core.lease import Refusal
 from relight.core.link import Broken, Heard, Opened
 from relight.core.messages import (
     Confirm,
+    FromAgent,
     GenerationFormed,
     JobEnded,
     Join,
     NodeLeaving,
+    NodePreempted,
     NodeReady,
+    NodesProbed,
+    StartProbes,
     StopWorkers,
 )
 from relight.core.ranks import GenerationId
+from relight.errors import EXIT_MACHINE
 from relight.group import Group
 
 from .world import Failure, Process, World
@@ -110,6 +121,24 @@ class Formation:
         return f"generation {self.number} of C{self.coordinator} on {len(self.nodes)} nodes"
 
 
+class Try:
+    """How nodes have tried to reach each other, as their coordinator has heard."""
+
+    def __init__(self, probes: dict[str, StartProbes]) -> None:
+        self._cookies = {begin.cookie for begin in probes.values()}
+        self._nodes = list(probes)
+        self.failed: set[frozenset[str]] = set()
+        """The pairs of nodes of which one has not reached the other."""
+
+    def hear(self, node: str, answer: NodesProbed) -> None:
+        """Note what a node has answered."""
+        if answer.cookie in self._cookies and node in self._nodes:
+            number = self._nodes.index(node)
+            for target, _ in answer.unreached:
+                peer = self._nodes[(number + target) % len(self._nodes)]
+                self.failed.add(frozenset((node, peer)))
+
+
 class Watch:
     """Looks at everything that happens."""
 
@@ -147,12 +176,22 @@ class Watch:
         self.failures = 0
         self.overlaps = 0
         self.ends: list[JobEnded] = []
+        self.told: set[str] = set()
+        """The nodes that were members of a group as its job ended."""
         self._coordinators = 0
         self._by_coordinator: dict[int, Formation] = {}
         self._by_id: dict[GenerationId, Formation] = {}
+        self._heard: dict[tuple[int, GenerationId], float] = {}
+        """When a coordinator first heard of a generation that it has not formed."""
         self._of: dict[str, Formation] = {}
         self._with: dict[str, Node] = {}
         self._latest: dict[str, int] = {}
+        self._left: set[str] = set()
+        """The nodes that have left; their agents may still coordinate."""
+        self._tries: dict[int, Try] = {}
+        """The last time that a coordinator had nodes try to reach each other."""
+        self._preempted: dict[tuple[int, GenerationId], set[str]] = {}
+        """The nodes that have told a coordinator that they are preempted."""
         self._silent: set[str] = set()
         self._answered: dict[Process, float] = {}
         self._absent_at = 0.0
@@ -160,6 +199,8 @@ class Watch:
         self._refused: dict[Process, float] = {}
         """When a node was last refused, as nobody coordinated: that renews a lease."""
         self._failures_before = 0
+        self._charged = 0
+        """The count of restarts when a failure was charged last."""
         self._restart: dict[int, int] = {}
         self._spent: dict[int, list[float]] = {}
         """When each coordinator restarted the job, since the last progress."""
@@ -208,6 +249,17 @@ class Watch:
             and not isinstance(event, Received | NodeLost)
         ):
             raise Failure(f"the deadline {due} has passed and nothing happens: a busy loop")
+        if isinstance(event, Received):
+            for generation in _named(event.message):
+                self._heard.setdefault((coordinator.number, generation), self.world.now)
+            if isinstance(event.message, NodesProbed) and coordinator.number in self._tries:
+                self._tries[coordinator.number].hear(event.node, event.message)
+            if isinstance(event.message, NodeLeaving):
+                self._left.add(event.node)
+            if isinstance(event.message, NodePreempted):
+                key = coordinator.number, event.message.generation
+                self._preempted.setdefault(key, set()).add(event.node)
+        self._see_preempted(coordinator)
         formation = self._by_coordinator.get(coordinator.number)
         if formation is not None and isinstance(event, NodeLost):
             formation.lose(event.node, self.world.now)
@@ -229,15 +281,25 @@ class Watch:
         restart = coordinator.restart
         if restart > (before := self._restart.get(coordinator.number, 0)):
             heard = isinstance(event, Received) and isinstance(event.message, Join | NodeReady)
-            if not heard and (restart != before + 1 or self.failures == self._failures_before):
+            # A coordinator may have ended before the nodes that are left knew what it had charged.
+            again = restart == self._charged
+            charged_before = self.failures == self._failures_before and not again
+            if not heard and (restart != before + 1 or charged_before):
                 raise Failure(f"restart {restart} after {before} with no failure")
             if not (isinstance(event, Received) and isinstance(event.message, Join)):
                 self._failures_before = self.failures  # a join only tells of earlier restarts
+                self._charged = restart
             if formation is not None:  # it has not just heard of earlier restarts
                 self._spend(coordinator)
         self._restart[coordinator.number] = restart
+        for node, message in sent:
+            if isinstance(message, JobEnded) and message.exit_code == EXIT_MACHINE:
+                self._see_left_out(coordinator, node)
+        if probes := {node: each for node, each in sent if isinstance(each, StartProbes)}:
+            self._tries[coordinator.number] = Try(probes)
         forms = {node: message for node, message in sent if isinstance(message, GenerationFormed)}
         if forms:
+            self._see_reached(coordinator, forms)
             self._formed(coordinator, forms)
         confirmed = {node for node, message in sent if isinstance(message, Confirm)}
         self._silent -= confirmed  # they are back, and get another lease
@@ -249,7 +311,31 @@ class Watch:
         for _, message in sent:
             if isinstance(message, JobEnded) and coordinator.end is message:
                 self.ends.append(message)
+                self.told.update(member.node for member in coordinator.members)
                 break
+
+    def _see_left_out(self, coordinator: "WatchedMembership", node: str) -> None:
+        """See whether there was a reason to leave out a node."""
+        self.world.log(f"C{coordinator.number} leaves out {node[:4]}")
+        if not any(node in pair for pair in self._tries[coordinator.number].failed):
+            raise Failure(f"{node} is left out, and all have reached it")
+
+    def _see_reached(self, coordinator: "WatchedMembership", nodes: Collection[str]) -> None:
+        """See whether the nodes of a generation reach each other, but for those that ran before."""
+        before = self._by_coordinator.get(coordinator.number)
+        older = before.nodes.keys() if before is not None else set()
+        tried = self._tries.get(coordinator.number)
+        for pair in tried.failed if tried is not None else ():
+            if pair <= set(nodes) and not pair <= older:
+                raise Failure(f"{' and '.join(sorted(pair))} do not reach each other")
+
+    def _see_preempted(self, coordinator: "WatchedMembership") -> None:
+        """See whether the workers of a generation are asked to save if a node is preempted."""
+        preempted = self._preempted.get((coordinator.number, coordinator.generation), set())
+        runs = coordinator.state is GroupState.RUNNING
+        agrees = ("agreement", "counting") in coordinator.states()
+        if runs and not agrees and (late := preempted & coordinator.roster.active):
+            raise Failure(f"{late} will be taken away, but no workers are asked to save")
 
     def _see_change(self, formation: Formation, event: Event) -> None:
         """See whether there is a reason for a generation that is no failure."""
@@ -290,6 +376,8 @@ class Watch:
     def begins(self, agent: "Node", formed: GenerationFormed) -> None:
         """An agent starts the workers of a generation."""
         number = formed.generation.number
+        if agent.node.preempted or agent.interruption.signals:
+            raise Failure(f"{agent.name} is to leave, and starts workers of generation {number}")
         if number <= self._latest.get(agent.name, -1):
             raise Failure(f"{agent.name}: generation {number} after {self._latest[agent.name]}")
         self._latest[agent.name] = number
@@ -374,6 +462,10 @@ class Watch:
         now = membership.process.host.now()
         return membership.members[agent.id].may_enter_at > now
 
+    def takes_part(self, agent: "Node") -> bool:
+        """Return whether an agent has a node in the job. One that has not may still coordinate."""
+        return agent.alive and not agent.over and agent.id not in self._left
+
     def settled(self) -> str:
         """Return why the world is not as it should be in the end, or nothing."""
         membership = self.coordinating()
@@ -385,7 +477,7 @@ class Watch:
             return membership.explain(membership.process.host.now())
         ending = membership.roster.is_ending
         for agent in self.agents:
-            if not agent.alive or agent.leaving or agent.over:
+            if agent.leaving or not self.takes_part(agent):
                 continue
             formed = agent.formed
             if formed is None:
@@ -427,7 +519,7 @@ class Watch:
             rank += place.local_world_size
         if rank != first.place.world_size:
             raise Failure(f"{rank} ranks in a world of {first.place.world_size}")
-        if not settings.needed <= len(forms) <= settings.most:
+        if not settings.needed <= len(forms) <= settings.max_nodes:
             raise Failure(f"a generation of {len(forms)} nodes")
         if first.generation.restart > settings.max_restarts and not settings.budget_renews:
             raise Failure(f"restart {first.generation.restart} is above the budget")
@@ -444,6 +536,8 @@ class Watch:
             same = not before.changed and forms.keys() == before.nodes.keys()
             if same and restart != before.restart + 1:
                 raise Failure(f"restart {restart} after {before.restart}, and no node came or went")
+        if before is None:
+            self._see_unknown(coordinator)
         formation = Formation(coordinator, first, dict(ordered))
         self._see_older(formation)
         self.formations.append(formation)
@@ -451,6 +545,15 @@ class Watch:
         self._by_id[first.generation.id] = formation
         self.world.log(f"C{coordinator.number} forms {formation}, restart "
                        f"{first.generation.restart}")  # fmt: skip
+
+    def _see_unknown(self, coordinator: "WatchedMembership") -> None:
+        """See whether a generation runs of which this coordinator has heard just now."""
+        for (number, generation), at in self._heard.items():
+            other = self._by_id.get(generation)
+            if number != coordinator.number or other is None or other.coordinator == number:
+                continue
+            if other.live and self.world.now < at + self._lease_s:
+                raise Failure(f"C{number} forms one beside {other}, although it has heard of that")
 
     def _see_older(self, formation: Formation) -> None:
         """See which workers of generations before still run."""
@@ -526,6 +629,17 @@ def _shown(event: Event) -> str:
             return f"{node[:4]} Lost: {reason}"
         case _:
             return "Tick"
+
+
+def _named(message: FromAgent) -> Sequence[GenerationId]:
+    """Return the generations of which a message says that there are such."""
+    match message:
+        case Join(announce=announce) if announce is not None:
+            return (announce.generation,)
+        case NodeReady(generation=generation, latest=latest):
+            return generation, latest
+        case _:
+            return ()
 
 
 def _of(message: object) -> str:

@@ -257,6 +257,11 @@ class World:
         """Whether workers start processes, and other programs send those signals."""
         self.hangs = random.Random(f"{seed}, hangs")
         self.hang_timeout: HangTimeout | None = None
+        self.probes = random.Random(f"{seed}, probes")
+        self.tries_network = self.probes.random() < 0.15
+        """Whether nodes try to reach each other before their workers start."""
+        self.broken = self.probes.choice((0.0, 0.0, 0.05))
+        """How probable it is that a health check of a machine fails, if they are checked at all."""
         self.savings = random.Random(f"{seed}, savings")
         self.step_s = 0.0
         """How long a step of workers takes on average, after which they ask whether to save a
@@ -274,6 +279,8 @@ class World:
         """How long the look-up of a name takes, at most."""
         self.cut: set[tuple[int, int]] = set()
         self.rejected: set[tuple[int, int]] = set()
+        self.walled: set[int] = set()
+        """Machines of which a firewall opens only the port of the coordinator."""
         self.holes: set[int] = set()
         """Machines whose packets, in and out, arrive only if they are small (a wrong MTU)."""
         self.lines: deque[str] = deque(maxlen=400)

@@ -41,6 +41,14 @@ from relight.rendezvous.register_finder import RegisterFinder
 from relight.spec import FLAGS, UNSET_RUN_ID, Flag, LaunchSpec
 from relight.values import BACKENDS, Endpoint, Nodes, parse_endpoint
 
+_LOADED = (
+    "hashlib", "relight.core.agreement", "relight.core.flapping", "relight.core.hangs",
+    "relight.core.questions", "relight.core.reachability", "relight.core.restarts",
+    "relight.core.slow_ranks", "relight.core.verdict",
+)  # fmt: skip
+"""What groups need later. An agent has no time for it at its start; and when a node or the network
+is lost, so may be the file server.
+"""
 _FLUSH_S = 1.0
 _LOOK_S = 0.5
 _DIAL_S = 1.0
@@ -79,6 +87,8 @@ def main(argv: list[str]) -> int:
             hint="relight coordinator --bind HOST:PORT",
         )
     meeting, settings, notes = _meeting(parsed, env)
+    for module in _LOADED:
+        __import__(module)
     loop = Loop()
     console = Consoles.open(loop).stderr  # if it is full, messages are dropped
 

@@ -136,7 +136,7 @@ def _network(spec: LaunchSpec, env: Environment, wait_s: float, known: dict[str,
     """Return the findings on the network and the other nodes."""
     if not spec.runs_locally():
         meeting, _, _ = arrange(spec, env)
-        wanted = spec.nnodes.most
+        wanted = spec.nnodes.max_nodes
 
         def say(came: list[str]) -> None:
             if len(came) < wanted:

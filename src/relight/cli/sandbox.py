@@ -121,10 +121,10 @@ def _check(spec: LaunchSpec, given: "set[str]", count: int, env: Environment) ->
             f"--rdzv-backend={spec.rdzv_backend}: hosts of a sandbox reach nothing outside it",
             hint="c10d, the default here, or file with a directory",
         )
-    if "nnodes" in given and spec.nnodes.least > count:
+    if "nnodes" in given and spec.nnodes.min_nodes > count:
         raise UsageError(
             f"--nnodes={spec.nnodes} needs more than the {many(count, 'host')} of the sandbox",
-            hint=f"relight sandbox {spec.nnodes.least} …",
+            hint=f"relight sandbox {spec.nnodes.min_nodes} …",
         )
     check(spec._replace(rdzv_backend="c10d"), given)
     script.check(spec, env, interpreter.choose(env))

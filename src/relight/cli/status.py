@@ -160,7 +160,7 @@ def _print_agents(*, as_json: bool) -> int:
             str(agent.pid),
             names.get(agent.pid, ""),
             _line(agent.run_id),
-            str(len(agent.workers)) if agent.workers else "none yet",
+            str(len(agent.workers)) if agent.workers else "none",
             duration(agent.seconds),
             _mib(agent.memory),
             _mib(agent.warm_memory) if agent.warm_pid else "",

@@ -63,7 +63,9 @@ def main(argv: list[str]) -> int:
     if parsed.command and values["scheduler"]:
         raise UsageError("-s shows all jobs of a scheduler", hint=f"relight {PAGE.usage}")
     with Runner() as runner:
-        jobs_of = Watched(runner, parsed.command[0] if parsed.command else "", values["scheduler"])
+        jobs_of = WatchedJobs(
+            runner, parsed.command[0] if parsed.command else "", values["scheduler"]
+        )
         terminal = sys.stdin.isatty() and sys.stdout.isatty()
         if values["once"] or not terminal or env.read().get("TERM", "dumb") == "dumb":
             return _print_once(jobs_of.look, values["sort"], values["filter"])
@@ -109,7 +111,7 @@ def _view() -> ModuleType:
     return top_view
 
 
-class Watched:
+class WatchedJobs:
     """The jobs that are looked at.
 
     Args:

@@ -68,6 +68,8 @@ def shown_default(flag: Flag) -> str:
 
 def run_help(flags: Iterable[Flag], command: str = "run") -> str:
     """Return the help of `relight run` or `relight launch`."""
+    flags = list(flags)
+    *most, last = [flag.variable for flag in flags if flag.variable.startswith("RELIGHT_")]
     lines = [
         f"usage: relight {command} [flags] SCRIPT [arguments of the script]",
         "",
@@ -75,8 +77,7 @@ def run_help(flags: Iterable[Flag], command: str = "run") -> str:
         "names and meanings; dashes and underscores are the same, and any unique",
         "beginning of a name will do. They stand before SCRIPT. In brackets: the",
         "default. PET_<FLAG> variables set other defaults, as with torchrun;",
-        "RELIGHT_PRELOAD, RELIGHT_KEEP_WARM, RELIGHT_ON_PREEMPT,",
-        "RELIGHT_RESTART_POLICY and RELIGHT_FAILURE_REPORT those of their flags.",
+        *textwrap.wrap(f"{', '.join(most)} and {last} those of their flags.", _SCREEN),
     ]
     lines += _grouped(flags)
     lines += [

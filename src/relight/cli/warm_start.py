@@ -97,7 +97,7 @@ class _Start:
         self._reason: str | None = None
         self._loop = Loop()
         system.become_subreaper()
-        setup = preloading.instructions(worker, modules, learned, {}, gently=False)
+        setup = preloading.instructions(worker, modules, learned, {}, low_priority=False)
         try:
             origin = processes.start(setup, is_ahead=True)
         except BlockingIOError:

@@ -29,7 +29,7 @@ _ROWS = 25
 """Rows of a terminal that the report takes, at `WIDTH` columns."""
 _WHAT = 2 * WIDTH - 40
 """Most characters for what happened to one worker."""
-_LEAST_EVIDENCE = 4
+_LEAST_EVIDENCE = 5
 """If the traceback and its blank lines have fewer rows, the consequences are shortened."""
 _MAX_CONSEQUENCES = 4
 _MAX_RECORDED = 7

@@ -46,9 +46,8 @@ _CALLS = 0, 1 << 60
 _SIZE = 1, 1 << 20
 _PORT = 0, 65535
 _BOUNDS: dict[str, tuple[float, float]] = {
-    "slots": _SIZE,
-    "least": _SIZE,
-    "most": _SIZE,
+    "min_nodes": _SIZE,
+    "max_nodes": _SIZE,
     "local_world_size": _SIZE,
     "local_rank": (0, 1 << 20),
     "rank": (0, 1 << 40),
@@ -172,14 +171,16 @@ def plain(value: Any, field: str = "") -> Any:
             return value
         least, most = _BOUNDS[field]
         return value if least <= value <= most else kind(max(least, min(value, most)))
+    if value is None or kind is bool:
+        return value
+    if hasattr(kind, "_fields"):
+        return {f: plain(v, f) for f, v in zip(kind._fields, value, strict=True)}
     if kind is list or kind is tuple:
         return [plain(each, field) for each in value[: _ITEMS.get(field, MAX_ITEMS)]]
     if isinstance(value, dict):
         return {fit(k, field): plain(v, field) for k, v in value.items()}
     if isinstance(value, Enum):
         return value.name
-    if hasattr(value, "_fields"):
-        return {f: plain(v, f) for f, v in zip(value._fields, value, strict=True)}
     return value
 
 

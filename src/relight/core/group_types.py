@@ -18,8 +18,8 @@ class GroupSettings(NamedTuple):
     `core/restarts`.
     """
 
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
     max_restarts: int
     last_call_s: float = 5.0
     join_timeout_s: float = 600.0
@@ -39,7 +39,7 @@ class GroupSettings(NamedTuple):
     @property
     def needed(self) -> int:
         """The least number of nodes in a generation."""
-        return self.most if self.ordered else self.least
+        return self.max_nodes if self.ordered else self.min_nodes
 
 
 class Hello(NamedTuple):

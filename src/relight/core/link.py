@@ -4,7 +4,7 @@ when to try again.
     SEEKING    no coordinator is known; the finder is asked where it is
       | it is in this process                                  -> HOSTING
       | a coordinator answers at the place that was found      -> JOINING
-      | none does for long enough, or it turns this node away  -> OVER, GiveUp
+      | none does for long enough, or all refuse this node     -> OVER, GiveUp
     JOINING    connected; nothing yet says that the workers here may run
       | the coordinator is now in this process                 -> HOSTING
       | it confirms their generation, or forms one             -> CONNECTED, and their lease begins

@@ -45,6 +45,10 @@ class Members:
     def __init__(self, settings: GroupSettings) -> None:
         self.reachability: Reachability | None = None
         """Which of them reach each other; None if no node asks for that."""
+        self.leaving: dict[str, bool] = {}
+        """Nodes that have left the job while workers of their generation are being stopped, and
+        whether they wait until all have stopped.
+        """
         self._settings = settings
         self._by_node: dict[str, Member] = {}
         self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their NodeReady
@@ -98,7 +102,8 @@ class Members:
         member = self._by_node[node]
         # Its facts have been compared. Those of thousands of nodes would be most of the memory.
         member.join = join._replace(facts={})
-        member.ready, member.idle = None, join.announce is None
+        member.ready = None
+        member.idle = join.announce is None or join.announce.ended
         self._ready.pop(node, None)
         return notes
 
@@ -174,5 +179,5 @@ class Members:
 
     def first(self, ready: list[Member]) -> list[Member]:
         """Return the nodes of a first generation, in the natural order of host names."""
-        chosen = ready[: self._settings.most]
+        chosen = ready[: self._settings.max_nodes]
         return sorted(chosen, key=lambda m: (ranks.natural(m.join.host), m.number))

@@ -15,11 +15,12 @@ One coordinator runs this for all agents of a job: it takes their messages and r
     STOPPING    all nodes of the generation were told to stop their workers
       | all of them have, or are lost or overdue                   -> GATHERING, and on at once
       | a worker had failed and no restart is left                 -> ENDED
-    RECOVERING  this coordinator is new; nodes announce a generation that is live
-      | all of its nodes are here, and the lease of at least one of
-      | them was not over; or all leases were over, and in time
-      | nobody has announced another generation                    -> RUNNING
-      | a worker has failed, or a node is missing in time          -> STOPPING
+    RECOVERING  this coordinator is new; nodes announce the generation that they are in
+      | all of its nodes are here, and their workers run. If the
+      | leases of all were over, or their workers have ended, this
+      | first waits for a lease: others may be in a later one      -> RUNNING
+      | workers of a node have ended, a node leaves, or one has not
+      | come within that time                                      -> STOPPING
     ENDED       all nodes are told; so are nodes that come late
 
 Rules:
@@ -33,7 +34,8 @@ Rules:
   during a stop, it counts as a change of membership. What a failure leads to is decided in
   core/verdict, which asks core/restarts.
 - A node that was lost and returns in time, with its workers, gets its place back.
-- A generation with a node whose lease was not over takes precedence over one without.
+- A generation with a node whose workers run, and whose lease was not over, takes precedence over
+  one without.
 - A new generation's number is higher than all numbers that nodes have named. If two groups formed
   generations of the same number, their `origin` differs. Nodes above the maximum are spares.
 - A coordinator that hears of a generation which it does not know forms none of its own while
@@ -121,12 +123,14 @@ class _Stopping:
     """A stop of all workers.
 
     Attributes:
+        message: what the nodes were told.
         tell_at: when the nodes are told which nodes it waits for; None if they know.
         drop_at: when nodes that are not ready are dropped; None for never.
         dropped: the nodes that were dropped.
     """
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, message: StopWorkers, now: float) -> None:
+        self.message = message
         self.tell_at: float | None = now + _TELL_STOP_AFTER_S
         self.drop_at: float | None = None
         self.dropped: set[str] = set()
@@ -138,7 +142,7 @@ class _Stopping:
     def wait_for(self, stop_s: float | None, now: float) -> None:
         """Wait for one more node."""
         if stop_s is not None:
-            self.drop_at = max(self.drop_at or 0.0, now + stop_s)
+            self.drop_at = max(self.drop_at or 0.0, now + stop_s + self.message.limit_s)
 
 
 class _Numbers:
@@ -194,7 +198,9 @@ class _Ending:
 
     def __init__(self, formed_at: float) -> None:
         self.formed_at = formed_at
+        self.preempted: dict[str, NodePreempted] = {}  # by node
         self.agreement: Agreement | None = None  # while workers agree on when to save
+        self.saves = False  # a former coordinator has told the workers to save and leave
         self.stopping: _Stopping | None = None  # set once the generation was told to stop
         self.failure_cause = ""  # why a worker failed; empty if none has
         self.failed_host = ""  # of the failure, or of a node that was lost
@@ -269,19 +275,14 @@ class Membership:
         if tries_until is not None:
             times.append(tries_until)
         if self.state is GroupState.GATHERING and self.members and tries_until is None:
-            times.append(self._gathering.since + settings.join_timeout_s)
-            if self._has_enough():
-                until = 0.0 if self._is_full() else self._last_call_until()
-                first_at = max(until, self._others_run_until())
-                again_at = self._gathering.not_before
-                times.append(first_at if self.generation == NO_GENERATION else again_at)
+            times.append(self._forms_at() if self._has_enough() else self._gives_up_at())
         elif self._ending.agreement is not None:
             times.append(self._ending.agreement.until)
         elif self.state is GroupState.RUNNING:
             if self._has_room() and tries_until is None:
                 times.append(self._let_in_at())
-            if (hang := self.roster.hang()) is not None:
-                times.append(hang.too_long_at)
+            if (quiet := self.roster.all_quiet()) is not None:
+                times.append(quiet.too_long_at)
             if self._success_reports.is_pending:
                 times.append(self._success_reports.at)
             if self.roster.done:
@@ -311,8 +312,11 @@ class Membership:
         )
 
     def present(self) -> int:
-        """Return how many nodes are connected, or have left after their workers succeeded."""
-        return len(self.members) + self.roster.done_and_gone
+        """Return how many nodes are connected, have left after their workers succeeded, or have
+        left the job during this stop: workers of the others may still be saving a checkpoint.
+        """
+        left = len(self.members.leaving) if self.state is GroupState.STOPPING else 0
+        return len(self.members) + self.roster.done_and_gone + left
 
     def lost(self) -> int:
         """Return how many nodes of the live or last generation are gone before they succeeded."""
@@ -334,11 +338,11 @@ class Membership:
                     cause = self._gathering.departure
                     if not cause and self.generation != NO_GENERATION:
                         cause = self._cause
-                    return waiting.too_few(hosts, settings.needed, settings.most, left, cause)
+                    return waiting.too_few(hosts, settings.needed, settings.max_nodes, left, cause)
                 if not self._has_enough():
                     late = [member.join.host for member in self.members.not_ready()]
                     return waiting.not_ready(late, left)
-                return waiting.last_call(hosts, settings.most, settings.last_call_s)
+                return waiting.last_call(hosts, settings.max_nodes, settings.last_call_s)
             case GroupState.RUNNING:
                 nodes = many(len(self.roster), "node")
                 return f"generation {self.generation.number} runs on {nodes}"
@@ -346,7 +350,7 @@ class Membership:
                 late = [self.members[node].join.host for node in sorted(self.roster.active)]
                 return f"waiting for workers to stop on {waiting.names(late)} ({self._cause})"
             case GroupState.STOPPING | GroupState.RECOVERING:
-                return waiting.coming_back(self.roster.order.count(None), self.generation.number)
+                return waiting.coming_back(self.roster.lost, self.generation.number)
             case GroupState.ENDED:
                 return "the job is over"
 
@@ -354,19 +358,21 @@ class Membership:
         """Assert the invariants."""
         roster = self.roster
         roster.check()
-        live = roster.places.keys()
+        live = roster.group_ranks.keys()
         assert all(node in self.members for node in live)
         assert not any(self.members.is_ready(node) for node in roster.active)
         stopping = self._ending.stopping
         assert stopping is None or not stopping.dropped & live
-        assert len(roster) <= self.settings.most
+        assert len(roster) <= self.settings.max_nodes
         assert self.restart <= self._most_restarts()
         assert self.generation.number <= self._numbers.latest.number
         assert (self.end is not None) == (self.state is GroupState.ENDED)
         assert self.end is None or self.members.reachability is None
+        stops = self.state in (GroupState.STOPPING, GroupState.RECOVERING)
+        assert stops or not self.members.leaving
         assert self._ending.agreement is None or self.state is GroupState.RUNNING
         if self.state is GroupState.RUNNING:
-            assert len(roster) >= self.settings.least
+            assert len(roster) >= self.settings.min_nodes
             assert not roster.lost
             assert roster.active == live - roster.done.keys()
         assert (
@@ -383,13 +389,15 @@ class Membership:
             return
         if refusal := self.members.refusal(join):
             self._send(join.node, JobEnded(EXIT_USAGE, refusal, (), None))
+            if self.state is GroupState.GATHERING:  # the others would wait in vain
+                self._tell_all(f"{join.host} can't join: {refusal}")
             return
         if not self.members and self.state is GroupState.GATHERING:
             self._gathering.since = now
         for node, text in self.members.admit(join, now):
             self._send(node, Note(text))
         self._wait_reasons.after_join(now)
-        if join.announce is not None:
+        if join.announce is not None and self._is_news(join.node, join.announce):
             self._on_announce(self.members[join.node], join.announce, now)
         elif join.node in self.roster:  # it has no workers, or never got its GenerationFormed
             if self.state is GroupState.RUNNING:
@@ -399,19 +407,19 @@ class Membership:
                 self._stop_joined(join.node, now)
 
     def _on_announce(self, member: Member, announce: Announce, now: float) -> None:
-        """Handle a node that joins with the workers of a generation."""
+        """Handle a node that joins with the workers of a generation, or after they have ended."""
         generation, node = announce.generation, member.node
         place, size = announce.group_rank, announce.group_world_size
-        possible = 0 <= place < size <= self.settings.most and generation.number < _MAX_NUMBER
+        possible = 0 <= place < size <= self.settings.max_nodes and generation.number < _MAX_NUMBER
         self._numbers.hear_of(generation)
         nothing_known = self.state in (GroupState.GATHERING, GroupState.RECOVERING)
         if possible and nothing_known and self._outranks(announce):
-            for older in list(self.roster.places):
+            for older in list(self.roster.group_ranks):
                 self._supersede(self.members[older], now)
             self.state, self.generation = GroupState.RECOVERING, generation
             self.restart = min(max(self.restart, announce.restart), self._most_restarts())
             self.roster, self._ending = Roster([None] * size), _Ending(now)
-            self.roster.lapsed = announce.lapsed
+            self.roster.may_be_over = announce.may_be_over
             self._recover_until = now + self.settings.rejoin_s
         live = self.state in (GroupState.RUNNING, GroupState.RECOVERING, GroupState.STOPPING)
         known = possible and live and (generation, size) == (self.generation, len(self.roster))
@@ -420,7 +428,9 @@ class Membership:
         if not known or not self.roster.take(node, place):
             self._supersede(member, now)
             return
-        self.roster.lapsed = self.roster.lapsed and announce.lapsed
+        self.roster.may_be_over = self.roster.may_be_over and announce.may_be_over
+        if self.state is GroupState.RECOVERING:
+            self._ending.saves |= announce.saves
         self.roster.mark_succeeded(announce.succeeded)
         if node not in self.roster.done:
             self.roster.active.add(node)
@@ -434,11 +444,21 @@ class Membership:
         if announce.done:
             self._succeed(node, now)
 
+    def _is_news(self, node: str, announce: Announce) -> bool:
+        """Return whether this says more than that a node comes without workers."""
+        if not announce.ended or self.state is GroupState.RECOVERING:
+            return True
+        if self.state is GroupState.GATHERING:
+            return self.generation == NO_GENERATION
+        stopping = self.state is GroupState.STOPPING
+        return stopping and node not in self.roster and announce.generation == self.generation
+
     def _outranks(self, announce: Announce) -> bool:
         """Return whether a generation may be the live one, and not the one announced before."""
         number, before = announce.generation.number, self.generation.number
         if self.state is GroupState.RECOVERING and announce.generation != self.generation:
-            return (not announce.lapsed, number) > (not self.roster.lapsed, before)
+            sure, sure_before = not announce.may_be_over, not self.roster.may_be_over
+            return (sure, number) > (sure_before, before)
         return number > before
 
     def _succeed(self, node: str, now: float) -> None:
@@ -486,12 +506,12 @@ class Membership:
                 GroupState.RECOVERING,
             ):
                 self._succeed(node, now)
-            case NodePreempted(_, reason, limit_s) if current:
-                if self.state is GroupState.RUNNING and self._ending.agreement is None:
-                    self._agree(f"{member.join.host} is preempted: {reason}", limit_s, now)
+            case NodePreempted() if current:
+                self._ending.preempted[node] = message
             case CheckpointCalls(_, limit, calls) if current and self._ending.agreement is not None:
                 self._ending.agreement.answer(node, limit, calls)
-            case NodeLeaving(reason):
+            case NodeLeaving(reason, waits):
+                self.members.leaving[node] = waits
                 self._lose(member, f"left: {reason}", now, orderly=True)
 
     def _compare_pace(self, node: str, pace: NodePace, now: float) -> None:
@@ -503,14 +523,14 @@ class Membership:
             return
         if roster.slow_ranks is None:
             joins = [self.members[each].join for each in roster.order if each is not None]
-            places = ranks.places([NodeSlots(join.slots, join.role) for join in joins])
+            places = ranks.places([NodeSlots(join.local_world_size, join.role) for join in joins])
             hosts = [join.host for join in joins]
             roster.slow_ranks = slow_ranks.PaceComparison(zip(places, hosts, strict=True))
-        change = roster.slow_ranks.hear(roster.places[node], pace, now)
+        change = roster.slow_ranks.hear(roster.group_ranks[node], pace, now)
         if change is not None:
             age_s = now - change.since if change.nodes else 0.0
             told = SlowRanks(self.generation, change.nodes, age_s)
-            for each in roster.places:
+            for each in roster.group_ranks:
                 self._send(each, told)
 
     def _on_ready(self, member: Member, ready: NodeReady, current: bool, now: float) -> None:
@@ -551,6 +571,8 @@ class Membership:
             return  # the others don't need it
         if self.state is GroupState.RECOVERING and not orderly:
             self._recover_until = now + self.settings.rejoin_s
+        elif self.state is GroupState.RECOVERING and self._ending.saves:
+            self._ending.membership_changed = True  # it has saved; others may still do so
         else:
             self._ending.membership_changed = self._ending.has_lost_node = True
             if not orderly:
@@ -559,7 +581,7 @@ class Membership:
                 self._stop(f"{member.join.host} {what}", now)
             elif self.state is GroupState.STOPPING:
                 self._cause = f"{member.join.host} {what}"
-            if self.state is GroupState.STOPPING and not self.roster.places and not orderly:
+            if self.state is GroupState.STOPPING and not self.roster.group_ranks and not orderly:
                 self._recover_until = now + self.settings.rejoin_s
 
     # What follows from them.
@@ -582,31 +604,55 @@ class Membership:
             and self._recover_until is None
         ):
             self._after_stop(now)
+        if self.state not in (GroupState.STOPPING, GroupState.RECOVERING):
+            self._let_go()
         if self.state is GroupState.GATHERING:
             self._while_gathering(now)
         if self._wait_reasons.is_pending and now >= self._wait_reasons.at:
             self._send_wait_reasons(now)
 
+    def _let_go(self) -> None:
+        """Tell nodes that have left, and wait for that, that all workers have stopped."""
+        for node, waits in self.members.leaving.items():
+            if waits:
+                reason = "this node has left; the workers of the other nodes have stopped"
+                self._send(node, JobEnded(EXIT_OK, reason, (), None, others_run=True))
+        self.members.leaving.clear()
+
     def _wait_for_lost(self, until: float, now: float) -> None:
         missing = self.roster.lost > 0
-        # If all leases were over, other nodes may have gone on, and announce another generation.
-        unsure = self.state is GroupState.RECOVERING and self.roster.lapsed
-        if (missing or unsure) and now < until:
+        recovering = self.state is GroupState.RECOVERING
+        unsure = not missing and recovering and (self._may_be_over() or self._awaits_report())
+        if now < until and (missing or unsure):
             return
         self._recover_until = None
         self._ending.membership_changed |= missing
-        if self.state is not GroupState.RECOVERING:
+        if not recovering:
             return
+        if self._ending.saves and not self._ending.failure_cause:
+            self._confirm(self.roster.group_ranks)  # frozen workers can't save
         if missing:
             self._stop("a node was lost when the coordinator was lost", now)
         elif self._ending.failure_cause or self.roster.has_idle():
             self._stop(
                 self._ending.failure_cause or "workers ended while there was no coordinator", now
             )
+        elif self._ending.saves:
+            self._stop("the workers saved a checkpoint and left", now)
         else:
             self.state = GroupState.RUNNING
             self._success_reports.is_pending = False
-            self._confirm(self.roster.places)
+            self._confirm(self.roster.group_ranks)
+
+    def _may_be_over(self) -> bool:
+        """Return whether nodes may announce a later generation than that one. None do if all nodes
+        that it can have had are here, without workers.
+        """
+        return self.roster.may_be_over and not self._are_all_here(self.generation)
+
+    def _awaits_report(self) -> bool:
+        """Return whether a node whose workers have ended has not said yet how they did."""
+        return any(self.members[node].idle for node in self.roster.active)
 
     def _confirm(self, nodes: Iterable[str]) -> None:
         """Tell nodes that their generation goes on, and who has succeeded: the next coordinator
@@ -623,9 +669,14 @@ class Membership:
         if self._ending.agreement is not None:
             self._go_on_agreeing(self._ending.agreement, now)
             return
-        hang = self.roster.hang()
-        if hang is not None and now >= hang.too_long_at:
-            self._stop_hung(now - hang.since, now)
+        for node, preempted in self._ending.preempted.items():
+            if node in self.roster:
+                cause = f"{self.members[node].join.host} is preempted: {preempted.reason}"
+                self._agree(cause, preempted.limit_s, now)
+                return
+        quiet = self.roster.all_quiet()
+        if quiet is not None and now >= quiet.too_long_at:
+            self._stop_hung(now - quiet.since, now)
             return
         if self._success_reports.is_pending and now >= self._success_reports.at:
             self._success_reports.is_pending, self._success_reports.at = (
@@ -685,23 +736,26 @@ class Membership:
 
     def _stop(self, cause: str, now: float, message: StopWorkers | None = None) -> None:
         """Stop the workers of all nodes: at once, or as a message says."""
-        stop = message or StopWorkers(self.generation, cause, gently=False)
+        gently = self._ending.saves and not self._ending.failure_cause
+        stop = message or StopWorkers(self.generation, cause, gently=gently)
         self.state, self._cause = GroupState.STOPPING, cause
         self._recover_until = self._ending.agreement = None
         self.roster.reactivate()
-        stopping = self._ending.stopping = _Stopping(now)
-        for node in self.roster.places:
+        stopping = self._ending.stopping = _Stopping(stop, now)
+        for node in self.roster.group_ranks:
             if node in self.roster.active:
-                stop_s = self.members[node].join.stop_s
-                stopping.wait_for(None if stop_s is None else stop_s + stop.limit_s, now)
+                stopping.wait_for(self.members[node].join.stop_s, now)
                 self._send(node, stop)
 
     def _stop_joined(self, node: str, now: float) -> None:
         """Handle a node that joins during a stop."""
         stopping = self._ending.stopping
-        if stopping is not None and stopping.drop_at is None:
+        assert stopping is not None
+        if stopping.drop_at is None:
             stopping.wait_for(self.members[node].join.stop_s, now)
-        self._send(node, StopWorkers(self.generation, self._cause, gently=False))
+        if stopping.message.gently:
+            self._confirm([node])  # frozen workers can't save
+        self._send(node, stopping.message)
 
     def _watch_stop(self, stopping: _Stopping, now: float) -> None:
         """Report which nodes a stop waits for, and drop nodes that should be ready by now."""
@@ -781,24 +835,27 @@ class Membership:
     def _while_gathering(self, now: float) -> None:
         if not self.members:
             return
-        late = now >= self._gathering.since + self.settings.join_timeout_s
-        if not self._has_enough():
-            self._gathering.enough_since = None
-        elif self.generation != NO_GENERATION:
-            if now >= self._gathering.not_before:
-                self._form(now)
-            return
-        else:
+        if self._has_enough():
             if self._gathering.enough_since is None:
                 self._gathering.enough_since = now
-            over = self._is_full() or now >= self._last_call_until()
-            if (over and now >= self._others_run_until()) or late:
+            if now >= self._forms_at():
                 self._form(now)
-                return
-        if late:
+            return
+        self._gathering.enough_since = None
+        if now >= self._gives_up_at():
             after = waiting.duration(self.settings.join_timeout_s)
             reason = self.explain(now).partition(" (join timeout")[0]
             self._finish(JobEnded(EXIT_GROUP, f"gave up after {after}: {reason}", (), None))
+
+    def _forms_at(self) -> float:
+        """Return when the nodes that are ready form a generation, if none comes or goes."""
+        if self.generation != NO_GENERATION:
+            return self._gathering.not_before
+        over = 0.0 if self._is_full() else min(self._last_call_until(), self._gives_up_at())
+        return max(over, self._others_run_until())
+
+    def _gives_up_at(self) -> float:
+        return self._gathering.since + self.settings.join_timeout_s
 
     def _has_enough(self) -> bool:
         return self.members.count_ready() >= self.settings.needed
@@ -807,12 +864,16 @@ class Membership:
         """Return until when workers of an unknown generation may run, 0 if none can. They may if
         nodes have heard of one, and not all nodes that it can have had are here.
         """
-        here = self.members.count_ready_from(self._numbers.latest)
-        return self._gathering.unknown_may_run_until if here < self.settings.most else 0.0
+        until = self._gathering.unknown_may_run_until
+        return until if until and not self._are_all_here(self._numbers.latest) else 0.0
+
+    def _are_all_here(self, generation: GenerationId) -> bool:
+        """Return whether all nodes that a generation can have had are here, without workers."""
+        return self.members.count_ready_from(generation) >= self.settings.max_nodes
 
     def _is_full(self) -> bool:
         """Return whether the first generation can start without waiting for more nodes."""
-        most = self.settings.most
+        most = self.settings.max_nodes
         return self.members.count_ready() >= most and (
             self.settings.needed == most or len(self.members.regular()) >= most
         )
@@ -843,7 +904,7 @@ class Membership:
         generation = Generation(
             self.generation, self.restart, address, port, self._cause, failed_host
         )
-        nodes = [NodeSlots(m.join.slots, m.join.role) for m in members]
+        nodes = [NodeSlots(m.join.local_world_size, m.join.role) for m in members]
         for member, place in zip(members, ranks.places(nodes), strict=True):
             self.members.start(member)
             self._send(member.node, GenerationFormed(generation, place))
@@ -869,7 +930,7 @@ class Membership:
         from relight.core.reachability import REMEDY
 
         hosts = {member.node: member.join.host for member in self.members}
-        staying = () if self.state is GroupState.GATHERING else self.roster.places
+        staying = () if self.state is GroupState.GATHERING else self.roster.group_ranks
         for node, why in reachability.conclude(hosts, staying):
             member, host = self.members[node], hosts[node]
             report = (
@@ -883,7 +944,7 @@ class Membership:
             self._tell_all(f"{host} left: {reason}")
 
     def _in_rank_order(self, now: float) -> list[Member]:
-        ready, most = self.members.candidates(now), self.settings.most
+        ready, most = self.members.candidates(now), self.settings.max_nodes
         if self.generation == NO_GENERATION:
             ready = self.members.first(ready)
         taken = {member.node for member in ready}
@@ -905,7 +966,7 @@ class Membership:
             members, spare, text = list(self.members), False, self.explain(now)
         elif self.state is GroupState.RUNNING:
             members = [member for member in self.members if member.node not in self.roster]
-            spare = self.roster.is_ending or len(self.roster) >= self.settings.most
+            spare = self.roster.is_ending or len(self.roster) >= self.settings.max_nodes
             what = "is kept as a spare" if spare else "will join soon"
             text = f"{self.explain(now)}; this node {what}"
         else:
@@ -918,7 +979,7 @@ class Membership:
     def _has_room(self) -> bool:
         """Return whether waiting nodes may be let in. A job that is about to end lets in none."""
         may = self.members.count_ready() > 0 and not self.roster.is_ending
-        return may and len(self.roster) < self.settings.most
+        return may and len(self.roster) < self.settings.max_nodes
 
     def _let_in_at(self) -> float:
         """Return when waiting nodes are let in: together, if within one last call."""
@@ -930,7 +991,7 @@ class Membership:
         """Return the nodes to let in now."""
         if not self._has_room():
             return []
-        regular, room = self.members.regular(), self.settings.most - len(self.roster)
+        regular, room = self.members.regular(), self.settings.max_nodes - len(self.roster)
         if len(regular) < room and now < self._let_in_at():
             return []
         return [member for member in self.members.ready() if now >= member.may_enter_at][:room]

@@ -21,7 +21,8 @@ class Announce(NamedTuple):
     `done`: the workers have succeeded. `succeeded` are the group ranks of the nodes whose workers
     have succeeded, as far as this node was told: those nodes may have left, so that a new
     coordinator can't ask them. `lapsed`: the lease of the workers is over, so other nodes may have
-    gone on without them.
+    gone on without them. `ended`: the workers have ended, and not all of them well; a `NodeReady`
+    follows, with their failures. `saves`: they were told to save a checkpoint and leave.
     """
 
     generation: GenerationId
@@ -31,6 +32,13 @@ class Announce(NamedTuple):
     done: bool
     succeeded: tuple[int, ...] = ()
     lapsed: bool = False
+    ended: bool = False
+    saves: bool = False
+
+    @property
+    def may_be_over(self) -> bool:
+        """Whether other nodes may be in a later generation, of which this one does not know."""
+        return self.lapsed or self.ended
 
 
 class Join(NamedTuple):
@@ -46,11 +54,11 @@ class Join(NamedTuple):
     node: str
     host: str
     address: str
-    slots: int
+    local_world_size: int
     role: str
     node_rank: int
-    least: int
-    most: int
+    min_nodes: int
+    max_nodes: int
     max_restarts: int
     facts: dict[str, str]
     announce: Announce | None
@@ -161,9 +169,12 @@ class CheckpointCalls(NamedTuple):
 
 
 class NodeLeaving(NamedTuple):
-    """The node leaves the job deliberately."""
+    """The node leaves the job deliberately. If it `waits`, it stays connected until `JobEnded` says
+    that no worker of its generation is left on other nodes.
+    """
 
     reason: str
+    waits: bool = False
 
 
 class AskNodes(NamedTuple):

@@ -50,7 +50,7 @@ class Reachability:
         self._cookie = ""
         self._tries = 0
         self._nodes: list[str] = []  # by number, in the order of their ranks
-        self._silent: set[str] = set()  # those that have not answered
+        self._silent: set[str] = set()  # those that have not answered, also if they are gone
         self._failed: dict[tuple[int, int], str] = {}
 
     @property
@@ -61,16 +61,19 @@ class Reachability:
         return "known" if self._known else "idle"
 
     def set_ready(self, node: str, prober: Target | None) -> None:
-        """Note where a node that has no workers can be probed, None for nowhere."""
-        self.remove(node)
-        if prober is not None:
+        """Note where a node that has no workers can be probed, None for nowhere. If it has begun to
+        try before, while its workers ran or before its connection broke, its answer is awaited.
+        """
+        self._known.discard(node)
+        if prober is None:
+            self._probers.pop(node, None)
+        else:
             self._probers[node] = prober
 
     def remove(self, node: str) -> None:
-        """Note that a node is gone."""
+        """Note that a node is gone. It may come back, with its answer."""
         self._probers.pop(node, None)
         self._known.discard(node)
-        self._silent.discard(node)
 
     def must_try(self, nodes: Iterable[str]) -> bool:
         """Return whether it is not known that these nodes reach each other."""
@@ -113,8 +116,10 @@ class Reachability:
                 self._failed[number, (number + target) % count] = why
 
     def is_over(self, now: float) -> bool:
-        """Return whether all answers have come, or they have taken too long."""
-        return self.until is not None and (not self._silent or now >= self.until)
+        """Return whether the answers of all nodes that are here have come, or take too long."""
+        if self.until is None:
+            return False
+        return now >= self.until or not any(node in self._probers for node in self._silent)
 
     def conclude(self, hosts: Mapping[str, str], staying: Collection[str]) -> list[tuple[str, str]]:
         """Return the nodes to leave out, and why.

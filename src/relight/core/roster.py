@@ -1,8 +1,8 @@
-"""The nodes of a generation, by their places in it.
+"""The nodes of a generation, by group rank.
 
-A place is a group rank. A node that is gone leaves a hole, which another node may take in the next
-generation. Each node that is here is either active (its workers may run) or done (they have
-succeeded). A node that is done may also be gone: the others don't need it.
+A node that is gone leaves its group rank free; another node may take it in the next generation.
+Each node that is here is either active (its workers may run) or done (they have succeeded). A node
+that is done may also be gone: the others don't need it.
 
 Invariants are in `check`.
 """
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from relight.core.slow_ranks import PaceComparison
 
 
-class Hang(NamedTuple):
+class AllQuiet(NamedTuple):
     """No worker of any node has done anything `since` then; it is a failure at `too_long_at`."""
 
     since: float
@@ -33,17 +33,19 @@ class Roster:
     def __init__(self, nodes: Sequence[str | None] = ()) -> None:
         self.order = list(nodes)
         """By group rank; None where a node is gone."""
-        self.places = {node: place for place, node in enumerate(nodes) if node is not None}
-        self.active = set(self.places)
+        self.group_ranks = {
+            node: group_rank for group_rank, node in enumerate(nodes) if node is not None
+        }
+        self.active = set(self.group_ranks)
         self.done: dict[str, float] = {}
         """Nodes whose workers have succeeded, and when."""
-        self.lapsed = False
-        """Whether the leases of all nodes that have announced the generation were over."""
+        self.may_be_over = False
+        """Whether no node that has announced the generation proves that there is no later one."""
         self.slow_ranks: PaceComparison | None = None
         """Set once a node reports its pace."""
         self._quiet: dict[str, tuple[float, float]] = {}  # nodes whose workers do nothing
         self._succeeded_at = 0.0  # when the workers of the latest node succeeded
-        self._done_and_gone: set[int] = set()  # places whose nodes succeeded and are gone
+        self._done_and_gone: set[int] = set()  # group ranks of nodes that succeeded and are gone
 
     def __len__(self) -> int:
         """Return how many nodes the generation has, including those that are gone."""
@@ -51,7 +53,7 @@ class Roster:
 
     def __contains__(self, node: object) -> bool:
         """Return whether a node of the generation is here."""
-        return node in self.places
+        return node in self.group_ranks
 
     @property
     def done_and_gone(self) -> int:
@@ -65,8 +67,10 @@ class Roster:
 
     @property
     def succeeded(self) -> tuple[int, ...]:
-        """The places of nodes whose workers have succeeded, also if the nodes are gone."""
-        return tuple(sorted({*self._done_and_gone, *(self.places[node] for node in self.done)}))
+        """The group ranks of nodes whose workers have succeeded, also if the nodes are gone."""
+        return tuple(
+            sorted({*self._done_and_gone, *(self.group_ranks[node] for node in self.done)})
+        )
 
     @property
     def is_ending(self) -> bool:
@@ -75,15 +79,15 @@ class Roster:
 
     def has_idle(self) -> bool:
         """Return whether a node is here whose workers neither run nor have succeeded."""
-        return len(self.active) + len(self.done) < len(self.places)
+        return len(self.active) + len(self.done) < len(self.group_ranks)
 
-    def take(self, node: str, place: int) -> bool:
-        """Restore a node's place if it is free; return whether the node has it."""
-        if self.order[place] is None and node not in self.places:
-            self.order[place] = node
-            self.places[node] = place
-            self._done_and_gone.discard(place)
-        return self.order[place] == node
+    def take(self, node: str, group_rank: int) -> bool:
+        """Give a node its group rank back if that is free; return whether the node has it."""
+        if self.order[group_rank] is None and node not in self.group_ranks:
+            self.order[group_rank] = node
+            self.group_ranks[node] = group_rank
+            self._done_and_gone.discard(group_rank)
+        return self.order[group_rank] == node
 
     def finish(self, node: str, now: float) -> None:
         """Note that the workers of a node have succeeded."""
@@ -92,11 +96,11 @@ class Roster:
         self.done.setdefault(node, now)
         self._succeeded_at = now
 
-    def mark_succeeded(self, places: Sequence[int]) -> None:
-        """Note places whose workers have succeeded, as a former coordinator knew."""
-        for place in places:
-            if 0 <= place < len(self.order) and self.order[place] is None:
-                self._done_and_gone.add(place)
+    def mark_succeeded(self, group_ranks: Sequence[int]) -> None:
+        """Note whose workers have succeeded, as a former coordinator knew."""
+        for group_rank in group_ranks:
+            if 0 <= group_rank < len(self.order) and self.order[group_rank] is None:
+                self._done_and_gone.add(group_rank)
 
     def set_quiet(self, node: str, since: float, limit_s: float) -> None:
         """Note that the workers of a node have done nothing since a time, and how long they may;
@@ -106,14 +110,14 @@ class Roster:
         if limit_s and node in self.active:
             self._quiet[node] = since, limit_s
 
-    def hang(self) -> Hang | None:
+    def all_quiet(self) -> AllQuiet | None:
         """Return since when no worker of any node does anything; None if one does, or none is
         left.
         """
         if not self.active or len(self._quiet) < len(self.active):
             return None
         since = max(self._succeeded_at, *(since for since, _ in self._quiet.values()))
-        return Hang(since, since + max(limit_s for _, limit_s in self._quiet.values()))
+        return AllQuiet(since, since + max(limit_s for _, limit_s in self._quiet.values()))
 
     def deactivate(self, node: str) -> None:
         """Note that a node has no workers any more."""
@@ -122,11 +126,11 @@ class Roster:
         self.done.pop(node, None)
 
     def remove(self, node: str) -> None:
-        """Remove a node; its place becomes a hole."""
-        place = self.places.pop(node)
-        self.order[place] = None
+        """Remove a node; its group rank becomes free."""
+        group_rank = self.group_ranks.pop(node)
+        self.order[group_rank] = None
         if node in self.done:
-            self._done_and_gone.add(place)
+            self._done_and_gone.add(group_rank)
         self.deactivate(node)
 
     def reactivate(self) -> None:
@@ -136,8 +140,10 @@ class Roster:
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert self.places == {node: place for place, node in enumerate(self.order) if node}
-        assert self.active | self.done.keys() <= self.places.keys()
+        assert self.group_ranks == {
+            node: group_rank for group_rank, node in enumerate(self.order) if node
+        }
+        assert self.active | self.done.keys() <= self.group_ranks.keys()
         assert not self.active & self.done.keys()
         assert self._quiet.keys() <= self.active
-        assert all(self.order[place] is None for place in self._done_and_gone)
+        assert all(self.order[group_rank] is None for group_rank in self._done_and_gone)

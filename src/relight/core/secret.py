@@ -60,7 +60,8 @@ class Opening:
 
     Attributes:
         hello: JSON of our own hello. The side that dialled sends it first.
-        peer_hello: the peer's hello, once received. Trustworthy once `done`.
+        peer_hello: the peer's hello, once received. Trustworthy once `done`. The side that listened
+            has neither after `end`.
         done: the peer is authenticated.
         session_key: 32 bytes that both ends know once done. Secret only if there is a token.
         seal: makes the payload of each later frame, or None without a token.
@@ -95,6 +96,18 @@ class Opening:
         if kind == "proof" and self._transcript is not None:
             return self._receive_proof(self._transcript, message.get("mac"))
         raise ProofRefused(f"the peer sent {kind[:40]!r} before it was authenticated")
+
+    def end(self) -> Message:
+        """Return the peer's hello, once `done`.
+
+        The side that listened keeps neither hello: those of thousands of nodes would be a quarter
+        of a coordinator's memory.
+        """
+        hello = self.peer_hello
+        assert hello is not None
+        if not self._dialled:
+            self.hello, self.peer_hello, self._transcript = b"", None, None
+        return hello
 
     def _receive_hello(self, message: Message, body: bytes) -> list[bytes]:
         nonce = _bytes_of(message.get("nonce"))

@@ -58,12 +58,12 @@ class Change(NamedTuple):
     since: float
 
 
-class _Node(NamedTuple):
+class _NodeRanks(NamedTuple):
     host: str
     ranks: range
 
 
-class _Window(NamedTuple):
+class _GroupWindow(NamedTuple):
     """By rank: the share of the time in which it waited, and how many steps it has done."""
 
     waited: tuple[float, ...]
@@ -79,12 +79,12 @@ class PaceComparison:
 
     def __init__(self, nodes: Iterable[tuple[Place, str]]) -> None:
         self._nodes = [
-            _Node(host, range(place.first_rank, place.first_rank + place.local_world_size))
+            _NodeRanks(host, range(place.first_rank, place.first_rank + place.local_world_size))
             for place, host in nodes
         ]
         size = sum(len(node.ranks) for node in self._nodes)
         self._heard: dict[int, NodePace] = {}
-        self._windows: list[_Window] = []
+        self._windows: list[_GroupWindow] = []
         self._steps_reported = False
         self._streaks = [0] * size  # windows for which a rank has not been what it is called
         self._since = [0.0] * size  # when the streak began
@@ -119,7 +119,7 @@ class PaceComparison:
         self._steps_reported = self._steps_reported or max(steps) > 0
         if max(steps) <= 0 if self._steps_reported else _median(sorted(waited)) > _MOST_WAITING:
             return None
-        self._windows = [*self._windows[-WINDOWS + 1 :], _Window(waited, steps)]
+        self._windows = [*self._windows[-WINDOWS + 1 :], _GroupWindow(waited, steps)]
         if len(self._windows) < WINDOWS:
             return None
         busy = self._busy()
@@ -186,7 +186,7 @@ class PaceComparison:
         slow = tuple(node for node in nodes if node.ranks)
         return Change(slow, min(self._slow.values(), default=0.0))
 
-    def _slow_node(self, node: _Node, busy: Sequence[Sequence[float]]) -> SlowNode:
+    def _slow_node(self, node: _NodeRanks, busy: Sequence[Sequence[float]]) -> SlowNode:
         """Return the slow ranks of a node, beside the ranks that are not slow."""
         ranks = tuple(rank for rank in node.ranks if rank in self._slow)
         others = [rank for rank in range(len(busy)) if rank not in self._slow]

@@ -146,7 +146,8 @@ class Supervision:
                 return f"{alive} {'are' if len(self.alive) > 1 else 'is'} running"
             case SupervisionState.STOPPING:
                 left = duration((self._deadline or now) - now)
-                return f"waiting for {alive} to stop; they are killed in {left}"
+                they = "they are" if len(self.alive) > 1 else "it is"
+                return f"waiting for {alive} to stop; {they} killed in {left}"
             case SupervisionState.KILLING:
                 return f"waiting for {alive} to exit after SIGKILL"
             case SupervisionState.ENDED:

@@ -35,13 +35,14 @@ class Differences:
 
 def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
     """Return why a node can't join, or an empty string. `holder` has its node rank already."""
-    if (join.least, join.most) != (settings.least, settings.most):
+    if (join.min_nodes, join.max_nodes) != (settings.min_nodes, settings.max_nodes):
         return (
-            f"--nnodes={Nodes(join.least, join.most)} on {join.host}, "
-            f"but the job was started with --nnodes={Nodes(settings.least, settings.most)}"
+            f"--nnodes={Nodes(join.min_nodes, join.max_nodes)} on {join.host}, "
+            f"but the job was started with --nnodes={Nodes(settings.min_nodes, settings.max_nodes)}"
         )
-    if settings.ordered and not 0 <= join.node_rank < settings.most:
-        return f"--node-rank={join.node_rank} on {join.host} is not below --nnodes={settings.most}"
+    if settings.ordered and not 0 <= join.node_rank < settings.max_nodes:
+        rank, size = join.node_rank, settings.max_nodes
+        return f"--node-rank={rank} on {join.host} is not below --nnodes={size}"
     if settings.ordered and holder is not None:
         return (
             f"--node-rank={join.node_rank} belongs to {holder.host} already; give each node its "

@@ -1,6 +1,6 @@
 """Encodes and decodes messages between agents and their coordinator.
 
-Each side first sends the line `relight 1`: the name and the version of the protocol. Frames follow:
+Each side first sends the line `relight 2`: the name and the version of the protocol. Frames follow:
 a length of 4 bytes (big-endian) and that many bytes of JSON, one object whose key `type` names the
 message. Nothing else is ever decoded: no pickle, no classes, no references. Frames above the limit,
 invalid JSON and other values are `Malformed`, and end the connection.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from relight.core.fields import Malformed, Message, decode
 
-PROTOCOL = 1
+PROTOCOL = 2
 GREETING = b"relight %d\n" % PROTOCOL
 MAX_FRAME = 4 * 1024 * 1024
 """Bytes of the largest frame: enough for a failure report of many ranks."""

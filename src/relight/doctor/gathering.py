@@ -93,7 +93,7 @@ def gather(settings: GatherSettings, say: Callable[[list[str]], None]) -> Verdic
     loopback = endpoint.loopback_finding(
         settings.meeting.host, settings.meeting.port, gathering.addresses
     )
-    if loopback is not None and len(verdict.came) < settings.nodes.most and gathering.hosted:
+    if loopback is not None and len(verdict.came) < settings.nodes.max_nodes and gathering.hosted:
         return verdict._replace(findings=(loopback, *verdict.findings))
     return verdict
 

@@ -195,7 +195,7 @@ class MeetingHost:
 
     def _is_open(self) -> bool:
         """Return whether more nodes may come."""
-        return self._began_at is None and len(self._attendees) < self._wanted.most
+        return self._began_at is None and len(self._attendees) < self._wanted.max_nodes
 
     def _number_of(self, connection: Connection) -> int:
         """Return the number of the node at the other end of a connection, 0 if there is none."""
@@ -286,12 +286,12 @@ class MeetingHost:
 
 def missing_nodes(came: tuple[str, ...], wanted: Nodes) -> list[Finding]:
     """Return findings on nodes that did not join."""
-    missing = wanted.most - len(came)
+    missing = wanted.max_nodes - len(came)
     if not missing:
         return []
     return [
         Finding(
-            ERROR if len(came) < wanted.least else WARNING,
+            ERROR if len(came) < wanted.min_nodes else WARNING,
             f"{missing} of {wanted} nodes did not join",
             "",
             f"these did: {', '.join(came)}" if came else "",

@@ -207,7 +207,6 @@ class Connection:
 
     def _open(self) -> None:
         opening = self.opening
-        assert opening.peer_hello is not None
         self._timer.cancel()
         self._decoder.unseal = opening.unseal
         self._decoder.limit = wire.MAX_FRAME + TAG_BYTES
@@ -215,7 +214,7 @@ class Connection:
         waiting, self._waiting = self._waiting, []
         for body in waiting:
             self._push(body)
-        self.owner.opened(self, opening.peer_hello)
+        self.owner.opened(self, opening.end())
 
     def _fail_as_late(self, timeout_s: float) -> None:
         if self._handshake is not None:

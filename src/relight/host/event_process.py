@@ -149,25 +149,25 @@ class EventProcess:
 
 def _fork(name: str, agent: socket.socket) -> int:
     # The agent's handlers are not those of the child.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    mask = system.block_signals()
     try:
         pid = os.fork()
         if not pid:
             _live(name, agent)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        system.restore_signals(mask)
     return pid
 
 
 def _live(name: str, agent: socket.socket) -> NoReturn:
     """Be the process of the handler, until the agent closes its end."""
-    from relight.host.spawner import default_signals
+    from relight.host.spawner import default_signals, own_actions
 
     gc.disable()  # finalizing the agent's objects here would close our descriptors
     try:
         os.setsid()  # ctrl-C is for the agent
         system.die_with_parent(signal.SIGKILL)
-        default_signals()
+        default_signals(own_actions())
         system.close_all_but({0, 1, 2, agent.fileno()})
         os.dup2(2, 1)  # stdout has the workers' output alone
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())

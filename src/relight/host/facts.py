@@ -3,6 +3,7 @@
 A fact that can't be determined is left out and not compared. `core.mismatches` reports differences.
 """
 
+import binascii
 import os
 import stat
 import sys
@@ -32,11 +33,11 @@ def collect(
     torch = _torch_version(sys.path if own else _site_packages(python))
     if torch:
         facts["torch"] = torch
-    digest = _digest_of_file(script) if is_file else ""
-    if digest:
-        facts["script"] = digest
+    checksum = _checksum_of_file(script) if is_file else ""
+    if checksum:
+        facts["script"] = checksum
     text = " ".join(map(_quoted, arguments))
-    facts["arguments"] = text if len(text) <= _MAX_ARGUMENTS else _digest(text.encode())
+    facts["arguments"] = text if len(text) <= _MAX_ARGUMENTS else _checksum(text.encode())
     return facts
 
 
@@ -68,22 +69,23 @@ def _site_packages(python: str) -> list[str]:
     return places if len(places) == 1 else []
 
 
-def _digest_of_file(path: str) -> str:
-    """Return the start of a file's SHA-256; empty if it is no regular file, or huge."""
+def _checksum_of_file(path: str) -> str:
+    """Return the checksum of a file; empty if it is no regular file, or huge."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SCRIPT:
             return ""  # reading a FIFO would consume it, and block
         with open(path, "rb") as file:
-            return _digest(file.read(_MAX_SCRIPT))
+            return _checksum(file.read(_MAX_SCRIPT))
     except (OSError, ValueError):
         return ""
 
 
-def _digest(content: bytes) -> str:
-    import hashlib  # costs two milliseconds; only jobs of several nodes need it
-
-    return hashlib.sha256(content).hexdigest()[:16]
+def _checksum(content: bytes) -> str:
+    """Return the CRC-32, as `crc32` and `gzip -lv` print it. `hashlib` would load OpenSSL: two
+    milliseconds of the start of each node.
+    """
+    return f"{binascii.crc32(content):08x}"
 
 
 def _quoted(argument: str) -> str:

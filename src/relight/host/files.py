@@ -14,6 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO
 
+_CHUNK = 1 << 14
+
 
 def new_run_id() -> str:
     """Return a random id in the form of a UUID."""
@@ -111,6 +113,24 @@ def opened(path: str) -> "BinaryIO":
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", path)
     return open(fd, "rb")
+
+
+def read_small(path: str) -> bytes:
+    """Return the content of a small file, such as those of proc(5).
+
+    It makes no file object: a process that was just forked would copy pages for one.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    parts = []
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while part := os.read(fd, _CHUNK):
+            parts.append(part)
+    finally:
+        os.close(fd)
+    return b"".join(parts)
 
 
 def attempt_directory(run_directory: str, restart: int, generation: int) -> str:

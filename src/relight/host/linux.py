@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from relight.host.files import remove_tree
+from relight.host.files import read_small, remove_tree
 from relight.typed import Any, NoReturn
 
 TYPE_CHECKING = False
@@ -36,8 +36,17 @@ _LET_END_MS = 500
 _START_MS = 100
 """How long the guard delays its own setup, so that the starting workers have the processors."""
 
+# Functions are looked up once, and not in each process that is forked.
 _libc = ctypes.CDLL(None)
-_prctl = _libc.prctl  # looked up once, and not in each process that is forked
+_prctl = _libc.prctl
+_sigmask = _libc.pthread_sigmask
+_BLOCK, _UNBLOCK, _SET = int(signal.SIG_BLOCK), int(signal.SIG_UNBLOCK), int(signal.SIG_SETMASK)
+_SIGSET = 128
+"""Bytes of a sigset_t of glibc and musl."""
+_ALL_SIGNALS = ctypes.create_string_buffer(_SIGSET)
+_libc.sigfillset(_ALL_SIGNALS)
+_SIGCHLD = ctypes.create_string_buffer(_SIGSET)
+_libc.sigaddset(_SIGCHLD, int(signal.SIGCHLD))
 
 Selector = selectors.DefaultSelector
 """The selector that the loop uses."""
@@ -340,6 +349,27 @@ def _close(fd: int) -> None:
         pass  # it is closed: the descriptor of the listing itself
 
 
+def block_signals() -> Any:
+    """Block all signals of this thread; return the mask from before, for `restore_signals`.
+
+    `signal.pthread_sigmask` turns each signal into an enum member. A process that was just forked
+    would copy some 60 pages for that.
+    """
+    before = ctypes.create_string_buffer(_SIGSET)
+    _sigmask(_BLOCK, _ALL_SIGNALS, before)
+    return before
+
+
+def restore_signals(mask: Any) -> None:
+    """Set the signal mask of this thread to what `block_signals` has returned."""
+    _sigmask(_SET, mask, None)
+
+
+def unblock_sigchld() -> None:
+    """Let SIGCHLD arrive in this thread."""
+    _sigmask(_UNBLOCK, _SIGCHLD, None)
+
+
 def system_call(number: int, *arguments: int) -> int:
     """Make a system call that libc has no function for; return -1 if it failed."""
     return int(_libc.syscall(number, *arguments))
@@ -350,19 +380,20 @@ def get_control(option: int) -> int:
     return int(_prctl(option, 0, 0, 0, 0))
 
 
-def rename_process(name: str) -> None:
+def rename_process(name: str, *, exactly: bool = False) -> None:
     """Set the command line and the short name of this process, which ps, top and pkill show.
 
     The command line is overwritten in place (proc(5): arg_start and arg_end of /proc/self/stat), so
-    a long name is cut to the length of the old one.
+    a long name is cut to the length of the old one, and zero bytes follow a short one, unless it
+    must be shown `exactly`: for that, a process that was just forked copies 50 pages more.
     """
-    show_as(name.encode(), name.encode())
+    show_as(name.encode(), name.encode(), exactly=exactly)
 
 
-def show_as(short: bytes, command_line: bytes) -> None:
+def show_as(short: bytes, command_line: bytes, *, exactly: bool = True) -> None:
     """Set the two names of this process; the words of a command line end with zero bytes."""
     _prctl(_PR_SET_NAME, short[:15] + b"\0", 0, 0, 0)
-    _overwrite(_COMMAND_LINE, command_line)
+    _overwrite(_COMMAND_LINE, command_line, exactly=exactly)
 
 
 def show_environment(variables: Mapping[str, str]) -> None:
@@ -370,7 +401,7 @@ def show_environment(variables: Mapping[str, str]) -> None:
     size of the environment that the program was started with.
     """
     pairs = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in variables.items())
-    _overwrite(_ENVIRONMENT, pairs)
+    _overwrite(_ENVIRONMENT, pairs, exactly=True)
 
 
 _COMMAND_LINE, _ENVIRONMENT = 48, 50
@@ -382,18 +413,21 @@ _places: dict[int, tuple[int, int]] = {}
 """Where these words began and ended when this program was started, with the room that they have."""
 
 
-def _overwrite(field: int, data: bytes) -> None:
+def _overwrite(field: int, data: bytes, *, exactly: bool) -> None:
     """Overwrite the memory of this process from which proc(5) shows words; a word that does not fit
-    is cut. Where the kernel lets a process, it then shows just these words (PR_SET_MM_MAP, Linux
-    3.18 with CONFIG_CHECKPOINT_RESTORE), and otherwise zero bytes after them.
+    is cut, and zero bytes follow the last one. With `exactly`, and where the kernel lets a process
+    (PR_SET_MM_MAP, Linux 3.18 with CONFIG_CHECKPOINT_RESTORE), nothing follows it.
     """
     try:
-        with open("/proc/self/stat", "rb") as file:
-            fields: list[Any] = [0, 0, 0, *file.read().rpartition(b")")[2].split()]
+        fields: list[Any] = [0, 0, 0, *read_small("/proc/self/stat").rpartition(b")")[2].split()]
         start, end = _places.setdefault(field, (int(fields[field]), int(fields[field + 1])))
-        with open("/proc/self/mem", "r+b", buffering=0) as memory:
-            memory.seek(start)
-            memory.write(data[: end - start - 1].ljust(end - start, b"\0"))
+        memory = os.open("/proc/self/mem", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.pwrite(memory, data[: end - start - 1].ljust(end - start, b"\0"), start)
+        finally:
+            os.close(memory)
+        if not exactly:
+            return
         fields[field + 1] = min(start + len(data), end)
         _libc.sbrk.restype = ctypes.c_void_p
         fields[0] = _libc.sbrk(0)
@@ -483,8 +517,7 @@ def _state(pid: int) -> bytes:
 
 def _state_and_parent(pid: int) -> list[bytes]:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[:2]
+        return read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 2)[:2]
     except OSError:
         return [b"", b"0"]
 

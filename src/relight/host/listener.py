@@ -27,7 +27,7 @@ class Listener:
 
     Attributes:
         on_refused: called with a message about each peer that was refused.
-        places: how many unauthenticated peers may be connected.
+        most_strangers: how many unauthenticated peers may be connected.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Listener:
         self._divert = divert
         self._strangers: dict[Connection, None] = {}
         # Strangers must not take the descriptors that workers need.
-        self.places = max(1, min(MAX_STRANGERS, os.sysconf("SC_OPEN_MAX") // 2))
+        self.most_strangers = max(1, min(MAX_STRANGERS, os.sysconf("SC_OPEN_MAX") // 2))
         self._closed = False
         sock.setblocking(False)
         self._listen()
@@ -100,7 +100,7 @@ class Listener:
             self._admit(sock)
 
     def _admit(self, sock: socket.socket) -> None:
-        if len(self._strangers) >= self.places:
+        if len(self._strangers) >= self.most_strangers:
             self._drop_oldest()
         connection = Connection(
             self._loop,

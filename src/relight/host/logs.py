@@ -69,7 +69,7 @@ class Logs:
     """
 
     def __init__(self, loop: Loop, consoles: Consoles, spec: LaunchSpec, directory: str) -> None:
-        self.is_ending: Callable[[int], bool | None] = lambda _: None
+        self.is_shutting_down: Callable[[int], bool | None] = lambda _: None
         """Returns whether a worker no longer runs its program; None if that can't be seen."""
         self.on_late: Callable[[], None] = lambda: None
         """Called when a worker takes long to end whose traceback is held; set before `open`."""
@@ -252,7 +252,7 @@ class Logs:
     def _without_traceback(self, local_rank: int, console: Console) -> "TracebackStream":
         from relight.host.traceback_stream import TracebackStream
 
-        stream = TracebackStream(console, lambda: self.is_ending(local_rank), self.on_late)
+        stream = TracebackStream(console, lambda: self.is_shutting_down(local_rank), self.on_late)
         self._terminals[local_rank] = stream
         return stream
 

@@ -7,6 +7,7 @@ cgroup, whichever limit was hit, and in /proc/vmstat for all processes of the ma
 
 import os
 
+from relight.host.files import read_small
 from relight.typed import NamedTuple
 
 _ROOT = "/sys/fs/cgroup"
@@ -65,8 +66,7 @@ class OomCounters:
 def _memory_cgroup(memberships: str, root: str) -> _Cgroup | None:
     """Return the memory cgroup of this process (cgroups(7)), if its counter can be read."""
     try:
-        with open(memberships) as file:
-            rows = [line.rstrip("\n").split(":", 2) for line in file]
+        rows = [line.split(":", 2) for line in os.fsdecode(read_small(memberships)).split("\n")]
     except OSError:
         return None
     for _, controllers, path in (row for row in rows if len(row) == 3):
@@ -87,11 +87,9 @@ def _memory_cgroup(memberships: str, root: str) -> _Cgroup | None:
 def _read(path: str) -> int | None:
     """Return the `oom_kill` counter in a file."""
     try:
-        with open(path) as file:
-            for line in file:
-                name, _, value = line.partition(" ")
-                if name == "oom_kill":
-                    return int(value)
+        _, found, after = (b"\n" + read_small(path)).partition(b"\noom_kill ")
+        if found:
+            return int(after.partition(b"\n")[0])
     except (OSError, ValueError):
         pass
     return None

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Collection
 
 from relight.errors import UsageError
-from relight.typed import NamedTuple
+from relight.typed import Any, NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -147,13 +147,13 @@ def _start_guardian(told: int, sweeps: int, watched: int) -> None:
     """Start the guardian without a living parent, in its own session, with its own command line:
     killing the agent by its name or its group must not kill the guardian.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # inherited
+    mask = block_signals()  # inherited
     try:
         pid = os.fork()
         if pid == 0:
             _become_guardian(told, sweeps, watched)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        restore_signals(mask)
     if os.waitpid(pid, 0)[1]:
         raise OSError(0, "the guardian of the workers could not be started")
 
@@ -468,9 +468,24 @@ def _ps(column: str, pid: int) -> str:
         return ""
 
 
-def rename_process(name: str) -> None:
+def block_signals() -> Any:
+    """Block all signals of this thread; return the mask from before, for `restore_signals`."""
+    return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+def restore_signals(mask: Any) -> None:
+    """Set the signal mask of this thread to what `block_signals` has returned."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def unblock_sigchld() -> None:
+    """Let SIGCHLD arrive in this thread."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def rename_process(name: str, *, exactly: bool = False) -> None:
     """Do nothing: a process of this system keeps its name."""
-    del name
+    del name, exactly
 
 
 # Descriptors.

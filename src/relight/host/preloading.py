@@ -154,7 +154,7 @@ class Preload:
                 ) from None
             self._why_not = self._why_not or "so few workers import as fast by themselves"
         else:
-            self._start(gently=False)
+            self._start(low_priority=False)
 
     def _take(self) -> bool:
         """Take a process that an earlier job has left, if one fits."""
@@ -213,7 +213,7 @@ class Preload:
             return
         if self._generations or not _sets_variables(self._worker_program, modules.learned):
             self._take_leave()
-            self._start(gently=True)  # a generation may begin before it is done
+            self._start(low_priority=True)  # a generation may begin before it is done
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that make a worker report its imports, if it is to be watched."""
@@ -280,7 +280,7 @@ class Preload:
             self._processes.discard()
             self._modules.add_more()
         if self._spawner is None:
-            self._learn(gently=False)
+            self._learn(low_priority=False)
 
     def ready(self, event: PreloadReady) -> None:
         """Note that the warm spawner can fork workers."""
@@ -359,13 +359,13 @@ class Preload:
         self._tries = 0
         return None
 
-    def _learn(self, *, gently: bool = True) -> None:
+    def _learn(self, *, low_priority: bool = True) -> None:
         """Start the warm spawner with what the watched worker has imported."""
         modules = self._modules
         if not modules.names and self._watched is not None:
             modules.names = self._watched.imports()
         if modules.names:
-            self._start_again(gently=gently)
+            self._start_again(low_priority=low_priority)
         else:
             self._why_not = "no worker could be watched"
 
@@ -376,17 +376,17 @@ class Preload:
             self._processes.discard()
             self.lost(reason, retry=can_help)
 
-    def _start_again(self, *, gently: bool = True) -> None:
+    def _start_again(self, *, low_priority: bool = True) -> None:
         if self._spawner is None and self._tries:
-            self._start(gently=gently)
+            self._start(low_priority=low_priority)
 
-    def _start(self, *, gently: bool) -> None:
+    def _start(self, *, low_priority: bool) -> None:
         if self._watched is not None:
             self._script.add(self._watched.stop())
         self._tries -= 1
         self._why_not = ""
         worker, names, learned = self._worker_program, self._modules.names, self._modules.learned
-        setup = instructions(worker, names, learned, self._script.values, gently=gently)
+        setup = instructions(worker, names, learned, self._script.values, low_priority=low_priority)
         try:
             self._spawner = WarmSpawner(self._loop, self._begin(setup), self)
         except BlockingIOError:
@@ -428,7 +428,7 @@ def instructions(
     learned: "LearnedFile | None",
     writes: Mapping[str, str | None],
     *,
-    gently: bool,
+    low_priority: bool,
 ) -> dict[str, Any]:
     """Return the instructions for a process that is to import modules (`worker/warm_fork.py`).
 
@@ -437,7 +437,7 @@ def instructions(
         modules: the modules.
         learned: where they come from, with --preload=auto.
         writes: the variables that the script sets before it imports; None: it removes them.
-        gently: whether it works at the lowest priority.
+        low_priority: whether it works at the lowest priority.
     """
     return {
         "agent": os.getpid(),
@@ -446,7 +446,7 @@ def instructions(
         "modules": list(modules),
         "learned": learned is not None,
         "culprits": learned.known.culprits if learned is not None else (),
-        "gently": gently,
+        "low_priority": low_priority,
         "own": worker.own,
         "writes": {name: writes[name] for name in writes if name not in worker.own},
         "relight": os.path.dirname(os.path.dirname(os.path.dirname(__file__))),

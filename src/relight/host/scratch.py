@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 
-from relight.host.files import remove_tree
+from relight.host.files import read_small, remove_tree
 from relight.host.loop import Loop
 
 _LOCK = "lock"
@@ -93,8 +93,7 @@ def _boot() -> str:
     the system has none.
     """
     try:
-        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
-            return file.read(8).decode(errors="replace")
+        return read_small("/proc/sys/kernel/random/boot_id")[:8].decode(errors="replace")
     except OSError:
         return ""
 

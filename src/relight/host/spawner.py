@@ -47,14 +47,14 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from relight.errors import EXIT_INTERNAL, EXIT_MACHINE, mistake
 from relight.host import generation_pipe, system
 from relight.host.descriptors import restore_limit
 from relight.host.files import remove_tree
 from relight.host.generation_pipe import GenerationPlan, WorkerPlan
-from relight.typed import NoReturn
+from relight.typed import Any, NoReturn
 
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
 """Python ignores these for itself; as in subprocess, the workers get the default action."""
@@ -89,11 +89,11 @@ class Spawner:
         self._action_before = signal.getsignal(signal.SIGCHLD)
         self._pipe = (-1, -1)
 
-    def run(self, mask: Collection[int]) -> None:
-        """Start the workers and supervise them until the agent sends `end` or is gone.
+    def run(self, mask: Any) -> None:
+        """Start the workers and supervise them until the agent closes its socket, or is gone.
 
         All signals must be blocked, and stay so except SIGCHLD: a spawner is not controlled by
-        signals. `mask` is the workers' signal mask.
+        signals. `mask` is the workers' signal mask (`system.block_signals`).
         """
         wake_read = self._wake_on_exits()
         poll = select.poll()
@@ -101,7 +101,7 @@ class Spawner:
         poll.register(wake_read, select.POLLIN)
         holder = f"holder {os.getpid()}"
         self.tell("\n".join([holder, *(self._start(plan, mask) for plan in self.plans)]))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+        system.unblock_sigchld()
         self._detach()
         while True:
             ready = dict(poll.poll(self._until_lease_ends()))
@@ -122,10 +122,9 @@ class Spawner:
         """Tell the agent that the generation is over, and restore the state from before it."""
         self.tell("ended")  # first: it prepares the next one meanwhile, or ends
         self.agent.close()
-        signals = signal.valid_signals()
-        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        system.block_signals()
         self.restore_action()
-        while signal.sigtimedwait(signals, 0):
+        while signal.sigtimedwait(signal.valid_signals(), 0):
             pass  # signals that arrived for this process meanwhile
         for fd in self._pipe:
             os.close(fd)
@@ -155,7 +154,7 @@ class Spawner:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         return wake_read
 
-    def _start(self, plan: WorkerPlan, mask: Collection[int]) -> str:
+    def _start(self, plan: WorkerPlan, mask: Any) -> str:
         """Start a worker; return the line for the agent."""
         own = os.getpid()
         number = 0
@@ -173,7 +172,7 @@ class Spawner:
         self.pid_of[plan.local_rank] = pid
         return f"started {plan.local_rank} {pid}"
 
-    def become_worker(self, plan: WorkerPlan, spawner: int, mask: Collection[int]) -> NoReturn:
+    def become_worker(self, plan: WorkerPlan, spawner: int, mask: Any) -> NoReturn:
         """Become a worker, in a child of the spawner."""
         try:
             system.die_with_parent(signal.SIGKILL)
@@ -186,7 +185,7 @@ class Spawner:
                 os.dup2(fd, number)
             restore_limit()
             # A signal that arrived since the fork acts now, as it would on the program.
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            system.restore_signals(mask)
             start = os.execve if "/" in plan.argv[0] else os.execvpe
             start(plan.argv[0], plan.argv, plan.variables)
         except OSError as error:
@@ -195,7 +194,7 @@ class Spawner:
             os._exit(127)
 
     def _obey(self) -> bool:
-        """Run the agent's commands; return False when the agent is gone or has sent `end`."""
+        """Run the agent's commands; return False once its end of the socket is closed."""
         try:
             data = self.agent.recv(4096)
         except OSError:
@@ -274,12 +273,15 @@ class Spawner:
                 raise
 
 
-def default_signals() -> None:
-    """Reset this process's signal handlers to the default; ignored signals stay ignored."""
-    for number in range(1, signal.NSIG):
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    for number in _IGNORED_BY_PYTHON:
+def own_actions() -> tuple[int, ...]:
+    """Return the signals for which this process has a handler, or which only Python ignores."""
+    handled = (n for n in range(1, signal.NSIG) if callable(signal.getsignal(n)))
+    return (*handled, *_IGNORED_BY_PYTHON)
+
+
+def default_signals(numbers: Iterable[int]) -> None:
+    """Let these signals have their default effect; others that are ignored stay ignored."""
+    for number in numbers:
         signal.signal(number, signal.SIG_DFL)
 
 
@@ -402,19 +404,19 @@ def _fork(
     plans: Sequence[WorkerPlan], scratch: str, control: socket.socket | None
 ) -> tuple[int, socket.socket]:
     ours, theirs = socket.socketpair()
-    agent = os.getpid()
+    agent, actions = os.getpid(), own_actions()
     # A signal must not reach the spawner while it still shares the agent's wake-up pipe.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    mask = system.block_signals()
     try:
         pid = system.fork()
         if pid == 0:
             plan = GenerationPlan(list(plans), theirs.detach(), 0, scratch)
-            _live(_FirstSpawner(plan, agent), control, mask)
+            _live(_FirstSpawner(plan, agent, actions), control, mask)
     except OSError:
         ours.close()
         raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        system.restore_signals(mask)
         theirs.close()
     return pid, ours
 
@@ -424,16 +426,17 @@ class _FirstSpawner(Spawner):
     the agent's memory.
     """
 
-    def __init__(self, plan: GenerationPlan, pid_of_agent: int) -> None:
+    def __init__(self, plan: GenerationPlan, pid_of_agent: int, actions: Sequence[int]) -> None:
         super().__init__(plan)
         self.pid_of_agent = pid_of_agent
+        self._own_actions = actions
 
     def leave_agent(self, keep: Collection[int]) -> None:
         """Leave the agent's session and signals behind, and its descriptors but those to keep."""
         os.setsid()
         system.become_subreaper()
         system.die_with_parent(signal.SIGCONT)  # a stopped spawner must see its end too
-        default_signals()  # here and not in each worker, for which it would copy pages
+        default_signals(self._own_actions)  # here: each worker would copy pages for it
         outputs = [fd for plan in self.plans for fd in (plan.stdout, plan.stderr)]
         system.close_all_but({0, 1, 2, self.agent.fileno(), *keep, *outputs})
 
@@ -445,7 +448,7 @@ class _FirstSpawner(Spawner):
         system.rename_process(f"worker spawner of {self.pid_of_agent}")
 
 
-def _live(first: _FirstSpawner, control: socket.socket | None, mask: Collection[int]) -> NoReturn:
+def _live(first: _FirstSpawner, control: socket.socket | None, mask: Any) -> NoReturn:
     """Be the spawner of the first generation, and of those that come through `control`."""
     gc.disable()  # finalizing the agent's objects here would close our descriptors
     spawner: Spawner = first

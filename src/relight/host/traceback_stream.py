@@ -18,8 +18,8 @@ class TracebackStream(ConsoleStream):
 
     Args:
         console: the terminal.
-        is_ending: returns whether the worker no longer runs its program; None if that can't be
-            seen.
+        is_shutting_down: returns whether the worker no longer runs its program; None if that can't
+            be seen.
         on_late: called when a worker takes long to end; may `replace` what is held, which is shown
             then.
     """
@@ -27,12 +27,12 @@ class TracebackStream(ConsoleStream):
     def __init__(
         self,
         console: Console,
-        is_ending: Callable[[], bool | None],
+        is_shutting_down: Callable[[], bool | None],
         on_late: Callable[[], None],
     ) -> None:
         super().__init__(console)
         self._core = HeldTraceback()
-        self._is_ending = is_ending
+        self._is_shutting_down = is_shutting_down
         self._on_late = on_late
         self._look = Alarm(console.loop, self._decide)
 
@@ -68,7 +68,7 @@ class TracebackStream(ConsoleStream):
 
     def _decide(self) -> None:
         now = self._console.loop.now()
-        ends = self._is_ending()
+        ends = self._is_shutting_down()
         if ends and self._core.is_late(now):
             self._on_late()
         self._show(self._core.looked(ends, now))

@@ -254,7 +254,7 @@ def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> Origin:
         fds = (*fds, keep["lock"])
         variables["RELIGHT_ROOM"] = _ROOM
     argv = (worker.argv[0], "-u", "-c", _DO_NOTHING.format(fd=theirs.fileno()))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    mask = linux.block_signals()
     try:
         pid = _fork_away() if keep else os.fork()
         if pid == 0:
@@ -263,7 +263,7 @@ def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> Origin:
         ours.close()
         raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        linux.restore_signals(mask)
         os.close(described)
         theirs.close()
     return Origin(pid, ours, bool(keep))
@@ -319,7 +319,7 @@ def _exec(
     program: str,
     argv: tuple[str, ...],
     variables: Mapping[str, str],
-    mask: set[int],
+    mask: Any,
 ) -> None:
     try:
         if parent:
@@ -333,8 +333,8 @@ def _exec(
             for fd in fds:
                 os.set_inheritable(fd, True)
             linux.close_all_but({0, 1, 2, *fds})
-            spawner.default_signals()
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            spawner.default_signals(spawner.own_actions())
+            linux.restore_signals(mask)
             os.execve(program, argv, variables)
     finally:
         os._exit(127)

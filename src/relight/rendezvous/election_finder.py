@@ -317,7 +317,7 @@ class Elector:
         """Forget a connection that has ended; the next ping opens a new one."""
         if connection.session_key and reason != CLOSED:
             # Other ends are normal: that host is not up.
-            self._seeker.turned_away(f"{connection.peer}: {reason}")
+            self._seeker.say_refused(f"{connection.peer}: {reason}")
         self._incoming.pop(connection, None)
         self._outgoing = {i: each for i, each in self._outgoing.items() if each is not connection}
 

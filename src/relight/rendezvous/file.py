@@ -18,13 +18,16 @@ What the file system must do:
   renewed, and the hold lapses by the holder's own clock.
 - After a reboot of its server, NFS grants no locks for its grace period (90 s): a coordinator that
   is lost then is replaced only afterwards.
-- If a machine dies with the lock, NFS releases the lock later, usually after 90 s.
+- If a machine dies with the lock, NFS releases the lock later, usually after 90 s. A process that
+  is stopped (SIGSTOP) with the lock keeps it until it is continued or ended.
 
 After a job has ended, only its lock file is left, which is empty.
 """
 
 import _thread
 import errno
+import fcntl
+import json
 import os
 import stat
 import time
@@ -171,8 +174,6 @@ class FileRegister:
         return _parsed(data)
 
     def _write(self, directory: int, found: _Found, started: float) -> None:
-        import json
-
         data = json.dumps(fields.plain(found)).encode()
         new = f"{self._name}.new"
         file = self._open(directory, new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -254,8 +255,6 @@ class FileRegister:
     @contextmanager
     def _locked(self) -> Iterator[int]:
         """Hold the lock, which also ends with this process; reopen the directory."""
-        import fcntl
-
         name = f"{self._name}.lock"
         deadline = time.monotonic() + _LOCK_S
         if not _OF_THIS_PROCESS.acquire(timeout=_LOCK_S):
@@ -324,7 +323,6 @@ def _parsed(data: bytes) -> _Found:
 
 def _locker(file: int) -> str:
     """Return which process has locked a file, for people."""
-    import fcntl
     import struct
 
     layout = "hhqqi4x"  # struct flock of 64 bit Linux

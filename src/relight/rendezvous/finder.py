@@ -82,7 +82,7 @@ class Seeker:
     def record(self, event: StateChanged) -> None:
         """Take a change of state of an election or a candidacy, for the event log."""
 
-    def turned_away(self, line: str) -> None:
+    def say_refused(self, line: str) -> None:
         """Report a peer that was refused."""
 
 

@@ -108,11 +108,15 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
             notes.append(f"no --rdzv-id: all jobs at {where} without one count as one job")
     ranked = spec.node_rank if conf.rank is None else conf.rank
     node_rank = ranked if static else _replica(env)
-    if static and node_rank >= spec.nnodes.most:
-        raise UsageError(f"--rdzv-conf: rank={node_rank} is not below --nnodes={spec.nnodes.most}")
+    if static and node_rank >= spec.nnodes.max_nodes:
+        raise UsageError(
+            f"--rdzv-conf: rank={node_rank} is not below --nnodes={spec.nnodes.max_nodes}"
+        )
     secured = security(env, conf)
     if not secured.secret and not (hosts and hosts[0][0] in LOCAL_HOSTS):
         notes.append(f"no token: any host reaching {where} can join this job ({TOKEN} sets one)")
+    if conf.takeover == "alone" and len(hosts) < 2:
+        notes.append("takeover=alone has no effect: it is for an endpoint that lists several hosts")
     meeting = Meeting(
         job=spec.rdzv_id,
         where=where,
@@ -133,8 +137,8 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
         security=secured,
     )
     settings = GroupSettings(
-        least=spec.nnodes.least,
-        most=spec.nnodes.most,
+        min_nodes=spec.nnodes.min_nodes,
+        max_nodes=spec.nnodes.max_nodes,
         max_restarts=spec.max_restarts.most,
         last_call_s=conf.last_call_timeout,
         join_timeout_s=conf.join_timeout,

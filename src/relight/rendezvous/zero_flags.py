@@ -79,14 +79,14 @@ def fill(
     """
     notes = list(found.notes)
     nodes = _nodes(spec, given, found, notes)
-    if nodes.most == 1 or not found.system:
+    if nodes.max_nodes == 1 or not found.system:
         return spec, [], notes
     taken = []
     if "nnodes" not in given and found.nnodes is not None:
         taken.append(Taken("nnodes", nodes, found.nnodes.source))
     own_rank = "node-rank" in given or "rank" in dict(spec.rdzv_conf)
     if _PLACE & given:
-        fits = found.agents is None or found.agents.value == nodes.most
+        fits = found.agents is None or found.agents.value == nodes.max_nodes
         backend = spec.rdzv_backend
         needs_rank = backend == "static" and fits and not own_rank
     elif spec.rdzv_backend in ("static", "c10d"):
@@ -102,7 +102,7 @@ def fill(
     if "rdzv-id" not in given and found.job is not None and taken:
         taken.append(Taken("rdzv-id", *found.job))
     if taken:
-        what = many(nodes.most, "node") if taken[0].flag == "nnodes" else "nodes meet"
+        what = many(nodes.max_nodes, "node") if taken[0].flag == "nnodes" else "nodes meet"
         how = "" if spec.verbose else " (-v shows the variables used)"
         notes.insert(0, f"{what}, as {found.system} says{how}")
     changes = {FLAG_BY_NAME[each.flag].field: each.value for each in taken}
@@ -114,7 +114,7 @@ def _is_settled(spec: LaunchSpec, given: set[str]) -> bool:
     if "nnodes" not in given:
         return False
     ranked = "node-rank" in given or spec.rdzv_backend != "static"
-    return spec.nnodes.most == 1 or (bool(_PLACE & given) and ranked)
+    return spec.nnodes.max_nodes == 1 or (bool(_PLACE & given) and ranked)
 
 
 def _nodes(spec: LaunchSpec, given: set[str], found: FoundFlags, notes: list[str]) -> Nodes:
@@ -128,15 +128,16 @@ def _nodes(spec: LaunchSpec, given: set[str], found: FoundFlags, notes: list[str
         return Nodes(number, number)
     if found.nnodes is None:
         return spec.nnodes
-    if spec.nnodes.most == 1 or agents == 1:  # each node is a job, or the cluster job is larger
+    # Each node is a job, or the cluster job is larger.
+    if spec.nnodes.max_nodes == 1 or agents == 1:
         if agents > 1:
             notes.append(
                 f"--nnodes=1 overrides {found.nnodes.source}: each agent runs a separate job"
             )
         return Nodes(1, 1)
-    if crowded and agents > spec.nnodes.most and not _PLACE & given:
+    if crowded and agents > spec.nnodes.max_nodes and not _PLACE & given:
         raise _crowded(found)
-    if not spec.nnodes.least <= agents <= spec.nnodes.most:
+    if not spec.nnodes.min_nodes <= agents <= spec.nnodes.max_nodes:
         notes.append(f"--nnodes={spec.nnodes} overrides {(found.agents or found.nnodes).source}")
     return spec.nnodes
 
@@ -157,8 +158,8 @@ def _crowded(found: FoundFlags) -> UsageError:
 def _backend(spec: LaunchSpec, given: set[str], found: FoundFlags, nodes: Nodes) -> str:
     if "rdzv-backend" in given:
         return spec.rdzv_backend
-    agents = nodes.most if found.agents is None else found.agents.value
-    fixed = nodes.least == nodes.most == agents  # with more, some are spares
+    agents = nodes.max_nodes if found.agents is None else found.agents.value
+    fixed = nodes.min_nodes == nodes.max_nodes == agents  # with more, some are spares
     return "static" if fixed or "node-rank" in given else "c10d"
 
 

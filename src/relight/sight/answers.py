@@ -178,7 +178,7 @@ def _written(snapshot: NodeSnapshot) -> str:
 
 def _state(view: View) -> str:
     match view.state:
-        case WorkerGroup() as workers if workers.done:
+        case WorkerGroup() as workers if workers.have_succeeded:
             return DONE
         case WorkerGroup() as workers:
             supervisor = workers.supervisor

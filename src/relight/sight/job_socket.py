@@ -86,7 +86,7 @@ class JobSocket:
         self.name = job.command.spec.name or _name_of(job.command.spec.script)
         self.id = f"{self.name}-{os.getpid()}"
         self.loop = loop
-        self._clients: set[_Client] = set()
+        self._clients: set[_Connection] = set()
         self._open: OpenQuestions | None = None  # until a client asks all nodes
         directory = user_sockets.directory(job.command.env.variables, JOBS)
         self._path = os.path.join(directory, self.id + OF_JOB)
@@ -135,7 +135,7 @@ class JobSocket:
         elif self._open is not None:
             self._open.heard(message)
 
-    def forget(self, client: "_Client") -> None:
+    def forget(self, client: "_Connection") -> None:
         """Forget a client that is served."""
         self._clients.discard(client)
 
@@ -163,12 +163,12 @@ class JobSocket:
             return
         own = user_sockets.peer(connection).user in (os.getuid(), 0)
         if own and len(self._clients) < _MOST_CLIENTS:
-            self._clients.add(_Client(self.loop, self, connection))
+            self._clients.add(_Connection(self.loop, self, connection))
         else:
             connection.close()
 
 
-class _Client:
+class _Connection:
     """One connection: a line in, the answer out.
 
     Attributes:

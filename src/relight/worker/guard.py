@@ -128,14 +128,14 @@ def stand_guard(agent: AgentProcess | None, others: Sequence[int] = ()) -> Guard
     from_child, to_guard = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     from_guard, to_child = os.pipe()
     guard = Guard(os.getpid(), to_guard, from_guard)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    mask = linux.block_signals()
     pid = os.fork()
     if pid:
         _watch(pid, agent, others, from_child, to_child)
     os.close(from_child)
     os.close(to_child)
     guard.attach()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    linux.restore_signals(mask)
     return guard
 
 
@@ -148,7 +148,7 @@ def _watch(
     """
     begin = time.monotonic()
     try:
-        linux.rename_process(f"warm guard of {agent.pid}" if agent else "warm guard")
+        linux.rename_process(f"warm guard of {agent.pid}" if agent else "warm guard", exactly=True)
         if agent is None:
             linux.show_environment({})  # the job's that has started it
             linux.close_all_but({0, 1, 2, from_child, to_child, *others})

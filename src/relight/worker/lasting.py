@@ -87,7 +87,7 @@ class Lasting:
         Raises:
             OSError: the socket can't be made, or no descriptor is left.
         """
-        linux.rename_process(f"warm process of {self._setup['keep']['script']}")
+        linux.rename_process(f"warm process of {self._setup['keep']['script']}", exactly=True)
         keep = self._setup["keep"]
         process = WarmProcess(
             keep["socket"],

@@ -65,7 +65,7 @@ class _GenerationSpawner(Spawner):
         self._notes.pass_on()
         return super()._reap(options)
 
-    def become_worker(self, plan: WorkerPlan, spawner: int, mask: Collection[int]) -> NoReturn:
+    def become_worker(self, plan: WorkerPlan, spawner: int, mask: Any) -> NoReturn:
         del mask  # until it is an interpreter again
         linux.die_with_parent(signal.SIGKILL)
         if os.getppid() != spawner:
@@ -164,7 +164,7 @@ def serve(
         if lasting is not None:
             lasting.show(guard.pid)
         linux.become_subreaper()
-        restore = priority.lower() if setup["gently"] else None
+        restore = priority.lower() if setup["low_priority"] else None
         random_state = RandomState()
         descriptors: list[int] = [control_fd]
         watches: list[Temporary | Arguments] = [random_state.temporary]
@@ -202,7 +202,7 @@ def serve(
         if lasting is not None:
             control, agent, guard = _begin_job(lasting, control, setup["agent"])
         assert agent is not None
-        linux.rename_process(f"warm spawner of {agent.pid}")
+        linux.rename_process(f"warm spawner of {agent.pid}", exactly=True)
         # From here on, this process cleans up when the guard ends, also when stopped.
         guard.outlive_guard()
         raise_limit()  # for the descriptors of all workers
@@ -219,7 +219,7 @@ def serve(
         Deferred(hidden, imports, notes.write, (plan.argv, plan.variables))
         if setup["learned"] and plan.local_rank == 0:
             atexit.register(notes.write_others, os.getpid(), {*hidden, *loaded})
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        linux.restore_signals(mask)
     except Exception as error:
         os.write(2, f"relight: this worker could not be forked: {error!r}\n".encode())
         os._exit(EXIT_INTERNAL)
@@ -259,18 +259,18 @@ def _send(control: socket.socket, line: str, *, must_arrive: bool = True) -> Non
 
 def _serve_generations(
     control: socket.socket, agent: AgentProcess, notes: _Notes, guard: Guard
-) -> tuple[WorkerPlan, set[int]]:
+) -> tuple[WorkerPlan, Any]:
     while generation := generation_pipe.receive(control):
         scratch = generation.scratch
         guard.remove_if_orphaned(scratch)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        mask = linux.block_signals()
         spawner = _GenerationSpawner(generation, notes)
         try:
             spawner.run(mask)
         except _WorkerForked as born:
             return born.plan, mask
         spawner.end()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        linux.restore_signals(mask)
         if scratch and (spawner.abandoned or agent.has_ended()):
             remove_tree(scratch)
     os._exit(0)

@@ -36,7 +36,7 @@ def stacks_of(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Process
     }
 
 
-def is_ending(pid: int) -> bool | None:
+def is_shutting_down(pid: int) -> bool | None:
     """Return whether a worker no longer runs its program: Python prints the exception that ends it,
     or shuts down. None if that can't be seen. It takes some milliseconds, and never waits.
     """

@@ -240,7 +240,7 @@ def _app(
         raise UsageError(f"--rdzv_port={rdzv_port}: expected a port from 1 to 65535")
     if tee not in range(4):
         raise UsageError(f"--tee={tee}: expected 0, 1, 2 or 3")
-    endpoint = "localhost:0" if size.nodes.most == 1 else f"{_RANK0_HOST}:{rdzv_port}"
+    endpoint = "localhost:0" if size.nodes.max_nodes == 1 else f"{_RANK0_HOST}:{rdzv_port}"
     words = ["--rdzv_backend", shlex.quote(rdzv_backend)]
     if not rdzv_backend.strip():
         raise UsageError(f"--rdzv_backend={rdzv_backend}: expected a name, as c10d")
@@ -267,11 +267,11 @@ def _app(
     role = Role(
         name=role_name(script, m),
         image=image,
-        min_replicas=size.nodes.least,
+        min_replicas=size.nodes.min_nodes,
         entrypoint="bash",
         args=("-c", " ".join([program, *words])),
         env=variables,
-        num_replicas=size.nodes.most,
+        num_replicas=size.nodes.max_nodes,
         max_retries=max_retries,
         resource=resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
         port_map={"c10d": rdzv_port},

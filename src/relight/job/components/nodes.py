@@ -109,6 +109,6 @@ def _size(j: str, nodes: str, workers: str) -> JobSize:
         size = JobSize(parse_nodes(nodes), int(parse_nproc(workers)))
     except ValueError as error:
         raise UsageError(f"-j {j}: {error}") from None
-    if max(size.nodes.most, size.workers) > _MOST:
+    if max(size.nodes.max_nodes, size.workers) > _MOST:
         raise UsageError(f"-j {j}: more than {_MOST} nodes, or workers of a node")
     return size

@@ -137,7 +137,7 @@ class Run:
         return iter(output(app_id, asked).splitlines())
 
     def cancel(self, app_id: str) -> None:
-        """Stop the agent, as ctrl-C does, and return when it has ended.
+        """Stop the agent, as SIGTERM does, and return when it has ended.
 
         Raises:
             MachineError: it does not end.

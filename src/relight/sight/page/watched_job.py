@@ -45,7 +45,7 @@ class WatchedJob:
         self._lock = threading.Lock()
         self._next_at = time.monotonic()
         self._events = Events()
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[str, _NodeSeen] = {}
         self._rates = Rates()
         self._reading = Reading(
             WholeJob((first,)), self._rates, timeline.history({}, 0.0), answers=True, gone=False
@@ -111,14 +111,14 @@ class WatchedJob:
             found = [(own.host, list(self._jobs.events(self.job, EventsAfter(number, False))))]
         is_new = False
         for name, (_, lines) in zip(numbered(host for host, _ in found), found, strict=True):
-            node = self._nodes.setdefault(name, _Node())
+            node = self._nodes.setdefault(name, _NodeSeen())
             for line in node.take(lines):
                 self._events.add(name, line)
                 is_new = True
         return is_new
 
 
-class _Node:
+class _NodeSeen:
     """The events of one node that have been read."""
 
     def __init__(self) -> None:
