@@ -4,66 +4,74 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys, venv, ensurepip; sys.exit(not sys.version_info >= (3, 11))' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
-# Two steps to a whole environment: what the examples import, then the tools of tests and benchmarks.
+# One environment that grows: what make quick needs, then make demo, make test, make long.
+QUICK_READY := $(VENV)/.ready-quick
 EXAMPLES_READY := $(VENV)/.ready-examples
 READY := $(VENV)/.ready
-# pip compiles on one core whatever it installs, torch with 2,000 modules; this is left to us.
-INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
-# Most tests wait most of the time; those of a file stay together, as they share servers. Files come
-# in the order of tests/conftest.py.
-PYTEST := $(BIN)/python -m pytest -n 5 --dist loadfile --no-loadscope-reorder
+LONG_READY := $(VENV)/.ready-long
+LOCK := requirements.lock
+# pip compiles on one core whatever it installs, torch with 2,000 modules; Python does it on first use.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c $(LOCK)
+PYTEST := $(BIN)/python -m tests.run
 
-.PHONY: help setup demo test check lint types unit portable bench simulate mutants chaos long dist docs pages packages clean
+.PHONY: help setup demo test quick lint types portable bench simulate mutants chaos long dist docs pages packages lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
 
-setup: $(READY)  ## Make the virtual environment with everything that tests and examples need
+setup: $(READY)  ## Make the virtual environment of `make test` and `make demo`
 
-$(EXAMPLES_READY): pyproject.toml
+$(VENV)/pyvenv.cfg:
 	@test -n "$(PYTHON)" || { echo "no python3 of version 3.11 or newer with the venv module found (Debian:" \
 		"apt-get install python3-venv); say which with make PYTHON=/path/to/python3"; exit 1; }
-	@echo "1 of 3: a virtual environment in $(VENV), by $(PYTHON)"
-	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || \
+	@echo "a virtual environment in $(VENV), by $(PYTHON)"
+	@$(PYTHON) -m venv --clear $(VENV) || \
 		{ echo "$(PYTHON) could not make a virtual environment: on Debian, apt-get install python3-venv"; exit 1; }
-	@echo "2 of 3: torch, which is large, and numpy"
+
+# Dependency groups need pip 25.1.
+$(QUICK_READY): pyproject.toml $(LOCK) | $(VENV)/pyvenv.cfg
+	$(INSTALL) -q pip
+	$(INSTALL) -q -e . --group quick
+	@touch $@
+
+$(EXAMPLES_READY): pyproject.toml $(LOCK) | $(VENV)/pyvenv.cfg
+	@echo "1 of 2: torch, which is large, and numpy"
 	$(INSTALL) --progress-bar on -e '.[examples]'
-	@echo "3 of 3: compiling the modules of torch that the examples import: about a minute"
+	@echo "2 of 2: compiling the modules of torch that the examples import: about a minute"
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import torch._dynamo'
 	@touch $@
 
-$(READY): $(EXAMPLES_READY)
-	@echo "the tools of tests and benchmarks, beside what is there"
-	$(INSTALL) --progress-bar on -e '.[dev,dev-ray,bench,programs,docs]'
-	@echo "compiling all modules"
-	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # of some that nobody imports it can't
+$(READY): $(QUICK_READY) $(EXAMPLES_READY)
+	@echo "the tools of the tests"
+	$(INSTALL) --progress-bar on -e . --group test
+	@touch $@
+
+$(LONG_READY): $(READY)
+	$(INSTALL) --progress-bar on -e . --group long --group docs --group bench
 	@touch $@
 
 demo: $(EXAMPLES_READY)  ## Train on 4 workers, kill one in the middle, start again, warm; the same with torchrun
 	$(BIN)/python examples/demo.py
 
-test: setup lint types  ## Everything: format, lint, types, layers, all tests
-	$(PYTEST) -m "not long"
-	RELIGHT_HOST=portable $(PYTEST) -m "not slow and not long" tests/test_orphans.py tests/test_signals.py
+test: setup lint types  ## Everything but `make long`: format, lint, types, layers, tests
+	$(PYTEST) $(RETRY)
 
-check: setup lint types unit  ## The fast part of the tests, below 2 minutes
+quick: $(QUICK_READY) lint types  ## Format, lint, types and the pure tests: a minute, without torch
+	$(PYTEST) --quick
 
-lint: setup
+lint: $(QUICK_READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: setup
+types: $(QUICK_READY)
 	$(BIN)/mypy
-
-unit: setup
-	$(PYTEST) -m "not slow and not long"
 
 # What a job of one node meets; tests/portable/exceptions.py names what can't hold there.
 ONE_NODE := tests/test_*.py tests/host tests/cli tests/differential tests/portable tests/schedulers/test_local*.py
 portable: setup  ## All tests of one node as on macOS, as far as Linux can play it
-	RELIGHT_HOST=portable $(PYTEST) -rs -m "not long" --ignore=tests/test_layers.py $(ONE_NODE)
+	RELIGHT_HOST=portable $(BIN)/python -m pytest -n 5 --dist loadfile -rs -m "not long" --ignore=tests/test_layers.py $(ONE_NODE)
 
-bench: setup  ## Measure against torchrun; writes benchmarks/results/
+bench: $(LONG_READY)  ## Measure against torchrun; writes benchmarks/results/
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.warm
 	$(BIN)/python -m benchmarks.workers
@@ -83,13 +91,13 @@ mutants: setup  ## Break fencing rules one by one: the simulation must find each
 chaos: setup  ## N jobs on this machine whose parts are killed and stopped at random
 	$(BIN)/python -m tests.chaos --runs $(N)
 
-long: setup  ## Tests of minutes to hours
+long: $(LONG_READY)  ## Tests of minutes to hours
 	$(BIN)/python -m pytest -m long
 
 dist: setup  ## Build the wheel, the sdist and the launcher in one file, and try them on each Python there is
 	$(BIN)/python -m tests.release
 
-docs: setup  ## Build the documentation site in .build/site
+docs: $(LONG_READY)  ## Build the documentation site in .build/site
 	$(BIN)/python -m documentation.site
 
 pages: setup  ## Write what is generated: the page of flags, the failure guide, the figures and the picture of the README
@@ -109,6 +117,9 @@ $(PACKAGES)/.ready: tests/packages/requirements.txt
 
 packages: $(PACKAGES)/.ready  ## Try 40 packages with --preload and write docs/packages.md (2.5 GB, half an hour)
 	$(PACKAGES)/bin/python -m tests.packages.survey
+
+lock: $(LONG_READY)  ## Pin the newest versions of all dependency groups in requirements.lock
+	$(BIN)/python -m tests.lock
 
 clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) .build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import needs
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -34,6 +35,9 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
 
+
+LIMIT_S = 180.0
+"""The longest wait of a test for an event. Speed belongs in benchmarks/, not in assertions."""
 
 _LONGEST = (
     "tests/test_failures_on_nodes.py",
@@ -67,10 +71,23 @@ _LONGEST = (
 """Files begun last would be waited for by one processor alone."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the markers of needs.py."""
+    for name in needs.NEEDS:
+        config.addinivalue_line("markers", f"needs_{name}: needs {needs.WHAT.get(name, name)}")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files; skip what can't hold without Linux, where that is played."""
+    """Begin with the longest files; skip tests whose needs are not met, and what can't hold without
+    Linux, where that is played.
+    """
     places = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(_LONGEST)))
+    for item in items:
+        for mark in item.iter_markers():
+            name = mark.name.removeprefix("needs_")
+            if mark.name.startswith("needs_") and (why := needs.missing(name)):
+                item.add_marker(pytest.mark.skip(reason=why))
     if not PORTABLE:
         return
     from portable import exceptions
@@ -137,7 +154,7 @@ def launch(tmp_path: Path) -> Launch:
     def run(
         *arguments: str | Path,
         command: tuple[str, ...] = RELIGHT,
-        timeout: float = 60,
+        timeout: float = LIMIT_S,
         cwd: Path | None = None,
         stdin: str = "",
         **variables: str,

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 HOST = "127.0.0.1"
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 def etcd_unavailable() -> str:

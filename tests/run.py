@@ -1,0 +1,96 @@
+"""Runs the test suite: `python -m tests.run [--quick] [--retry]`.
+
+Runs everything that is not marked `long`, then some process tests on a Linux that plays macOS.
+`--quick` runs the pure tests only. With `--retry`, as in CI, failed tests run once more, alone and
+one at a time. A test that passes then is flaky: a bug, but not of the change at hand. More than
+`MAX_FLAKY` of them are not bad luck.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+CACHES = ROOT / ".build"
+MAX_FLAKY = 3
+
+
+class Suite(NamedTuple):
+    """One invocation of pytest, with a cache of its own in which pytest records failures."""
+
+    name: str
+    arguments: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def cache(self) -> Path:
+        """Where pytest keeps its cache."""
+        return CACHES / f"pytest-{self.name}"
+
+    def run(self, *extra: str) -> int:
+        """Return pytest's exit code."""
+        command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={self.cache}", *extra]
+        environment = {**os.environ, **dict(self.variables)}
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+    def failed(self) -> list[str]:
+        """Return the tests that failed the last time they ran."""
+        path = self.cache / "v" / "cache" / "lastfailed"
+        return sorted(json.loads(path.read_text())) if path.exists() else []
+
+
+# Most tests wait most of the time. The tests of a file stay together, as they share servers; the
+# order of the files is that of tests/conftest.py.
+PARALLEL = ("-n", "5", "--dist", "loadfile", "--no-loadscope-reorder")
+ALL = (
+    Suite("all", (*PARALLEL, "-m", "not long")),
+    Suite(
+        "portable",
+        (
+            *PARALLEL,
+            "-m",
+            "not slow and not long",
+            "tests/test_orphans.py",
+            "tests/test_signals.py",
+        ),
+        (("RELIGHT_HOST", "portable"),),
+    ),
+)
+QUICK = (Suite("quick", (*PARALLEL, "-m", "pure")),)
+
+
+def run(suites: tuple[Suite, ...], *, retry: bool) -> int:
+    """Run all suites, whatever fails, and return the exit code of the first that failed."""
+    code, flaky = 0, list[str]()
+    for suite in suites:
+        this = suite.run("--cache-clear", *suite.arguments)
+        failed = suite.failed()
+        if this and failed and retry:
+            print(f"{len(failed)} failed; once more, one at a time", flush=True)
+            this = suite.run("--last-failed", "--last-failed-no-failures=none")
+            flaky += sorted({*failed} - {*suite.failed()})
+        code = code or this
+    for test in flaky:
+        print(f"FLAKY: {test}")
+    if len(flaky) > MAX_FLAKY:
+        print(f"{len(flaky)} flaky tests; at most {MAX_FLAKY} are tolerated")
+        code = code or 1
+    return code
+
+
+def main() -> int:
+    """Run what the command line says."""
+    summary = str(__doc__).partition("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m tests.run", description=summary)
+    parser.add_argument("--quick", action="store_true", help="pure tests only")
+    parser.add_argument("--retry", action="store_true", help="run failed tests once more, alone")
+    options = parser.parse_args()
+    return run(QUICK if options.quick else ALL, retry=options.retry)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
