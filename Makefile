@@ -10,7 +10,7 @@ EXAMPLES_READY := $(VENV)/.ready-examples
 READY := $(VENV)/.ready
 LONG_READY := $(VENV)/.ready-long
 LOCK := requirements.lock
-# pip compiles on one core whatever it installs, torch with 2,000 modules; Python does it on first use.
+# pip compiles on one core whatever it installs, torch with 2,000 modules; this is left to us.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c $(LOCK)
 PYTEST := $(BIN)/python -m tests.run
 
@@ -44,6 +44,8 @@ $(EXAMPLES_READY): pyproject.toml $(LOCK) | $(VENV)/pyvenv.cfg
 $(READY): $(QUICK_READY) $(EXAMPLES_READY)
 	@echo "the tools of the tests"
 	$(INSTALL) --progress-bar on -e . --group test
+	@echo "compiling all modules"
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # of some that nobody imports it can't
 	@touch $@
 
 $(LONG_READY): $(READY)

@@ -71,7 +71,7 @@ def run(suites: tuple[Suite, ...], *, retry: bool) -> int:
         failed = suite.failed()
         if this and failed and retry:
             print(f"{len(failed)} failed; once more, one at a time", flush=True)
-            this = suite.run("--last-failed", "--last-failed-no-failures=none")
+            this = suite.run("--last-failed", *suite.arguments, "-n", "0")
             flaky += sorted({*failed} - {*suite.failed()})
         code = code or this
     for test in flaky:

@@ -27,16 +27,30 @@ def commands(target: str) -> str:
     return done.stdout
 
 
-def test_make_demo_installs_what_the_examples_import_and_no_tools() -> None:
-    """`make demo` installs what the examples import, with its progress, and no tools."""
-    (extras,) = re.findall(r"pip install (.*) -e '\.\[(.*)\]'", commands("demo"))
-    assert extras[1] == "examples"
-    assert "-q" not in extras[0]
+def installed(target: str) -> list[str]:
+    """What each `pip install` of a target installs, and how."""
+    return re.findall(r"pip install .*-c requirements.lock (.*)", commands(target))
 
 
-def test_make_test_completes_the_environment_of_make_demo() -> None:
-    """`make test` adds the tools to the environment of `make demo`, and makes no other."""
-    text = commands("test")
-    assert text.count("-m venv") == 1
-    assert re.findall(r"-e '\.\[(.*)\]'", text)[0] == "examples"
-    assert {"dev", "bench"} <= set(re.findall(r"-e '\.\[(.*)\]'", text)[1].split(","))
+def test_make_demo_installs_no_test_tools() -> None:
+    """It installs what the examples import, and shows how far it is."""
+    assert installed("demo") == ["--progress-bar on -e '.[examples]'"]
+
+
+def test_make_quick_installs_no_torch() -> None:
+    assert [words.removeprefix("-q ") for words in installed("quick")] == [
+        "pip",
+        "-e . --group quick",
+    ]
+
+
+def test_make_test_completes_one_environment() -> None:
+    """It adds the test tools to the environment of `make quick` and `make demo`."""
+    assert commands("test").count("-m venv") == 1
+    steps = installed("test")
+    assert steps[:3] == [*installed("quick"), *installed("demo")]
+    assert [words.split("--group ")[1] for words in steps[3:]] == ["test"]
+
+
+def test_make_checks_format_and_types_once() -> None:
+    assert all(commands("test").count(tool) == 1 for tool in ("ruff format", "ruff check", "/mypy"))

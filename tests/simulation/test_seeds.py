@@ -23,7 +23,7 @@ def test_no_simulated_seed_breaks_an_invariant_or_hangs(first: int) -> None:
 
 
 def test_a_short_run_of_seeds_breaks_no_invariant_and_ends() -> None:
-    """The same, for `make check`."""
+    """The same, for `make quick`."""
     for seed in range(1000, 1012):
         _, _, wrong = play(seed)
         assert not wrong, wrong

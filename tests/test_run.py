@@ -1,0 +1,78 @@
+"""`make test` in CI: failed tests run once more, and those that pass then are reported as flaky."""
+
+from pathlib import Path
+
+import pytest
+import run
+
+FLAKY = """
+import pathlib, pytest
+
+@pytest.mark.parametrize("number", range({count}))
+def test_flaky(number, request):
+    before = pathlib.Path(__file__).with_name(f"ran{{number}}")
+    if not before.exists():
+        before.touch()
+        pytest.fail("the first time")
+"""
+
+
+@pytest.fixture
+def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run.Suite:
+    """Runs the tests of a directory, with nothing of this project's own configuration."""
+    monkeypatch.setattr(run, "CACHES", tmp_path / "caches")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:relight")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    monkeypatch.setattr(run, "ROOT", tmp_path)
+    return run.Suite("own", ("-c", str(tmp_path / "pytest.ini"), str(tmp_path)))
+
+
+def write(suite: run.Suite, text: str) -> None:
+    Path(suite.arguments[-1], "test_own.py").write_text(text)
+
+
+def test_flaky_test_passes_and_is_reported(
+    suite: run.Suite, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(suite, FLAKY.format(count=1))
+    assert run.run((suite,), retry=True) == 0
+    flaky = [line for line in capfd.readouterr().out.splitlines() if line.startswith("FLAKY: ")]
+    assert len(flaky) == 1
+    assert flaky[0].endswith("test_own.py::test_flaky[0]")
+
+
+def test_test_that_fails_twice_fails_the_run(suite: run.Suite) -> None:
+    write(suite, FLAKY.format(count=1) + "\ndef test_broken():\n    assert False\n")
+    assert run.run((suite,), retry=True) == 1
+
+
+def test_too_many_flaky_tests_fail_the_run(
+    suite: run.Suite, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(suite, FLAKY.format(count=run.MAX_FLAKY + 1))
+    assert run.run((suite,), retry=True) == 1
+    assert "4 flaky tests; at most 3 are tolerated" in capfd.readouterr().out
+
+
+def test_nothing_is_retried_without_the_flag(suite: run.Suite) -> None:
+    write(suite, FLAKY.format(count=1))
+    assert run.run((suite,), retry=False) == 1
+
+
+def test_test_that_ends_its_process_is_a_failure(suite: run.Suite) -> None:
+    write(suite, "import os\ndef test_exits():\n    os._exit(7)\n")
+    parallel = suite._replace(arguments=("-n", "1", *suite.arguments))
+    assert run.run((parallel,), retry=True) != 0
+
+
+def test_all_suites_run_whatever_fails(suite: run.Suite, tmp_path: Path) -> None:
+    write(suite, "def test_broken():\n    assert False\n")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "test_other.py").write_text(
+        "def test_ran(request):\n    open(__file__ + '.ran', 'w').close()\n"
+    )
+    later = suite._replace(name="later", arguments=(*suite.arguments[:2], str(other)))
+    assert run.run((suite._replace(arguments=(*suite.arguments, "--ignore", str(other))), later),
+                   retry=True) == 1  # fmt: skip
+    assert (other / "test_other.py.ran").exists()
