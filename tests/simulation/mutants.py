@@ -54,6 +54,18 @@ MUTANTS = (
         "self._known.discard(node)\n        self._silent.discard(node)\n\n    def must_try",
     ),
     Mutant(
+        "a node is left out only because of a pair that has failed",
+        "core/reachability.py",
+        "self._failed[number, (number + target) % count] = why",
+        "self._failed[number, (number - target) % count] = why",
+    ),
+    Mutant(
+        "a preempted node whose workers have left starts no more",
+        "agent.py",
+        "if node.preempted and ended and not signals:",
+        "if node.preempted and outcome.failures and not signals:",
+    ),
+    Mutant(
         "a worker is held from the limit on",
         "core/worker_words.py",
         "return None if limit and call >= limit else False",
