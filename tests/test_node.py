@@ -1,17 +1,21 @@
 """What one node says to its group, and what follows from what it hears: without any process."""
 
+import signal
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from relight.cli.arguments import parse, to_spec
+from relight.core.exits import Failure
 from relight.core.messages import (
     Announce,
     CheckpointCalls,
     CheckpointLimit,
     GenerationFormed,
     JobEnded,
+    NodeLeaving,
     NodeReady,
     Question,
     StopWorkers,
@@ -19,7 +23,11 @@ from relight.core.messages import (
 )
 from relight.core.ranks import NO_GENERATION, Generation, GenerationId, Place
 from relight.env import Environment
+from relight.errors import EXIT_PREEMPTED
+from relight.interruption import Interruption
+from relight.leaving import Leaving
 from relight.node import Node
+from relight.node_job import NodeJob
 from relight.prepare import prepare
 from relight.worker_group import Outcome, WorkerGroup
 
@@ -32,6 +40,7 @@ class Link:
     """Keeps what is sent."""
 
     has_joined = True
+    join = SimpleNamespace(host="host")
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
@@ -54,16 +63,66 @@ class Journal:
     def say(self, text: str) -> None:
         self.said.append(text)
 
+    def record(self, event: object) -> None:
+        pass
+
     def waits_for(self, what: object) -> bool:
         del what
         return False
 
+    def goes_on(self) -> None:
+        pass
+
+
+class Clock:
+    """The loop, in virtual time."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+        self.on_signals: dict[int, Callable[[int], None]] = {}
+        self._timers: list[tuple[float, Callable[[], None]]] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def call_after(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._timers.append((self.time + seconds, callback))
+
+    def on_signal(self, number: int, callback: Callable[[int], None]) -> None:
+        self.on_signals[number] = callback
+
+    def run_until(self, done: Callable[[], bool], limit_s: float) -> None:
+        end = self.time + limit_s
+        while not done() and self.time < end:
+            self._timers.sort(key=lambda timer: timer[0])
+            if not self._timers or self._timers[0][0] > end:
+                self.time = end
+                return
+            self.time, callback = self._timers.pop(0)
+            callback()
+
+
+class Workers(WorkerGroup):
+    """Workers that can save a checkpoint, without any process."""
+
+    supervisor = None
+    failure = None
+    can_save = True
+    ended_well = True
+
+    def __init__(self) -> None:
+        self.formed, self.have_succeeded, self.succeeded_nodes = formed(), False, (1,)
+        self.stopped_by: StopWorkers | None = None
+        self.stops: list[StopWorkers] = []
+
+    def stop(self, stop: StopWorkers) -> None:
+        self.stopped_by = stop
+        self.stops.append(stop)
+
 
 @pytest.fixture
-def clock() -> SimpleNamespace:
-    clock = SimpleNamespace(time=100.0)
-    clock.now = lambda: clock.time
-    return clock
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
@@ -77,10 +136,14 @@ def journal() -> Journal:
 
 
 @pytest.fixture
-def node(clock: Any, link: Any, journal: Any) -> Node:
+def job() -> NodeJob:
     env = Environment({})
     parsed = parse(["--no-python", "true"], env)
-    job, _ = prepare(to_spec(parsed), parsed.given, env)
+    return prepare(to_spec(parsed), parsed.given, env)[0]
+
+
+@pytest.fixture
+def node(job: NodeJob, clock: Any, link: Any, journal: Any) -> Node:
     node = Node(job, clock, journal)
     node.join(link, None)
     return node
@@ -185,10 +248,8 @@ def test_a_new_coordinator_hears_of_the_generation_whose_workers_have_ended(
     node: Node, clock: Any
 ) -> None:
     """Until this node knows that the others have gone on without it."""
-    workers = WorkerGroup.__new__(WorkerGroup)  # it has none any more
-    workers.formed, workers.have_succeeded, workers.succeeded_nodes = formed(), False, (1,)
     node.set_lease(clock.time + 1)
-    node.runs(workers)
+    node.runs(Workers())
     node.get_ready(PORT, Outcome())
     place = PLACE.group_rank, PLACE.group_world_size
     assert node.announce() == Announce(FIRST, 0, *place, False, (1,), lapsed=False, ended=True)
@@ -214,3 +275,91 @@ def test_a_question_reaches_who_answers_it(node: Node) -> None:
     node.on_question = heard.append
     node.received(Question(2, "then"))
     assert heard == [Question(2, "then")]
+
+
+# A node that is preempted.
+
+
+def test_a_new_coordinator_hears_whether_workers_save(node: Node) -> None:
+    workers = Workers()
+    node.runs(workers)
+    heard = []
+    for gently in (None, True, False):  # they run, save, and have no time left
+        if gently is not None:
+            workers.stop(StopWorkers(FIRST, "a node is preempted", gently=gently))
+        announce = node.announce()
+        assert announce is not None
+        heard.append(announce.saves)
+    assert heard == [False, True, False]
+
+
+@pytest.mark.parametrize(("is_heard", "seconds"), [(False, 2.0), (True, 7.0)])
+def test_workers_save_alone_if_the_group_does_not_say_when(
+    node: Node, job: NodeJob, clock: Any, link: Link, journal: Any, is_heard: bool, seconds: float
+) -> None:
+    """Soon if there is no coordinator, later in any case."""
+    workers = Workers()
+    node.runs(workers)
+    Interruption(job, clock, journal, node)
+    link.has_joined = is_heard
+    clock.on_signals[signal.SIGTERM](signal.SIGTERM)
+    clock.run_until(lambda: False, seconds - 0.1)
+    assert not workers.stops
+    clock.run_until(lambda: False, 10.0)
+    (stop,) = workers.stops
+    assert (stop.generation, stop.gently) == (FIRST, True)
+    assert stop.limit_s == pytest.approx(job.grace_s - seconds)
+
+
+def test_workers_that_the_group_has_told_to_save_are_not_told_again(
+    node: Node, job: NodeJob, clock: Any, link: Link, journal: Any
+) -> None:
+    workers = Workers()
+    node.runs(workers)
+    Interruption(job, clock, journal, node)
+    clock.on_signals[signal.SIGTERM](signal.SIGTERM)
+    told = StopWorkers(FIRST, "a node is preempted", gently=True, checkpoint_at=8, limit_s=30.0)
+    node.received(told)
+    link.has_joined = False
+    clock.run_until(lambda: False, 10.0)
+    assert workers.stops == [told]
+
+
+@pytest.mark.parametrize("what", ["all have saved", "the coordinator is lost", "time is over"])
+def test_a_node_that_has_saved_stays_for_the_others(
+    node: Node, job: NodeJob, clock: Any, link: Link, journal: Any, what: str
+) -> None:
+    node.runs(Workers())
+    node.preempt("got SIGTERM")
+    begun, over = clock.time, []
+    if what == "all have saved":
+        clock.call_after(3.0, lambda: over.append(what))
+    elif what == "the coordinator is lost":
+        clock.call_after(3.0, lambda: setattr(link, "has_joined", False))
+    services: Any = SimpleNamespace(loop=clock, journal=journal)
+    leaving = Leaving(job, services, link, node)  # type: ignore[arg-type]
+    code, _ = leaving.as_preempted(Workers(), Outcome(), lambda: bool(over))
+    assert link.sent[-1] == NodeLeaving("it is preempted (got SIGTERM)", waits=True)
+    assert code == EXIT_PREEMPTED
+    assert clock.time - begun == (job.grace_s if what == "time is over" else 3.0)
+
+
+def test_a_preempted_node_whose_workers_were_stopped_is_not_to_blame(
+    node: Node, job: NodeJob, clock: Any, link: Link, journal: Any
+) -> None:
+    """It leaves at once: they have not saved, and their ends are no failure of this node."""
+    workers = Workers()
+    workers.ended_well = False
+    node.runs(workers)
+    node.preempt("got SIGTERM")
+    stopped = Failure(
+        rank=0, local_rank=0, host="host", pid=1, exitcode=-signal.SIGTERM, at=0.0,
+        asked=signal.SIGTERM, report=None, last_lines=(), evidence="", log="",
+    )  # fmt: skip
+    begun = clock.time
+    services: Any = SimpleNamespace(loop=clock, journal=journal)
+    leaving = Leaving(job, services, link, node)  # type: ignore[arg-type]
+    code, _ = leaving.as_preempted(workers, Outcome((stopped,)), lambda: False)
+    assert (code, clock.time) == (143, begun)
+    assert link.sent[-1] == NodeLeaving("it is preempted (got SIGTERM)")
+    assert node.end is None

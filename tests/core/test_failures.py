@@ -422,6 +422,22 @@ ENDS = st.builds(
 )
 
 
+@pytest.mark.parametrize("ranks", range(2, 9))
+def test_a_report_has_25_rows_however_few_the_traceback_gets(ranks: int) -> None:
+    """Consequences and the path of the log take more and more of them."""
+    first, last = error().lines
+    frame = '  File "/srv/job/train.py", line 12, in step', "    step(batch)"
+    report = error()._replace(lines=(first, *frame, last))
+    others = [
+        end(rank, report=error(f"{'abcdefgh'[rank]} {'word ' * 30}")) for rank in range(1, ranks)
+    ]
+    for rows in range(1, 9):
+        root = end(report=report, log="x" * (80 * rows - len("log: ")))
+        lines = diagnose([root, *others]).render(formed_at=0, ended="2026-01-02", verdict="over")
+        assert rows_of([f"relight: {lines[0]}", *lines[1:]]) <= 25
+        assert "ValueError: bad batch" in lines
+
+
 @settings(max_examples=500)
 @given(st.lists(ENDS, min_size=1, max_size=8))
 def test_any_failures_make_a_report_of_25_rows_with_every_rank_once(ends: list[Failure]) -> None:

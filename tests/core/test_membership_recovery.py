@@ -155,6 +155,36 @@ def test_workers_that_save_when_the_coordinator_is_lost_may_go_on_saving() -> No
     """)
 
 
+def test_a_node_that_has_saved_waits_for_nodes_that_save_without_a_coordinator() -> None:
+    """The next coordinator does not let it go before all are back and have stopped."""
+    running().play("""
+        9 a returns-and-saves
+        9.1 b returns-and-saves
+        9.2 a leaves-and-waits
+        9.3 c returns-and-saves
+        11 -
+        -> confirm 1: b c
+        -> gently stop 1: b c
+        20 b c ready
+        -> end 0: a
+        -> form 2 restart 1: b c
+    """)
+
+
+def test_workers_that_save_alone_give_the_others_no_time_to_save() -> None:
+    """No coordinator has told the others to: they would wait for workers that have left."""
+    table(1, 2).play("""
+        0 a b joins
+        -> form 0: a b
+        1 a returns-and-saves
+        -> confirm 0: a
+        2 a leaves
+        -> stop 0: b
+        2.1 b ready
+        -> form 1: b
+    """)
+
+
 def test_a_failure_while_the_coordinator_is_lost_stops_workers_that_save() -> None:
     """They would wait for the worker that has failed."""
     running().play("""

@@ -97,6 +97,22 @@ def test_a_node_that_returns_during_a_stop_has_its_time_as_well() -> None:
     """)
 
 
+def test_workers_that_save_first_have_that_time_as_well() -> None:
+    """No node is dropped while its workers may save, here for 30 s."""
+    started("a b").play("""
+        1 a preempted
+        -> limit 0 0: a b
+        1 a b called7
+        -> limit 8 0: a b
+        1 a b called7
+        -> at 8 stop 0: a b
+        2 a leaves
+        40.9 -
+        41 -
+        -> drop: b
+    """)
+
+
 def test_all_nodes_report_for_which_node_a_stop_waits() -> None:
     """After 5 s, once, with the names of the hosts, but only if a node waits for others."""
     game = table(2, 3)

@@ -41,6 +41,12 @@ MUTANTS = (
         "if self.limit >= self._most:",
     ),
     Mutant(
+        "if a node is preempted, workers are asked to save",
+        "core/membership.py",
+        "            if node in self.roster:\n                cause = f",
+        "            if False:\n                cause = f",
+    ),
+    Mutant(
         "a preemption counts before a new coordinator knows that the generation goes on",
         "core/membership.py",
         "self._ending.preempted[node] = message",
@@ -52,6 +58,24 @@ MUTANTS = (
         "core/reachability.py",
         "self._known.discard(node)\n\n    def must_try",
         "self._known.discard(node)\n        self._silent.discard(node)\n\n    def must_try",
+    ),
+    Mutant(
+        "of two nodes of which one has not reached the other, one is left out",
+        "core/reachability.py",
+        "for pair, why in self._failed.items() if set(pair) <= set(here)}",
+        "for pair, why in self._failed.items() if not set(pair) <= set(here)}",
+    ),
+    Mutant(
+        "a node is left out only because of a pair that has failed",
+        "core/reachability.py",
+        "self._failed[number, (number + target) % count] = why",
+        "self._failed[number, (number - target) % count] = why",
+    ),
+    Mutant(
+        "a preempted node whose workers have left starts no more",
+        "agent.py",
+        "if node.preempted and ended and not signals:",
+        "if node.preempted and outcome.failures and not signals:",
     ),
     Mutant(
         "a worker is held from the limit on",
