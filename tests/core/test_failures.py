@@ -431,7 +431,7 @@ def test_a_report_has_25_rows_however_few_the_traceback_gets(ranks: int) -> None
     others = [
         end(rank, report=error(f"{'abcdefgh'[rank]} {'word ' * 30}")) for rank in range(1, ranks)
     ]
-    for rows in range(1, 9):
+    for rows in range(1, 14):
         root = end(report=report, log="x" * (80 * rows - len("log: ")))
         lines = diagnose([root, *others]).render(formed_at=0, ended="2026-01-02", verdict="over")
         assert rows_of([f"relight: {lines[0]}", *lines[1:]]) <= 25

@@ -29,6 +29,8 @@ _ROWS = 25
 """Rows of a terminal that the report takes, at `WIDTH` columns."""
 _WHAT = 2 * WIDTH - 40
 """Most characters for what happened to one worker."""
+_LOG = 8 * WIDTH - len("log: ")
+"""Most characters of the log file's path: longer ones would leave too few rows for the traceback."""
 _LEAST_EVIDENCE = 5
 """If the traceback and its blank lines have fewer rows, the consequences are shortened."""
 _MAX_CONSEQUENCES = 4
@@ -107,7 +109,7 @@ class Diagnosis(NamedTuple):
         lines.append(cut(where, 2 * WIDTH))
         hint = self._hint()
         lines += [cut(f"  {hint}", 4 * WIDTH)] if hint else []  # a hint may contain two paths
-        end = [f"log: {cut_left(root.log, _RECORDED)}"] if root.log else []
+        end = [f"log: {cut_left(root.log, _LOG)}"] if root.log else []
         end.append(f"exit code {self.exit_code}; {verdict}")
         # The agent's prefix takes a little of the first row.
         room = _ROWS - rows_of([f"relight: {lines[0]}", *lines[1:], *end])
