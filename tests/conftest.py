@@ -118,7 +118,8 @@ def _warm_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder.mkdir(mode=0o700)
     os.environ["XDG_RUNTIME_DIR"] = str(folder)
     yield
-    subprocess.run([*RELIGHT, "warm", "stop"], env=clean_environment(), check=False)
+    if any(folder.iterdir()):
+        subprocess.run([*RELIGHT, "warm", "stop"], env=clean_environment(), check=False)
 
 
 @pytest.fixture(autouse=True)

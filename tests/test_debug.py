@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.cli import debug
 from relight.errors import MachineError, UsageError
 from relight.host.stacks import workers
 
 RELIGHT = [sys.executable, "-m", "relight"]
-LIMIT_S = 60.0
 SCRIPT = """\
 import os
 

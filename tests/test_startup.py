@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
+from conftest import LIMIT_S, clean_environment
 from etcd_server import free_ports
 
 # What `relight run` imports beyond a bare interpreter, in a job that succeeds.
@@ -193,7 +193,7 @@ def test_a_coordinator_needs_no_module_when_nodes_fail_or_are_lost(tmp_path: Pat
             assert any("2 workers on 2 nodes" in line for line in second.stderr)
             first.kill()
             for agent in (first, second):
-                agent.communicate(timeout=60)
+                agent.communicate(timeout=LIMIT_S)
             assert (first.returncode, second.returncode) == (-9, 3)
         finally:
             coordinator.terminate()

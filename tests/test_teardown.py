@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch
+from conftest import LIMIT_S, Launch
 
 Script = Callable[..., Path]
 LONG = "--shutdown-timeout=300"
@@ -83,7 +83,7 @@ sys.exit(3)
 def test_a_worker_in_a_collective_is_not_waited_for(launch: Launch, script: Script) -> None:
     """A rank that stands in an all-reduce, for another that will never come, is gone at once."""
     flags = ("--nproc-per-node=3", "--max-restarts=1", LONG)
-    result = launch("run", *flags, script(COLLECTIVE), timeout=110, OMP_NUM_THREADS="1")
+    result = launch("run", *flags, script(COLLECTIVE), timeout=LIMIT_S, OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stderr
     assert "restart 1 of 1" in result.stderr
 
@@ -156,4 +156,4 @@ def test_a_signal_of_the_user_waits_for_all_workers(
     assert process.stdout.readline() == b"begun\n"
     process.send_signal(signal.SIGTERM)
     assert process.stdout.read() == b"done\n"
-    assert process.wait(60) == 128 + signal.SIGTERM
+    assert process.wait(LIMIT_S) == 128 + signal.SIGTERM

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.schedulers.processes.record import LocalRecord
 
-LIMIT_S = 60.0
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 HIDDEN = ("LOGLEVEL", "TORCHX", "XDG_STATE_HOME")
 

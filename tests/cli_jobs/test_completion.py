@@ -10,12 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.cli.main import JOB_COMMANDS
 
 from .conftest import Command
-
-LIMIT_S = 60.0
 
 
 def shell(name: str) -> str:
@@ -63,7 +62,7 @@ def test_bash_offers_the_right_words(completion: Path, line: str, expected: str)
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
     found = subprocess.run(
-        ["bash", "-euc", script, "bash", line], capture_output=True, text=True, timeout=60,
+        ["bash", "-euc", script, "bash", line], capture_output=True, text=True, timeout=LIMIT_S,
         check=True,
     )  # fmt: skip
     assert found.stderr == ""
@@ -145,7 +144,7 @@ def test_each_shell_reads_its_file_without_complaint(
     path = tmp_path / "completion"
     path.write_text(found.stdout)
     if shutil.which(shell):
-        subprocess.run([shell, "-n", path], check=True, timeout=60)
+        subprocess.run([shell, "-n", path], check=True, timeout=LIMIT_S)
     if shell == "fish":
         assert all(line.startswith("complete -c relight ") for line in found.stdout.splitlines())
         plain = found.stdout.replace("\\'", "")

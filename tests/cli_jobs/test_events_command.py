@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Start
+from conftest import LIMIT_S, Start
 
 from relight import events
 from relight.core import event_lines
@@ -16,7 +16,6 @@ from relight.host.journal import EventLog
 from relight.host.run_jobs import JobDirectory
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
-LIMIT_S = 60.0
 FAILS_ONCE = """\
 import os, time
 rank, restart = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]

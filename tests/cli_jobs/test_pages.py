@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.cli.main import COMMANDS, JOB_COMMANDS
 from relight.job import components
@@ -124,7 +125,7 @@ def test_configure_on_a_full_disk_leaves_no_half_of_a_file(place: Path, before: 
         (place / ".relightconfig").write_text(before)
     found = subprocess.run(
         ["bash", "-c", f'ulimit -f 1; exec "{sys.executable}" -m relight configure'],
-        cwd=place, capture_output=True, text=True, timeout=60, check=False,
+        cwd=place, capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert found.returncode == 4
     assert found.stderr.startswith("relight: error: can't write .relightconfig: File too large")

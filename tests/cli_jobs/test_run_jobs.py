@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Start
+from conftest import LIMIT_S, Start
 
 from relight.core.snapshot import NodeSnapshot
 from relight.errors import MachineError
@@ -24,7 +24,6 @@ from relight.sight.job_socket import _name_of
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Find = Callable[..., NodeSnapshot]
-LIMIT_S = 60.0
 COUNTS = """\
 import os, time
 number = 0

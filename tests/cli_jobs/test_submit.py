@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.cli.jobs import Follower
 from relight.errors import MachineError
@@ -20,7 +21,7 @@ from relight.job.handles import Handle
 from relight.runner.runner import Runner
 from relight.schedulers.processes.record import LocalRecord
 
-from .conftest import LIMIT_S, Command
+from .conftest import Command
 
 SCRIPT = """
 import json, os, sys
@@ -175,7 +176,7 @@ LONG = "No checkpoint. " + "a file of many is not there, " * 18 + "since you tri
 def test_one_report_for_all_replicas(relight: Command, place: Path) -> None:
     """The node of the cause reports it, with all of its reason; the others say so in a line."""
     script = f"import os\nif os.environ['RANK'] == '1':\n    raise ValueError({LONG!r})\n"
-    (place / "train.py").write_text(script + "import time\ntime.sleep(60)\n")
+    (place / "train.py").write_text(script + "import time\ntime.sleep(600)\n")
     found = relight("submit", "dist.ddp", "-j", "2x1", "--script", "train.py")
     assert found.returncode == 1
     lines = [line for line in found.stderr.splitlines() if line.startswith("train/")]
@@ -245,7 +246,7 @@ def test_a_submit_that_is_stopped_stops_its_job(
     handle = process.stdout.readline().decode().strip()
     assert process.stderr.readline() == b"sh/0 started\n"
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=LIMIT_S)
     assert process.returncode == code
     assert said.decode() == f"relight: stopping {handle}\n"
     state = LocalRecord(str(tmp_path / "state" / "jobs" / handle.rpartition("/")[2])).read()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import LIMIT_S
 
 from .conftest import Command
 
@@ -294,7 +295,7 @@ def test_output_on_a_full_disk_is_an_error_of_one_line(
     command = [sys.executable, "-m", "relight", *words]
     with open("/dev/full", "w") as full:
         found = subprocess.run(
-            command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S
         )
     assert found.returncode == 4
     assert found.stderr == "relight: error: can't write the output: No space left on device\n"
@@ -305,7 +306,7 @@ def test_jobs_are_listed_without_a_working_directory(relight: Command, place: Pa
     (place / "gone").mkdir()
     found = subprocess.run(
         [sys.executable, "-c", code + "sys.exit(main(['list', '--json']))"],
-        cwd=place / "gone", capture_output=True, text=True, timeout=60, check=False,
+        cwd=place / "gone", capture_output=True, text=True, timeout=LIMIT_S, check=False,
         env={**os.environ, "RELIGHT_STATE_DIR": str(place), "XDG_RUNTIME_DIR": str(place)},
     )  # fmt: skip
     assert (found.returncode, found.stdout, found.stderr) == (0, "[]\n", "")

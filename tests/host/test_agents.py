@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Start
+from conftest import LIMIT_S, Start
 
 from relight.host import agents
 
-LIMIT_S = 60.0
 SLEEPS = "import json, time\nprint('up', flush=True)\ntime.sleep(600)"
 LAUNCHES = """
 import time, relight

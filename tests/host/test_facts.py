@@ -105,7 +105,6 @@ def test_the_first_torch_on_the_path_counts(
     assert collect(script="x", arguments=[], is_file=False)["torch"] == "9.9"
 
 
-@pytest.mark.timeout(20)
 def test_a_script_that_is_no_ordinary_file_has_no_hash_and_no_error(tmp_path: Path) -> None:
     """A FIFO, a directory, a missing file, a module: nothing is used up."""
     os.mkfifo(tmp_path / "fifo")

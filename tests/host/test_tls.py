@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 from ends import Ends, read_all
 
 from relight.core import wire
@@ -21,7 +22,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def openssl(*arguments: object) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        ["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=LIMIT_S
+    )
 
 
 def make_authority(directory: Path, name: str) -> Path:

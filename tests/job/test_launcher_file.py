@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 
 import relight
 from relight.job import launcher_file
@@ -48,7 +49,7 @@ def run(launcher: Path, *words: str, path: str | None = None) -> subprocess.Comp
         cwd=launcher.parent.parent,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
 
@@ -193,7 +194,7 @@ def test_the_one_of_the_image_is_preferred_unless_the_other_is_asked_for(
         env={"PATH": f"{tmp_path}/image:/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=True,
     )
     assert done.stdout == f"{expected} a\n"

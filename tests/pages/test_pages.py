@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks import readme
-from conftest import clean_environment
+from conftest import LIMIT_S, clean_environment
 from documentation import failures, from_torchrun, messages, picture, site
 from documentation.blocks import ROOT, SHELLS, Block, blocks, command_lines, pages
 from documentation.recording import CAST
@@ -86,7 +86,7 @@ def run_blocks(name: str, folder: Path, *, long: bool) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import LIMIT_S
 from prometheus_client.parser import text_string_to_metric_families
 
 from relight.core.goodput import Account, NodeFailures, Phases
@@ -27,7 +28,6 @@ from relight.sight.page.server import PageServer, Served
 MONITORING = Path(__file__).parents[2] / "examples" / "monitoring"
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
 PROMETHEUS = shutil.which("prometheus") or ""
-LIMIT_S = 60.0
 
 
 ACCOUNT = Account(10.0, Phases(imports=1.0, productive=9.0), 0.9, False, 2, 1, 2.0, "spawn", 100.0,

@@ -5,7 +5,6 @@ Skipped where either is missing (Debian: apt-get install chromium; pip install p
 """
 
 import io
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Start
+from conftest import LIMIT_S, Start
 
 from relight.sight.page import server as page_server
 from relight.sight.page.server import PageServer, Served
@@ -23,13 +22,9 @@ from .made_up import look
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 expect = playwright.expect
-expect.set_options(timeout=60_000)
+expect.set_options(timeout=1000 * LIMIT_S)
 
-CHROMIUM = shutil.which("chromium") or ""
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.needs_chromium]
 TOKEN = "not-to-be-guessed"
 MARKUP = "<img src=x onerror=document.title='bad'><script>document.title='bad'</script>"
 FAILS_ONCE = """\
@@ -160,7 +155,7 @@ def test_a_real_job_is_seen_live_through_a_restart(
     expect(page.locator("#tiles")).to_contain_text("0 of 1")
     expect(page.locator("#rank-rows")).to_contain_text("step 1 of 1")
     (script(FAILS_ONCE).parent / "fail").touch()
-    expect(page.locator("#tiles")).to_contain_text("1 of 1", timeout=30_000)
+    expect(page.locator("#tiles")).to_contain_text("1 of 1")
     expect(page.locator("#failures")).to_contain_text("rank 1 raised ValueError: bad batch")
     expect(page.locator(".track b.m-failure")).to_have_count(1)
     expect(page.locator("#events")).to_contain_text("Restarting")
