@@ -109,7 +109,7 @@ def test_an_unexpected_exception_ends_a_coordinator_with_70_and_a_line(
     """
     code = BROKEN_LATER.format(method=method)
     where = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=job")
-    nodes = ("--nnodes=2", "--no-python", "sleep", "60")
+    nodes = ("--nnodes=2", "--no-python", "sleep", "600")
     flags = (verb, *where, *(nodes if verb == "run" else ()))
     broken = start(*flags, command=(sys.executable, "-c", code), text=True)
     assert broken.stderr is not None

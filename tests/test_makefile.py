@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+pytestmark = pytest.mark.needs_make
 
 
 def commands(target: str) -> str:
@@ -38,5 +37,11 @@ def test_make_test_completes_the_environment_of_make_demo() -> None:
     """`make test` adds the tools to the environment of `make demo`, and makes no other."""
     text = commands("test")
     assert text.count("-m venv") == 1
-    assert re.findall(r"-e '\.\[(.*)\]'", text)[0] == "examples"
-    assert {"dev", "bench"} <= set(re.findall(r"-e '\.\[(.*)\]'", text)[1].split(","))
+    assert re.findall(r"-e '\.\[(.*)\]'", text) == ["examples"]
+    assert sorted(re.findall(r"--group (\w+)", text)) == ["quick", "test"]
+
+
+def test_make_quick_installs_no_torch() -> None:
+    text = commands("quick")
+    assert re.findall(r"--group (\w+)", text) == ["quick"]
+    assert "examples" not in text

@@ -433,7 +433,7 @@ except StackError as error:
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.needs_root
 def test_the_error_for_a_process_of_another_user_says_what_to_do(run: Run) -> None:
     process = run(Path(sys.executable), SLEEPS)
     done = subprocess.run(

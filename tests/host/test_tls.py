@@ -1,6 +1,5 @@
 """TLS both ways between the ends of a connection, with certificates made by openssl."""
 
-import shutil
 import socket
 import ssl
 import subprocess
@@ -16,9 +15,7 @@ from relight.errors import UsageError
 from relight.host.connection import Security
 from relight.host.tls import contexts
 
-pytestmark = pytest.mark.skipif(
-    not shutil.which("openssl"), reason="openssl makes the certificates"
-)
+pytestmark = pytest.mark.needs_openssl
 
 
 def openssl(*arguments: object) -> None:

@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "elastic.md"
 WARM = "--preload=torch,torch._dynamo"
 SLOWLY = ("--steps=100000", "--pause=0.01")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_torch]
 
 
 def test_what_the_page_shows_of_the_script_is_in_the_script() -> None:

@@ -172,7 +172,7 @@ def test_the_page_of_flags_is_current() -> None:
     assert from_torchrun.PAGE.read_text() == from_torchrun.page()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_site_is_built_without_a_warning_and_has_every_page(tmp_path: Path) -> None:
     """Links and anchors lead somewhere on the site too; no page is left out of its navigation."""
     assert site.build(tmp_path) == ""

@@ -247,7 +247,10 @@ def test_a_guardian_that_is_late_still_ends_what_is_left(holder_is: str, start: 
 
 
 def stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:  # it has ended
+        return False
 
 
 def wait_for(true: Callable[[], bool]) -> None:

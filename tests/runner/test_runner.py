@@ -552,9 +552,9 @@ def test_who_waits_for_a_job_learns_that_it_was_deleted(
 
     runner.status = deleted_later  # type: ignore[method-assign]
     with pytest.raises(MachineError, match=f"{handle} was deleted"):
-        runner.wait(handle, 60)
+        runner.wait(handle, LIMIT_S)
     with pytest.raises(UsageError, match="there is no job"):
-        runner.wait(handle, 60)
+        runner.wait(handle, LIMIT_S)
 
 
 def test_a_value_of_another_type_is_an_error_of_one_line(runner: Runner) -> None:
