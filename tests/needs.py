@@ -1,4 +1,4 @@
-"""What a test needs that not every machine has: `@pytest.mark.needs_etcd`, `needs_torch`, …
+"""What a test needs that not every machine has: `@pytest.mark.needs_etcd`, `needs_torch`.
 
 The markers are `needs_` and the keys of `NEEDS`, whose values return why the thing is missing, or
 an empty string. A test whose need is not met is skipped with that reason.

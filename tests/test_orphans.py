@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import FIRST_WARM, LIMIT_S, PORTABLE, Launch, Start
 
-MOMENTS = 200
+MOMENTS = 100
 AT_ONCE = 8
 
 # A child that ignores SIGTERM, a grandchild in a session of its own, one without any trace of our

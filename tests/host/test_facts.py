@@ -22,6 +22,7 @@ def environment_with(path: Path, *names: str, version: str = "3.11") -> str:
     return str(path / "bin" / "python")
 
 
+@pytest.mark.needs_torch
 def test_the_facts_are_those_of_this_interpreter_and_script(tmp_path: Path) -> None:
     """Facts are versions, the script's checksum and its arguments."""
     script = tmp_path / "train.py"
@@ -37,6 +38,7 @@ def test_the_facts_are_those_of_this_interpreter_and_script(tmp_path: Path) -> N
     }
 
 
+@pytest.mark.processes
 def test_neither_torch_nor_the_metadata_module_is_loaded(tmp_path: Path) -> None:
     """Finding the facts loads nothing large: not even hashlib, which loads OpenSSL."""
     code = (

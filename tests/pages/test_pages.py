@@ -167,6 +167,7 @@ def test_no_exit_code_of_relight_is_missing_in_the_failure_guide() -> None:
     assert codes - {"EXIT_OK", "EXIT_SIGNAL_BASE"} == failures.EXIT_CODES.keys()
 
 
+@pytest.mark.needs_torch
 def test_the_page_of_flags_is_current() -> None:
     """`python -m documentation.from_torchrun` writes it; torchrun's flags come from its parser."""
     assert from_torchrun.PAGE.read_text() == from_torchrun.page()

@@ -76,6 +76,7 @@ print(sys.platform, os.path.exists("/proc/self"), os.path.exists("/"))
 """
 
 
+@pytest.mark.processes
 def test_the_fake_macos_has_nothing_of_linux() -> None:
     """What a job on the fake macOS uses is not there by mistake."""
     program = STRICT.format(here=str(HERE))
