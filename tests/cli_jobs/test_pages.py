@@ -70,6 +70,7 @@ def test_components_are_a_table_an_object_flags_and_source(here: Command, place:
     assert "mine.py:touch" in here("components", "mine.py:touch").stdout
 
 
+@pytest.mark.processes
 def test_schedulers_are_a_table_an_object_and_options(here: Command) -> None:
     """Those of one, by either name."""
     rows = here("schedulers").stdout.splitlines()
@@ -102,6 +103,7 @@ def test_configure_writes_one_section_per_scheduler(here: Command, place: Path) 
     assert (place / ".relightconfig").read_text().count("[local]") == 1
 
 
+@pytest.mark.processes
 def test_configure_leaves_what_is_in_the_file(here: Command, place: Path) -> None:
     """What is there stays; a section that is there is not written again."""
     file = place / ".relightconfig"
