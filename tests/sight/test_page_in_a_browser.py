@@ -199,7 +199,7 @@ def test_a_thousand_ranks_are_found_sorted_and_scrolled(open_page: Open, job: Jo
     page.locator("#find").fill("gpu-03 rank:130")
     assert rows(page) == ["130"]
     page.locator("#find").fill("")
-    page.wait_for_selector("[data-rank='0']")
+    expect(page.locator("#count")).to_have_text("1000 ranks")
 
 
 def test_the_keyboard_reaches_the_output_of_a_rank(open_page: Open, job: Job) -> None:
