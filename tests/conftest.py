@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import needs
+import pure
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -72,18 +73,21 @@ _LONGEST = (
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers of needs.py."""
+    """Register the markers of needs.py, and watch the pure tests."""
+    config.pluginmanager.register(pure.Guard())
     for name in needs.NEEDS:
         config.addinivalue_line("markers", f"needs_{name}: needs {needs.WHAT.get(name, name)}")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files; skip tests whose needs are not met, and what can't hold without
-    Linux, where that is played.
+    """Begin with the longest files; mark pure tests; skip those whose needs are not met, and what
+    can't hold without Linux, where that is played.
     """
     places = {name: place for place, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(_LONGEST)))
     for item in items:
+        if pure.is_pure(item):
+            item.add_marker(pytest.mark.pure)
         for mark in item.iter_markers():
             name = mark.name.removeprefix("needs_")
             if mark.name.startswith("needs_") and (why := needs.missing(name)):
@@ -118,7 +122,8 @@ def _warm_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder.mkdir(mode=0o700)
     os.environ["XDG_RUNTIME_DIR"] = str(folder)
     yield
-    subprocess.run([*RELIGHT, "warm", "stop"], env=clean_environment(), check=False)
+    if any(folder.iterdir()):
+        subprocess.run([*RELIGHT, "warm", "stop"], env=clean_environment(), check=False)
 
 
 @pytest.fixture(autouse=True)

@@ -72,7 +72,9 @@ NEEDS: dict[str, Callable[[], str]] = {
     "mlflow": lambda: _modules("mlflow"),
     "mpi": _mpi,
     "openssl": lambda: _programs("openssl"),
+    "opentelemetry": lambda: _modules("opentelemetry"),
     "prometheus": lambda: _programs("prometheus"),
+    "prometheus_client": lambda: _modules("prometheus_client"),
     "ray": lambda: _modules("ray", "aiohttp_cors", "opencensus"),  # `ray` alone has no dashboard
     "root": _root,
     "slurm": _slurm,

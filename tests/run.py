@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from tests import pure
+
 ROOT = Path(__file__).resolve().parent.parent
 CACHES = ROOT / ".build"
 MAX_FLAKY = 3
@@ -60,7 +62,7 @@ ALL = (
         (("RELIGHT_HOST", "portable"),),
     ),
 )
-QUICK = (Suite("quick", (*PARALLEL, "-m", "pure")),)
+QUICK = (Suite("quick", ("-n", "2", *PARALLEL[2:], "-m", "pure", *pure.PATHS)),)
 
 
 def run(suites: tuple[Suite, ...], *, retry: bool) -> int:

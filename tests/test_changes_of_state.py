@@ -46,7 +46,7 @@ def test_a_local_job_tells_how_its_workers_and_its_group_change(
         "    open('ready.' + os.environ['RANK'], 'w').close()\n"
         "    while not os.path.exists('ready.1'): time.sleep(0.02)\n"
         "    if os.environ['RANK'] == '0': raise SystemExit(3)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(600)\n"
     )
     words = ("--nproc-per-node=2", "--max-restarts=1", "--shutdown-timeout=0.2", "--log-dir=logs")
     assert launch("run", *words, script).returncode == 0

@@ -4,7 +4,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import LIMIT_S, RELIGHT, TORCHRUN
 
 from relight.cli import debug
 from relight.errors import MachineError, UsageError
 from relight.host.stacks import workers
 
-RELIGHT = [sys.executable, "-m", "relight"]
-LIMIT_S = 60.0
 SCRIPT = """\
 import os
 
@@ -143,9 +141,8 @@ def test_only_one_terminal_is_attached_at_a_time(script: str) -> None:
         assert job.ends()[0] == 0
 
 
+@pytest.mark.needs_root
 def test_another_user_can_not_attach(script: str) -> None:
-    if os.geteuid():
-        pytest.skip("only root can act as another user")
     other = (
         "import os, socket, sys\n"
         "os.setuid(65534)\n"
@@ -294,17 +291,16 @@ def at_terminal(command: list[str], answer: Callable[[str], str]) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "relight"])
+@pytest.mark.parametrize(
+    "launcher", [pytest.param("torchrun", marks=pytest.mark.needs_torch), "relight"]
+)
 def test_at_a_terminal_a_breakpoint_is_debugged_there_as_under_torchrun(
     launcher: str, tmp_path: Path
 ) -> None:
     """The second line is taken from readline's history, which is there only at a terminal."""
     script = tmp_path / "train.py"
     script.write_text("x = 41\nbreakpoint()\nprint('x is', x)\n")
-    program = shutil.which("torchrun", path=str(Path(sys.executable).parent))
-    if program is None:
-        pytest.skip("no torchrun")
-    command = [program] if launcher == "torchrun" else [*RELIGHT, "run"]
+    command = TORCHRUN if launcher == "torchrun" else (*RELIGHT, "run")
     lines = iter(["x += 1\n", "\x1b[A\n", "c\n"])
     prompts = 0
 

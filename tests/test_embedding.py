@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from conftest import Start, clean_environment
+from conftest import LIMIT_S, Start, clean_environment
 
 import relight
 from relight import RunSpec
@@ -31,7 +31,7 @@ print("rank", rank, *sys.argv[1:], flush=True)
 if "fail" in sys.argv and rank == 1 and restart == 0:
     raise ValueError("bad batch")
 if "wait" in sys.argv:
-    time.sleep(100)
+    time.sleep(600)
 """
 BEGIN = """
 import os, resource, signal, sys, threading
@@ -53,8 +53,8 @@ def caller(tmp_path: Path) -> Caller:
     def run(text: str, mode: str) -> "subprocess.CompletedProcess[str]":
         (tmp_path / "caller.py").write_text(BEGIN + textwrap.dedent(text))
         return subprocess.run(
-            [sys.executable, "caller.py", mode], cwd=tmp_path, timeout=60, text=True, check=False,
-            capture_output=True, env=clean_environment(OMP_NUM_THREADS="1"),
+            [sys.executable, "caller.py", mode], cwd=tmp_path, timeout=LIMIT_S, text=True,
+            check=False, capture_output=True, env=clean_environment(OMP_NUM_THREADS="1"),
         )  # fmt: skip
 
     return run
@@ -259,7 +259,7 @@ def test_two_threads_of_a_program_run_two_nodes_of_a_job(tmp_path: Path) -> None
     with contextlib.redirect_stdout(text):
         threads = [
             threading.Thread(target=lambda seen=seen: results.append(
-                relight.run(spec, on_event=seen.append, timeout_s=60)
+                relight.run(spec, on_event=seen.append, timeout_s=LIMIT_S)
             ))
             for seen in events
         ]  # fmt: skip
@@ -288,7 +288,7 @@ def test_kill_9_of_the_program_ends_the_workers(start: Start, tmp_path: Path) ->
     while not pid:
         pid = int(program.stdout.readline().strip() or b"0")
     program.send_signal(signal.SIGKILL)
-    end = time.monotonic() + 30
+    end = time.monotonic() + LIMIT_S
     while is_running(pid):
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -330,7 +330,7 @@ def test_a_program_whose_stdout_is_closed_gets_its_result(tmp_path: Path) -> Non
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     assert (done.returncode, done.stderr) == (0, "0"), done.stderr
 
@@ -398,6 +398,6 @@ def test_a_failed_job_has_failed_also_where_the_program_handles_sigchld(
     (tmp_path / "program.py").write_text(REAPS)
     result = subprocess.run(
         [sys.executable, "program.py", how], cwd=tmp_path, capture_output=True, text=True,
-        timeout=60, check=False,
+        timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert result.stdout.splitlines() == ["3 {0: 3}", "0", "on purpose"], result.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Launch, Start, clean_environment
+from conftest import LIMIT_S, Launch, Start, clean_environment
 
 from relight.coordinator import Coordinator
 from relight.core.fields import Malformed, to_json
@@ -109,12 +109,12 @@ def test_an_unexpected_exception_ends_a_coordinator_with_70_and_a_line(
     """
     code = BROKEN_LATER.format(method=method)
     where = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=job")
-    nodes = ("--nnodes=2", "--no-python", "sleep", "60")
+    nodes = ("--nnodes=2", "--no-python", "sleep", "600")
     flags = (verb, *where, *(nodes if verb == "run" else ()))
     broken = start(*flags, command=(sys.executable, "-c", code), text=True)
     assert broken.stderr is not None
     if method == "_check_silence":
-        assert broken.wait(30) == 70
+        assert broken.wait(LIMIT_S) == 70
         assert (
             "error: internal error in relight (a bug): KeyError: 'x' (at " in broken.stderr.read()
         )
@@ -126,7 +126,7 @@ def test_an_unexpected_exception_ends_a_coordinator_with_70_and_a_line(
         until(broken, "internal error in relight (a bug), please report it: a message of ")
         other.kill()
         broken.terminate()
-        assert broken.wait(30) == (128 + 15 if verb == "run" else 0)
+        assert broken.wait(LIMIT_S) == (128 + 15 if verb == "run" else 0)
         assert "the coordinator" not in str(other.stderr and other.stderr.read())
     assert "KeyError: 'x' (at " in Path(os.environ["RELIGHT_MISTAKES"]).read_text()
 

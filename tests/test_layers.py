@@ -1,6 +1,7 @@
 """The layers of docs/ARCHITECTURE.md: imports go to the left only."""
 
 import ast
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -73,6 +74,7 @@ PURE_MAY_IMPORT = {
 }
 
 
+@cache
 def modules() -> list[Path]:
     return sorted(p for p in ROOT.rglob("*.py") if name_of(p) != TOP)
 
@@ -81,6 +83,7 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
+@cache
 def file_of(name: str) -> Path | None:
     """The file of a module of ours."""
     path = ROOT.parent.joinpath(*name.split("."))
@@ -89,12 +92,17 @@ def file_of(name: str) -> Path | None:
 
 
 @cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
 def imports(path: Path) -> frozenset[str]:
     """The modules that a file imports, anywhere in it; `package.name` if it takes a name from a
     package that is no module.
     """
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -120,23 +128,26 @@ def test_every_module_in_the_list_of_layers_exists() -> None:
     assert not {name for name in RANK if not file_of(f"relight.{name}")}
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_module_imports_one_of_a_layer_to_its_right(path: Path) -> None:
-    own = layer_of(path)
-    assert own in RANK, f"{own} is in no layer"
-    for name in imports(path):
+def all_imports() -> Iterator[tuple[Path, str]]:
+    """Each module, with each name that it imports."""
+    return ((path, name) for path in modules() for name in imports(path))
+
+
+def test_no_module_imports_one_of_a_layer_to_its_right() -> None:
+    assert not {layer_of(path) for path in modules()} - RANK.keys(), "in no layer"
+    for path, name in all_imports():
+        own = layer_of(path)
         if name.startswith("relight.") and name.split(".")[1] in RANK:
             other = name.split(".")[1]
-            assert RANK[other] <= RANK[own], f"{path.name} ({own}) imports {name}"
+            assert RANK[other] <= RANK[own], f"{path} ({own}) imports {name}"
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_module_imports_names_from_what_is_for_users(path: Path) -> None:
+def test_no_module_imports_names_from_what_is_for_users() -> None:
     """Who is inside takes a name from its module."""
-    for name in imports(path):
+    for path, name in all_imports():
         face, _, _ = name.rpartition(".")
-        assert name not in FACES[1:], f"{path.name} imports {name}"
-        assert face not in FACES or file_of(name) or name == "relight.__version__", name
+        is_inside = face in FACES and not file_of(name) and name != "relight.__version__"
+        assert name not in FACES[1:] and not is_inside, f"{path} imports {name}"
 
 
 def test_no_two_packages_import_each_other() -> None:
@@ -157,18 +168,16 @@ def test_no_two_packages_import_each_other() -> None:
     assert not circles
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_module_imports_from_the_folder_of_another_scheduler(path: Path) -> None:
+def test_no_module_imports_from_the_folder_of_another_scheduler() -> None:
     """The registry loads schedulers by their names. What several of them share is in a folder that
     all schedulers may import, and nobody else.
     """
-    own = package_of(path)
-    for name in imports(path):
-        file = file_of(name)
+    for path, name in all_imports():
+        own, file = package_of(path), file_of(name)
         package = package_of(file) if file else ""
         if package.startswith("relight.schedulers.") and package != own:
-            assert package == SHARED_BY_SCHEDULERS, f"{path.name} imports {name}"
-            assert own.startswith("relight.schedulers."), f"{path.name} imports {name}"
+            assert package == SHARED_BY_SCHEDULERS, f"{path} imports {name}"
+            assert own.startswith("relight.schedulers."), f"{path} imports {name}"
 
 
 @pytest.mark.parametrize(
@@ -184,28 +193,26 @@ def test_a_scheduler_needs_nothing_that_another_package_may_not_use(folder: Path
             assert is_theirs or is_of_users or name in PLUG_INS_MAY_IMPORT, f"{path}: {name}"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "core").glob("*.py")), ids=lambda p: p.name)
-def test_the_core_touches_neither_machine_nor_clock_nor_chance(path: Path) -> None:
-    for name in imports(path):
-        top = name.split(".")[0]
-        assert top == "relight" or top in PURE_MAY_IMPORT, f"{path.name} imports {name}"
+def test_the_core_touches_neither_machine_nor_clock_nor_chance() -> None:
+    for path, name in all_imports():
+        if path.parent == ROOT / "core":
+            top = name.split(".")[0]
+            assert top == "relight" or top in PURE_MAY_IMPORT, f"{path} imports {name}"
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_the_launcher_never_imports_torch(path: Path) -> None:
+def test_the_launcher_never_imports_torch() -> None:
     """Neither the launcher nor what workers import from it needs torch; a rank of a test, which
     initializes the process group, does.
     """
-    if path == RANK_OF_A_TEST:
-        return
-    assert not {name for name in imports(path) if name.split(".")[0] == "torch"}
+    found = {path for path, name in all_imports() if name.split(".")[0] == "torch"}
+    assert found == {RANK_OF_A_TEST}
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_only_env_reads_the_environment(path: Path) -> None:
+def test_only_env_reads_the_environment() -> None:
     """os.environ and os.getenv stand in env.py alone; what runs inside workers has its own."""
-    if path in (ROOT / "env.py", RANK_OF_A_TEST, DRIVER_ON_RAY) or layer_of(path) == "worker":
-        return
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute):
-            assert node.attr not in ("environ", "getenv"), f"{path.name}:{node.lineno}"
+    may = {ROOT / "env.py", RANK_OF_A_TEST, DRIVER_ON_RAY}
+    may.update(path for path in modules() if layer_of(path) == "worker")
+    for path in {*modules()} - may:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Attribute):
+                assert node.attr not in ("environ", "getenv"), f"{path}:{node.lineno}"

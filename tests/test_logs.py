@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import RELIGHT, Launch
+from conftest import LIMIT_S, RELIGHT, Launch
 
 Script = Callable[[str], Path]
 
@@ -223,7 +223,7 @@ def test_a_process_that_a_worker_left_behind_holds_nothing_up(
         "while not pathlib.Path('started').exists():\n"
         "    time.sleep(0.02)\n"
     )
-    result = launch("run", "--nproc-per-node=1", *flags, "--log-dir=logs", train, timeout=60)
+    result = launch("run", "--nproc-per-node=1", *flags, "--log-dir=logs", train, timeout=LIMIT_S)
     assert result.returncode == 0
     assert "last words" in result.stdout
     assert "child" in result.stdout
@@ -284,7 +284,7 @@ def test_each_of_a_million_lines_is_shown_once_and_whole(
     """Every line of four workers is shown once, whole and in its rank's order."""
     count = 250_000
     result = launch("run", "--nproc-per-node=4", *flags, "--log-dir=logs", script(MANY),
-                    LINES=str(count), timeout=110)  # fmt: skip
+                    LINES=str(count), timeout=LIMIT_S)  # fmt: skip
     assert result.returncode == 0
     prefix = r"\[default(\d)\]:" if flags else "()"
     pattern = re.compile(prefix + r"(\d) (\d+) some words to fill the line up to a usual length")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Launch, Start
+from conftest import LIMIT_S, Launch, Start
 from test_logs import LAST_WORDS
 
 Script = Callable[[str], Path]
@@ -28,8 +28,8 @@ def read_all(fd: int, into: bytes = b"") -> bytes:
     return into
 
 
-def wait_for(done: Callable[[], bool], limit_s: float = 60) -> None:
-    end = time.monotonic() + limit_s
+def wait_for(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT_S
     while not done():
         assert time.monotonic() < end, "it never happens"
         time.sleep(0.02)
@@ -54,7 +54,7 @@ def test_a_slow_console_does_not_hold_teed_workers(
     assert agent.poll() is None
     assert agent.stdout is not None
     lines = read_all(agent.stdout.fileno()).splitlines()
-    assert agent.wait(30) == 0
+    assert agent.wait(LIMIT_S) == 0
     for rank in (b"0", b"1"):
         mine = [line for line in lines if line.startswith(b"[default%s]:" % rank)]
         assert [line.split()[1] for line in mine] == [b"%d" % number for number in range(50_000)]
@@ -69,7 +69,7 @@ def test_a_slow_console_holds_raw_workers(start: Start, tmp_path: Path, script: 
     assert not (tmp_path / "done0").exists()
     assert not (tmp_path / "done1").exists()
     shown = read_all(agent.stdout.fileno(), shown)
-    assert agent.wait(30) == 0
+    assert agent.wait(LIMIT_S) == 0
     lines = shown.splitlines()
     for rank in (b"0", b"1"):
         assert [line.split()[1] for line in lines if line.startswith(rank)] == [
@@ -93,7 +93,7 @@ def test_a_stuck_console_can_be_given_up(
     time.sleep(1.2)
     assert agent.poll() is None
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(30) == 128 + signal.SIGTERM
+    assert agent.wait(LIMIT_S) == 128 + signal.SIGTERM
     if flags:
         (log,) = (tmp_path / "logs").rglob("stdout.log")
         assert log.read_text().count("\n") == 50_000
@@ -110,7 +110,7 @@ def test_raw_workers_learn_that_nobody_reads(start: Start, script: Script) -> No
     os.read(agent.stdout.fileno(), 1000)
     agent.stdout.close()
     errors = agent.stderr.read()
-    assert agent.wait(30) == 1
+    assert agent.wait(LIMIT_S) == 1
     assert b"BrokenPipeError" in errors
 
 
@@ -121,7 +121,7 @@ def test_teed_workers_go_on_when_nobody_reads(start: Start, tmp_path: Path, scri
     assert agent.stdout is not None
     os.read(agent.stdout.fileno(), 1000)
     agent.stdout.close()
-    assert agent.wait(60) == 0
+    assert agent.wait(LIMIT_S) == 0
     for log in (tmp_path / "logs").rglob("stdout.log"):
         assert log.read_text().count("\n") == 50_000
     (filtered,) = (tmp_path / "logs").rglob("filtered_stdout.log")
@@ -177,8 +177,8 @@ class Terminal:
     def resize(self, rows: int, columns: int) -> None:
         fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
 
-    def read_until(self, text: bytes, limit_s: float = 60) -> bytes:
-        end = time.monotonic() + limit_s
+    def read_until(self, text: bytes) -> bytes:
+        end = time.monotonic() + LIMIT_S
         while text not in self.seen:
             assert time.monotonic() < end, self.seen
             if select.select([self.fd], [], [], 0.1)[0]:
@@ -224,7 +224,7 @@ def test_a_terminal_is_a_terminal_for_the_workers(
     terminal.resize(40, 120)
     agent.send_signal(signal.SIGWINCH)
     assert b"120 40 second\r\n" in terminal.read_until(b"second\r\n")
-    assert agent.wait(30) == 0
+    assert agent.wait(LIMIT_S) == 0
 
 
 BAR = """

@@ -138,6 +138,7 @@ def test_an_unknown_key_is_noted(name: str, meant: str) -> None:
         assert "etcd_prefix" not in note
 
 
+@pytest.mark.processes
 def test_one_node_notes_an_unknown_key_too(tmp_path: Path) -> None:
     """It meets nobody; the typing error would stay unseen until the job has two nodes."""
     command = [*RELIGHT, "run", "--nnodes=1", "--rdzv-conf=join_timout=3", "--no-python", "true"]
@@ -228,6 +229,7 @@ def test_every_key_has_a_field_and_a_row_in_the_documents() -> None:
     assert all(key.no_effect for key in KEYS if key.backends != BACKENDS)
 
 
+@pytest.mark.processes
 def test_the_table_of_keys_imports_nothing_more() -> None:
     """The table costs no import that the command line does not have already."""
     code = (

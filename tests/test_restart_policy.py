@@ -17,7 +17,7 @@ restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 if os.environ["RANK"] == "0":
     exec(sys.argv[1])
     raise ValueError(f"bad batch {restart}")  # here
-time.sleep(60)
+time.sleep(600)
 """
 
 

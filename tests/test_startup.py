@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
+from conftest import LIMIT_S, clean_environment
 from etcd_server import free_ports
 
 # What `relight run` imports beyond a bare interpreter, in a job that succeeds.
@@ -142,7 +142,7 @@ def test_nodes_load_openssl_only_once_their_workers_run(tmp_path: Path) -> None:
     file server that has it may be unreachable, as the network is.
     """
     script = tmp_path / "train.py"
-    script.write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
+    script.write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
     endpoint = f"--rdzv-endpoint=127.0.0.1:{free_ports(1)[0]}"
     command = [sys.executable, "-X", "importtime", "-m", "relight", "run", "--nnodes=2"]
     with contextlib.ExitStack() as stack:
@@ -168,14 +168,23 @@ def test_nodes_load_openssl_only_once_their_workers_run(tmp_path: Path) -> None:
             assert needed <= before | later
 
 
+WAITS_AND_FAILS = """
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+os._exit(3)
+"""
+
+
 def test_a_coordinator_needs_no_module_when_nodes_fail_or_are_lost(tmp_path: Path) -> None:
     """`relight coordinator` may outlive the file server that has relight, as agents may."""
     script = tmp_path / "train.py"
-    script.write_text("import os, time\ntime.sleep(1)\nos._exit(3)\n")
+    go = tmp_path / "go"
+    script.write_text(WAITS_AND_FAILS)
     endpoint = f"127.0.0.1:{free_ports(1)[0]}"
     relight = [sys.executable, "-m", "relight"]
     run = [*relight, "run", "--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}"]
-    run += ["--rdzv-conf=is_host=0,last_call_timeout=0.1", "--max-restarts=1", str(script)]
+    run += ["--rdzv-conf=is_host=0,last_call_timeout=0.1", "--max-restarts=1", str(script), str(go)]
     with subprocess.Popen(
         [sys.executable, "-X", "importtime", *relight[1:], "coordinator", f"--bind={endpoint}"],
         stderr=subprocess.PIPE,
@@ -192,8 +201,10 @@ def test_a_coordinator_needs_no_module_when_nodes_fail_or_are_lost(tmp_path: Pat
             assert second.stderr is not None
             assert any("2 workers on 2 nodes" in line for line in second.stderr)
             first.kill()
+            first.wait(LIMIT_S)
+            go.touch()
             for agent in (first, second):
-                agent.communicate(timeout=60)
+                agent.communicate(timeout=LIMIT_S)
             assert (first.returncode, second.returncode) == (-9, 3)
         finally:
             coordinator.terminate()

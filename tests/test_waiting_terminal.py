@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Launch, Start
+from conftest import LIMIT_S, Launch, Start
 from test_logs_console import Terminal
 
 Script = Callable[[str], Path]
@@ -42,7 +42,7 @@ def test_while_a_node_waits_a_line_is_rewritten_until_work_goes_on(
     terminal.read_until(b"relight: 2 s: ")
     second = start(*flags, variables=variables)
     seen = terminal.read_to_end(first)
-    assert (first.wait(), second.wait(60)) == (0, 0)
+    assert (first.wait(), second.wait(LIMIT_S)) == (0, 0)
     rows = [row.split(b"\r\n")[0] for row in seen.split(CLEAR)[1:]]
     shown = [row.decode() for row in rows if row.startswith(b"relight: ") and b" s: " in row]
     assert [row[:12] for row in shown[:2]] == ["relight: 1 s", "relight: 2 s"]
@@ -68,7 +68,7 @@ def save(*_):
     raise SystemExit
 signal.signal(signal.SIGTERM, save)
 print("ready", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -100,7 +100,7 @@ def test_elsewhere_the_reason_is_a_line_as_ever(
     flags = (*TWO_NODES, f"--rdzv-endpoint={tmp_path}", "--rdzv-conf=join_timeout=1.5")
     agent = start(*flags, script(""), stdout=end, stderr=end, variables={"TERM": term})
     if where == "a pipe":
-        seen = b"".join(reversed(agent.communicate(timeout=60)))
+        seen = b"".join(reversed(agent.communicate(timeout=LIMIT_S)))
     else:
         seen = terminal.read_to_end(agent)
     assert agent.wait() == 3

@@ -10,12 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.cli.main import JOB_COMMANDS
 
 from .conftest import Command
-
-LIMIT_S = 60.0
 
 
 def shell(name: str) -> str:
@@ -46,10 +45,10 @@ COMPLETED = [
 
 
 @pytest.fixture
-def completion(relight: Command, tmp_path: Path) -> Path:
+def completion(here: Command, tmp_path: Path) -> Path:
     """The file that bash reads."""
     path = tmp_path / "relight.bash"
-    path.write_text(relight("completion", "bash").stdout)
+    path.write_text(here("completion", "bash").stdout)
     return path
 
 
@@ -63,7 +62,7 @@ def test_bash_offers_the_right_words(completion: Path, line: str, expected: str)
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
     found = subprocess.run(
-        ["bash", "-euc", script, "bash", line], capture_output=True, text=True, timeout=60,
+        ["bash", "-euc", script, "bash", line], capture_output=True, text=True, timeout=LIMIT_S,
         check=True,
     )  # fmt: skip
     assert found.stderr == ""
@@ -74,11 +73,11 @@ def test_bash_offers_the_right_words(completion: Path, line: str, expected: str)
 
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)
 def test_fish_offers_the_right_words(
-    relight: Command, tmp_path: Path, line: str, expected: str
+    here: Command, tmp_path: Path, line: str, expected: str
 ) -> None:
     """It offers no file beside commands."""
     path = tmp_path / "relight.fish"
-    path.write_text(relight("completion", "fish").stdout)
+    path.write_text(here("completion", "fish").stdout)
     (tmp_path / "file").touch()
     script = f"source {path}; complete -C {line!r}"
     found = subprocess.run(
@@ -92,12 +91,10 @@ def test_fish_offers_the_right_words(
 
 
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)
-def test_zsh_shows_the_right_words(
-    relight: Command, tmp_path: Path, line: str, expected: str
-) -> None:
+def test_zsh_shows_the_right_words(here: Command, tmp_path: Path, line: str, expected: str) -> None:
     """It shows them on a terminal when TAB is pressed."""
     path = tmp_path / "relight.zsh"
-    path.write_text(relight("completion", "zsh").stdout)
+    path.write_text(here("completion", "zsh").stdout)
     command, own = [shell("zsh"), "-f", "-i"], {"HOME": str(tmp_path), "TERM": "dumb"}
     pid, terminal = pty.fork()
     if pid == 0:
@@ -123,11 +120,11 @@ def _until(terminal: int, *words: str) -> None:
         shown += os.read(terminal, 65536).decode()
 
 
-def test_every_flag_is_completed(relight: Command) -> None:
+def test_every_flag_is_completed(here: Command) -> None:
     """Bash and fish know each flag of each command."""
-    bash, fish = relight("completion", "bash").stdout, relight("completion", "fish").stdout
+    bash, fish = here("completion", "bash").stdout, here("completion", "fish").stdout
     for command in JOB_COMMANDS:
-        words = relight(command, "--help").stdout.split()
+        words = here(command, "--help").stdout.split()
         flags = {word.rstrip(",") for word in words if word.startswith("--") and len(word) > 2}
         flags = {flag.partition("=")[0] for flag in flags if command in ("wait", "list", "logs")}
         for flag in flags:
@@ -137,15 +134,15 @@ def test_every_flag_is_completed(relight: Command) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_reads_its_file_without_complaint(
-    relight: Command, tmp_path: Path, shell: str
+    here: Command, tmp_path: Path, shell: str
 ) -> None:
     """A shell that is not installed is left out; each line is a command of it."""
-    found = relight("completion", shell)
+    found = here("completion", shell)
     assert (found.returncode, found.stderr) == (0, "")
     path = tmp_path / "completion"
     path.write_text(found.stdout)
     if shutil.which(shell):
-        subprocess.run([shell, "-n", path], check=True, timeout=60)
+        subprocess.run([shell, "-n", path], check=True, timeout=LIMIT_S)
     if shell == "fish":
         assert all(line.startswith("complete -c relight ") for line in found.stdout.splitlines())
         plain = found.stdout.replace("\\'", "")

@@ -5,9 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 
 from .conftest import Command
-from .test_completion import LIMIT_S, shell
+from .test_completion import shell
 
 OFFERED = {"train", "train-11", "eval.b", "eval.b-12", "sent-x3bk9qwz"}
 LINES = {

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Start
+from conftest import LIMIT_S, Start
 
 from relight import events
 from relight.core import event_lines
@@ -16,7 +16,6 @@ from relight.host.journal import EventLog
 from relight.host.run_jobs import JobDirectory
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
-LIMIT_S = 60.0
 FAILS_ONCE = """\
 import os, time
 rank, restart = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -56,9 +55,8 @@ def test_events_of_a_job_without_files_are_those_in_its_agent(
     of_rank = names(relight("events", "train", "--rank", "1").stdout)
     assert of_rank == ["WorkerStarted", "WorkerExited", "FailureNoticed", "WorkerStarted"]
     assert relight("events", "train", "--since", "1h").stdout == found.stdout
-    assert relight("logs", "train", "--rank", "0", "--grep", "attempt 1").stdout == (
-        "attempt 1 of rank 0\n"
-    )
+    words = ("logs", "train", "--rank", "0", "--grep", "attempt 1")
+    wait_for(lambda: relight(*words).stdout == "attempt 1 of rank 0\n")
     refused = relight("logs", "train", "--rank", "7")
     assert (refused.returncode, "no rank 7 on this machine" in refused.stderr) == (2, True)
     follower = start("events", "-f", "train", variables=variables)

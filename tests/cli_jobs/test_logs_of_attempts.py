@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Start
+from conftest import LIMIT_S, Start
 
 from relight.core.snapshot import NodeSnapshot
 from relight.env import Environment
@@ -142,4 +142,4 @@ def test_a_rank_is_followed_through_the_restart_of_its_job(
     assert follower.stdout.readline() == b"attempt 1\n"
     (tmp_path / "go1").touch()
     assert follower.stdout.read() == b"end of attempt 1\n"
-    assert (agent.wait(60), follower.wait(60)) == (0, 0)
+    assert (agent.wait(LIMIT_S), follower.wait(LIMIT_S)) == (0, 0)

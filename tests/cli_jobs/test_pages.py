@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.cli.main import COMMANDS, JOB_COMMANDS
 from relight.job import components
@@ -16,9 +17,9 @@ from .conftest import Command
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 @pytest.mark.parametrize("command", JOB_COMMANDS)
-def test_help_fits_on_a_screen(relight: Command, command: str, flag: str) -> None:
+def test_help_fits_on_a_screen(here: Command, command: str, flag: str) -> None:
     """Each command's help has its form, its flags and examples, and fits on one screen."""
-    found = relight(command, flag)
+    found = here(command, flag)
     assert (found.returncode, found.stderr) == (0, "")
     lines = found.stdout.splitlines()
     assert lines[0].startswith(f"usage: relight {command}")
@@ -29,94 +30,97 @@ def test_help_fits_on_a_screen(relight: Command, command: str, flag: str) -> Non
 
 
 @pytest.mark.parametrize("name", components.names())
-def test_help_of_a_component_is_the_page_of_the_component(relight: Command, name: str) -> None:
+def test_help_of_a_component_is_the_page_of_the_component(here: Command, name: str) -> None:
     """`submit COMPONENT --help` and `components COMPONENT` are the same page, one screen wide."""
-    found = relight("submit", name, "--help")
+    found = here("submit", name, "--help")
     assert (found.returncode, found.stderr) == (0, "")
-    assert relight("components", name).stdout == found.stdout
+    assert here("components", name).stdout == found.stdout
     lines = found.stdout.splitlines()
     assert lines[0].startswith(f"usage: relight submit [flags] {name} [flags]")
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100
 
 
-def test_help_of_submit_says_when_the_command_ends(relight: Command) -> None:
+def test_help_of_submit_says_when_the_command_ends(here: Command) -> None:
     """A job of this machine ends with the command, unless it is detached."""
-    text = " ".join(relight("submit", "--help").stdout.split())
+    text = " ".join(here("submit", "--help").stdout.split())
     assert "On local and ssh the command shows the job's output and ends with the job" in text
     assert "-cfg detach=true lets the job run on" in text
 
 
-def test_relight_help_has_a_line_for_each_command(relight: Command) -> None:
-    text = relight("--help").stdout
+def test_relight_help_has_a_line_for_each_command(here: Command) -> None:
+    text = here("--help").stdout
     assert all(f"\n  {command:13}" in text for command in COMMANDS)
 
 
-def test_components_are_a_table_an_object_flags_and_source(relight: Command, place: Path) -> None:
-    rows = relight("components").stdout.splitlines()
+def test_components_are_a_table_an_object_flags_and_source(here: Command, place: Path) -> None:
+    rows = here("components").stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["COMPONENT", *components.names()]
-    shown = json.loads(relight("components", "--json").stdout)
+    shown = json.loads(here("components", "--json").stdout)
     assert [each["name"] for each in shown] == components.names()
-    one = json.loads(relight("components", "--json", "utils.echo").stdout)
+    one = json.loads(here("components", "--json", "utils.echo").stdout)
     assert one == next(each for each in shown if each["name"] == "utils.echo")
     assert one["parameters"][0] == {
         "name": "msg", "flags": ["--msg"], "type": "str", "required": False,
         "default": "hello world", "help": "what to print",
     }  # fmt: skip
-    source = relight("components", "--print", "utils.touch").stdout
+    source = here("components", "--print", "utils.touch").stdout
     assert source.count("def ") == 1
     (place / "mine.py").write_text(source)
-    assert "mine.py:touch" in relight("components", "mine.py:touch").stdout
+    assert "mine.py:touch" in here("components", "mine.py:touch").stdout
 
 
-def test_schedulers_are_a_table_an_object_and_options(relight: Command) -> None:
+@pytest.mark.processes
+def test_schedulers_are_a_table_an_object_and_options(here: Command) -> None:
     """Those of one, by either name."""
-    rows = relight("schedulers").stdout.splitlines()
+    rows = here("schedulers").stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["SCHEDULER", *registry.names()]
-    assert relight("schedulers", "local").stdout == relight("schedulers", "local_cwd").stdout
-    shown = json.loads(relight("schedulers", "--json").stdout)
+    assert here("schedulers", "local").stdout == here("schedulers", "local_cwd").stdout
+    shown = json.loads(here("schedulers", "--json").stdout)
     assert [each["name"] for each in shown] == registry.names()
-    one = json.loads(relight("schedulers", "--json", "local").stdout)
+    one = json.loads(here("schedulers", "--json", "local").stdout)
     assert one == shown[0]
     assert one["options"][0]["name"] == "log_dir"
-    text = relight("schedulers", "local").stdout
-    assert relight("submit", "-s", "local", "-cfg", "help", "utils.echo").stdout == text
+    text = here("schedulers", "local").stdout
+    assert here("submit", "-s", "local", "-cfg", "help", "utils.echo").stdout == text
     assert all(option["name"] in text for option in one["options"])
 
 
-def test_configure_writes_one_section_per_scheduler(relight: Command, place: Path) -> None:
+def test_configure_writes_one_section_per_scheduler(here: Command, place: Path) -> None:
     """A file with one section per scheduler, which is read as it is written; twice adds nothing."""
-    found = relight("configure", "--all")
+    found = here("configure", "--all")
     assert (found.returncode, found.stdout) == (0, "")
     text = (place / ".relightconfig").read_text()
     assert [line for line in text.splitlines() if line.startswith("[")] == [
         f"[{name}]" for name in registry.names()
     ]
-    plain = json.loads(relight("submit", "--dryrun", "--json", "utils.echo",
+    plain = json.loads(here("submit", "--dryrun", "--json", "utils.echo",
                                RELIGHTCONFIG="").stdout)  # fmt: skip
-    found = relight("submit", "--dryrun", "--json", "utils.echo")
+    found = here("submit", "--dryrun", "--json", "utils.echo")
     assert found.stderr == ""
     assert json.loads(found.stdout)["cfg"] == plain["cfg"]
-    assert relight("configure", "--all").returncode == 0
+    assert here("configure", "--all").returncode == 0
     assert (place / ".relightconfig").read_text().count("[local]") == 1
 
 
-def test_configure_leaves_what_is_in_the_file(relight: Command, place: Path) -> None:
+@pytest.mark.processes
+def test_configure_leaves_what_is_in_the_file(here: Command, place: Path) -> None:
     """What is there stays; a section that is there is not written again."""
     file = place / ".relightconfig"
     file.write_text("[local]\nlog_dir = /mine\n")
-    assert relight("configure", "-s", "slurm").returncode == 0
+    assert here("configure", "-s", "slurm").returncode == 0
     text = file.read_text()
     assert text.startswith("[local]\nlog_dir = /mine\n\n[slurm]\n# ")
     assert "\n# the partition, or several: p1,p2\n#partition =\n" in text
     assert "\n#requeue = true\n" in text
-    assert relight("submit", "-s", "slurm", "--dryrun", "utils.echo").stderr == ""
-    found = relight("configure", "-s", "local")
+    assert here("submit", "-s", "slurm", "--dryrun", "utils.echo").stderr == ""
+    found = here("configure", "-s", "local")
     assert (found.returncode, found.stdout) == (2, "")
     assert "has a section [local]" in found.stderr
     assert file.read_text() == text
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("before", ["", "[local]\n"])
 def test_configure_on_a_full_disk_leaves_no_half_of_a_file(place: Path, before: str) -> None:
     """Later commands would believe it."""
@@ -124,15 +128,15 @@ def test_configure_on_a_full_disk_leaves_no_half_of_a_file(place: Path, before: 
         (place / ".relightconfig").write_text(before)
     found = subprocess.run(
         ["bash", "-c", f'ulimit -f 1; exec "{sys.executable}" -m relight configure'],
-        cwd=place, capture_output=True, text=True, timeout=60, check=False,
+        cwd=place, capture_output=True, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert found.returncode == 4
     assert found.stderr.startswith("relight: error: can't write .relightconfig: File too large")
     assert [each.read_text() for each in place.glob(".relightconfig")] == [before] * bool(before)
 
 
-def test_configure_with_print_writes_nothing(relight: Command, place: Path) -> None:
-    found = relight("configure", "--print", "--all", "-s", "local,slurm")
+def test_configure_with_print_writes_nothing(here: Command, place: Path) -> None:
+    found = here("configure", "--print", "--all", "-s", "local,slurm")
     assert found.stdout.startswith("[local]\nlog_dir = None\nprepend_cwd = false\n")
     assert "\n\n[slurm]\n" in found.stdout
     assert list(place.iterdir()) == []
@@ -140,9 +144,9 @@ def test_configure_with_print_writes_nothing(relight: Command, place: Path) -> N
 
 @pytest.mark.parametrize("name", components.names())
 def test_a_printed_component_can_be_submitted_as_it_is(
-    relight: Command, place: Path, name: str
+    here: Command, place: Path, name: str
 ) -> None:
-    (place / "mine.py").write_text(relight("components", "--print", name).stdout)
+    (place / "mine.py").write_text(here("components", "--print", name).stdout)
     words = {
         "dist.ddp": ("--script", "a.py"), "dist.spmd": ("--script", "a.py", "-j", "1x1"),
         "dist.torchrun": ("--script", "a.py"), "utils.sh": ("true",),
@@ -153,13 +157,14 @@ def test_a_printed_component_can_be_submitted_as_it_is(
     (place / "a.py").touch()
     shown = []
     for address in ("mine.py:" + name.partition(".")[2], name):
-        found = relight("submit", "--dryrun", "--json", address, *words)
+        found = here("submit", "--dryrun", "--json", address, *words)
         assert (found.returncode, found.stderr) == (0, "")
         (role,) = json.loads(found.stdout)["app"]["roles"]
         shown.append({key: role[key] for key in ("name", "image", "args", "resource", "port_map")})
     assert shown[0] == shown[1]
 
 
+@pytest.mark.processes
 def test_configure_leaves_out_a_broken_plug_in_by_name(
     relight: Command, place: Path, tmp_path: Path
 ) -> None:
@@ -178,7 +183,7 @@ def test_configure_leaves_out_a_broken_plug_in_by_name(
     assert relight("configure", "--print", "-s", "broken", **site).returncode == 2
 
 
-def test_configure_writes_values_that_are_read(relight: Command, place: Path) -> None:
+def test_configure_writes_values_that_are_read(here: Command, place: Path) -> None:
     """Each scheduler's section, with all options, can be used as it is."""
-    assert relight("configure", "--all").returncode == 0
+    assert here("configure", "--all").returncode == 0
     assert "= none\n" not in (place / ".relightconfig").read_text()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import LIMIT_S
 
 from .conftest import Command
 
@@ -168,7 +169,7 @@ def test_following_a_job_ends_with_it(
     assert first == [f"{each}first\n" for each in head]
     assert process.poll() is None
     (place / "go").touch()
-    rest, said = process.communicate(timeout=60)
+    rest, said = process.communicate(timeout=LIMIT_S)
     assert sorted(rest.decode().splitlines()) == [f"{each}last" for each in head]
     assert (process.returncode, said) == (0, b"")
     assert relight("wait", handle).returncode == 0
@@ -182,7 +183,7 @@ def test_logs_end_in_silence_when_the_reader_goes(
 
     command = f"{sys.executable} -m relight logs {two} | head -1"
     found = subprocess.run(
-        ["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True,
+        ["sh", "-c", command], capture_output=True, text=True, timeout=LIMIT_S, check=True,
         env={**os.environ, **variables},
     )  # fmt: skip
     assert (len(found.stdout.splitlines()), found.stderr) == (1, "")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Start
+from conftest import LIMIT_S, Start
 
 from relight.core.snapshot import NodeSnapshot
 from relight.errors import MachineError
@@ -24,7 +24,6 @@ from relight.sight.job_socket import _name_of
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Find = Callable[..., NodeSnapshot]
-LIMIT_S = 60.0
 COUNTS = """\
 import os, time
 number = 0
@@ -59,6 +58,18 @@ def find(jobs: JobDirectory) -> Find:
     return run
 
 
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def last_line_of_rank_1(relight: Command) -> str:
+    found = json.loads(relight("status", "--json", "train").stdout)
+    return str(found["roles"][0]["replicas"][1]["last_line"])
+
+
 def test_a_job_is_known_by_its_name_with_what_it_does(
     start: Start,
     relight: Command,
@@ -70,6 +81,7 @@ def test_a_job_is_known_by_its_name_with_what_it_does(
     start("run", "--nproc-per-node=2", "--max-restarts=2", path, "--lr", "0.1",
           "--token", "hunter2", variables=variables)  # fmt: skip
     job = find(lambda job: job.restart == 1 and len(job.ranks) == 2)
+    until(lambda: "step " in last_line_of_rank_1(relight))
     assert job.name == "train"
     assert job.id == f"train-{job.pid}"
     listed = relight("list").stdout.splitlines()
@@ -84,7 +96,6 @@ def test_a_job_is_known_by_its_name_with_what_it_does(
     assert any("step " in line and "default/1" in line for line in text.splitlines())
     found = json.loads(relight("status", "--json", "train").stdout)
     assert (found["scheduler"], found["state"], found["num_restarts"]) == ("run", "RUNNING", 1)
-    assert "step " in found["roles"][0]["replicas"][1]["last_line"]
     assert "rank" in relight("stacks", "train").stdout
     output = relight("logs", "train/default/1").stdout
     assert "step 1 of rank 1" in output
@@ -141,7 +152,7 @@ def test_log_files_are_followed_until_the_worker_ends(
     )
     job = find(lambda job: bool(job.ranks))
     assert job.ranks[0].stdout.startswith(f"{tmp_path}/logs/")
-    assert relight("logs", "train").stdout == "first\n"
+    until(lambda: relight("logs", "train").stdout == "first\n")
     follower = start("logs", "-f", "train", variables=variables)
     (path.parent / "go").touch()
     assert follower.wait(LIMIT_S) == 0

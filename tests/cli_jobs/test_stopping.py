@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from conftest import LIMIT_S
+
 from .conftest import Command
 
 Submitted = Callable[..., str]
@@ -20,7 +22,7 @@ def test_cancel_ends_the_processes_and_keeps_logs_and_record(
 ) -> None:
     """A second time changes nothing."""
     handle = submitted("utils.sh", "sh", "-c", "echo $$ > pid; echo said; exec sleep 300")
-    end = time.monotonic() + 60
+    end = time.monotonic() + LIMIT_S
     while relight("logs", handle).stdout != "said\n":
         assert time.monotonic() < end, "the job does not start"
     found = relight("cancel", handle)

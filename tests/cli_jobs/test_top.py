@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import RELIGHT, Start, clean_environment
+from conftest import LIMIT_S, RELIGHT, Start, clean_environment
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, RichLog, Static
 
@@ -26,8 +26,6 @@ from relight.sight import top
 from relight.sight.top import JobLook, Looks, Row
 
 from .conftest import Command
-
-LIMIT_S = 60.0
 
 
 def replica(

@@ -7,13 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Start
+from conftest import LIMIT_S, Start
 
 from relight.core.snapshot import NodeSnapshot
 from relight.host.run_jobs import JobDirectory
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
-LIMIT_S = 60.0
 COMPUTES = """\
 import os, subprocess, sys, time
 from relight.worker import progress

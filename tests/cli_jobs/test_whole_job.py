@@ -10,13 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Start
+from conftest import LIMIT_S, Start
 
 from relight.core.snapshot import WholeJob
 from relight.host.run_jobs import JobDirectory
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
-LIMIT_S = 60.0
 COUNTS = """\
 import os, time
 while True:
@@ -72,8 +71,12 @@ def test_each_node_shows_the_ranks_of_all_nodes(
             )
         )
     for rank in own.ranks[:1]:  # the files of another agent are on this host
-        text = relight("logs", f"{plain.pid}/default/{rank.rank}").stdout
-        assert f"rank {rank.rank} counts" in text
+        until(
+            lambda rank=rank: (
+                f"rank {rank.rank} counts"
+                in relight("logs", f"{plain.pid}/default/{rank.rank}").stdout
+            )
+        )
     os.kill(plain.pid, signal.SIGSTOP)
     job = whole(logged)
     assert job is not None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import LIMIT_S
 
 from .conftest import Command
 
@@ -216,72 +217,80 @@ def check(found: Any, text: str, place: Path, tmp_path: Path) -> None:
     assert {path.name for path in place.iterdir()} <= {"c.py", "a.py", "bad.py", "__pycache__"}
 
 
-@pytest.mark.parametrize(("words", "text"), SUBMIT, ids=lambda value: value[:80] or "nothing")
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        # What there is to run is known once the job is about to be started, with a look at git.
+        pytest.param(*each, marks=pytest.mark.processes if "--entrypoint" in each[0] else ())
+        for each in SUBMIT
+    ],
+    ids=lambda value: value[:80] or "nothing",
+)
 @pytest.mark.usefixtures("files")
 def test_a_job_that_is_described_wrongly_is_not_sent(
-    relight: Command, place: Path, tmp_path: Path, words: str, text: str
+    here: Command, place: Path, tmp_path: Path, words: str, text: str
 ) -> None:
-    check(relight("submit", *words.split()), text, place, tmp_path)
+    check(here("submit", *words.split()), text, place, tmp_path)
 
 
 @pytest.mark.parametrize(("words", "text"), OTHERS, ids=str)
 @pytest.mark.usefixtures("files")
 def test_a_wrong_command_on_jobs_is_refused(
-    relight: Command, place: Path, tmp_path: Path, words: str, text: str
+    here: Command, place: Path, tmp_path: Path, words: str, text: str
 ) -> None:
     """A command on jobs that can't be is refused."""
-    check(relight(*words.split()), text, place, tmp_path)
+    check(here(*words.split()), text, place, tmp_path)
 
 
 @pytest.mark.parametrize(("order", "text"), STDIN, ids=lambda value: ascii(value)[:40])
 def test_an_object_of_another_form_on_stdin_is_refused(
-    relight: Command, place: Path, tmp_path: Path, order: Any, text: str
+    here: Command, place: Path, tmp_path: Path, order: Any, text: str
 ) -> None:
     if isinstance(order, dict) and order and "bogus" not in order:
         order = {**WHOLE, **order}
     said = order if isinstance(order, str) else json.dumps(order)
     if said == "\udcff":
         said = "�"
-    check(relight("submit", "--stdin", stdin=said), text, place, tmp_path)
+    check(here("submit", "--stdin", stdin=said), text, place, tmp_path)
 
 
 def test_broken_settings_stop_each_command_with_their_name(
-    relight: Command, place: Path, tmp_path: Path
+    here: Command, place: Path, tmp_path: Path
 ) -> None:
     """A file of settings that can't be read stops each command, with its name."""
     (place / "a.py").write_text("")
     for words in (("submit", "utils.echo"), ("list",), ("status", "local://relight/x")):
-        found = relight(*words, RELIGHTCONFIG=str(place / "a.py") + "x")
+        found = here(*words, RELIGHTCONFIG=str(place / "a.py") + "x")
         check(found, "RELIGHTCONFIG=", place, tmp_path)
     (place / "c.py").write_text("no section\n")
-    check(relight("list", TORCHXCONFIG="c.py"), "c.py can't be read: ", place, tmp_path)
+    check(here("list", TORCHXCONFIG="c.py"), "c.py can't be read: ", place, tmp_path)
 
 
 @pytest.mark.parametrize("word", ["--dryrun", "-s"])
-def test_a_flag_of_submit_after_the_component_is_refused(relight: Command, word: str) -> None:
+def test_a_flag_of_submit_after_the_component_is_refused(here: Command, word: str) -> None:
     """The error says where it belongs."""
-    found = relight("submit", "dist.ddp", word, "--script", "a.py")
+    found = here("submit", "dist.ddp", word, "--script", "a.py")
     assert found.returncode == 2
     assert found.stderr.endswith("it stands before dist.ddp\n")
 
 
-def test_a_switch_of_submit_with_a_value_is_answered_with_the_switch(relight: Command) -> None:
+def test_a_switch_of_submit_with_a_value_is_answered_with_the_switch(here: Command) -> None:
     """It takes no value, neither before the component nor after it."""
-    found = relight("submit", "dist.ddp", "--wait=false", "--script", "a.py")
+    found = here("submit", "dist.ddp", "--wait=false", "--script", "a.py")
     assert found.returncode == 2
     assert found.stderr.endswith("before dist.ddp and takes no value: --wait\n")
     for value, hint in (("false", "leave it out"), ("true", "type --wait")):
-        found = relight("submit", f"--wait={value}", "dist.ddp", "--script", "a.py")
+        found = here("submit", f"--wait={value}", "dist.ddp", "--script", "a.py")
         assert (found.returncode, found.stderr.splitlines()[1]) == (2, f"hint: {hint}")
 
 
 def test_a_wrong_value_of_the_settings_is_reported_with_its_file(
-    relight: Command, place: Path
+    here: Command, place: Path
 ) -> None:
     """The file that has it is named; a mark at its beginning, as some editors write, is none."""
     file = place / "set"
     file.write_text("\ufeff[local]\nprepend_cwd = maybe\n")
-    found = relight("submit", "--dryrun", "utils.echo", RELIGHTCONFIG=str(file))
+    found = here("submit", "--dryrun", "utils.echo", RELIGHTCONFIG=str(file))
     assert found.returncode == 2
     assert f"in the settings ({file}): prepend_cwd=maybe: expected" in found.stderr
 
@@ -294,7 +303,7 @@ def test_output_on_a_full_disk_is_an_error_of_one_line(
     command = [sys.executable, "-m", "relight", *words]
     with open("/dev/full", "w") as full:
         found = subprocess.run(
-            command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+            command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S
         )
     assert found.returncode == 4
     assert found.stderr == "relight: error: can't write the output: No space left on device\n"
@@ -305,7 +314,7 @@ def test_jobs_are_listed_without_a_working_directory(relight: Command, place: Pa
     (place / "gone").mkdir()
     found = subprocess.run(
         [sys.executable, "-c", code + "sys.exit(main(['list', '--json']))"],
-        cwd=place / "gone", capture_output=True, text=True, timeout=60, check=False,
+        cwd=place / "gone", capture_output=True, text=True, timeout=LIMIT_S, check=False,
         env={**os.environ, "RELIGHT_STATE_DIR": str(place), "XDG_RUNTIME_DIR": str(place)},
     )  # fmt: skip
     assert (found.returncode, found.stdout, found.stderr) == (0, "[]\n", "")

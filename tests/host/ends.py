@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from conftest import LIMIT_S
+
 from relight.core.fields import Message
 from relight.host.connection import Connection, Security, dial
 from relight.host.listener import Listener
 from relight.host.loop import Loop
 
-DEADLINE_S = 30.0
 OPEN_TO_ALL = Security()
 
 
@@ -70,14 +71,14 @@ class Ends:
 
     def raw(self, data: bytes = b"") -> socket.socket:
         """Return a plain client that has sent `data`."""
-        sock = socket.create_connection(self.address, timeout=DEADLINE_S)
+        sock = socket.create_connection(self.address, timeout=LIMIT_S)
         self.opened.append(sock)
         sock.sendall(data)
         return sock
 
     def until(self, done: Callable[[], object]) -> None:
         """Run the loop until `done`, and fail if that takes forever."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + LIMIT_S
         while not done():
             assert time.monotonic() < deadline, (self.server.reasons, self.refused)
             self.loop.run_once(0.05)

@@ -7,6 +7,8 @@ import struct
 import subprocess
 import sys
 
+from conftest import LIMIT_S
+
 SERVE = """
 import json, resource, sys
 from relight.host import tcp_store
@@ -29,7 +31,7 @@ loop.on_readable(0, lambda: words.append(sys.stdin.readline()))
 loop.run_until(lambda: words)
 loop.forget(0)
 if words[0] == "forget":  # all have gone
-    deadline = loop.call_after(20, lambda: sys.exit("a client was not forgotten"))
+    deadline = loop.call_after(180, lambda: sys.exit("a client was not forgotten"))
     loop.run_until(lambda: not store._clients)
     assert not store._waiting
 store.close()
@@ -65,7 +67,7 @@ class StoreServer:
     def close(self, *, connected: bool = False) -> None:
         """End it. Unless some are still connected, it must have forgotten all peers."""
         try:
-            _, errors = self._process.communicate("end" if connected else "forget", timeout=30)
+            _, errors = self._process.communicate("end" if connected else "forget", timeout=LIMIT_S)
         finally:
             self._process.kill()
             self._process.wait()
@@ -98,10 +100,10 @@ STOP_WAITING, WAIT_CANCELED = b"\0", b"\1"
 
 
 class Peer:
-    """A connection to a store, greeted unless `greet` is false; nothing takes it over 20 s."""
+    """A connection to a store, greeted unless `greet` is false."""
 
     def __init__(self, port: int, greet: bool = True) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if greet:
             self.send(VALIDATE)

@@ -1,6 +1,5 @@
 """Which agents run on this machine, as the system shows them."""
 
-import os
 import subprocess
 import sys
 import time
@@ -8,11 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Start
+from conftest import LIMIT_S, Start
 
 from relight.host import agents
 
-LIMIT_S = 60.0
 SLEEPS = "import json, time\nprint('up', flush=True)\ntime.sleep(600)"
 LAUNCHES = """
 import time, relight
@@ -157,7 +155,7 @@ def test_an_agent_that_a_program_has_started_is_listed(tmp_path: Path) -> None:
             program.wait(LIMIT_S)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+@pytest.mark.needs_root
 def test_agents_of_other_users_are_left_out(start: Start, script: Callable[[str], Path]) -> None:
     job = start("run", script(SLEEPS))
     until(job.pid, lambda agent: agent is not None and bool(agent.workers))

@@ -9,7 +9,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from ends import DEADLINE_S, Ends, Log
+from conftest import LIMIT_S
+from ends import Ends, Log
 
 from relight.core import wire
 from relight.host import connection as connections
@@ -277,7 +278,7 @@ def test_open_connections_outlive_their_listener(ends: Ends) -> None:
     connection.send({"type": "x"})
     ends.until(lambda: ends.server.messages)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(ends.address, timeout=DEADLINE_S)
+        socket.create_connection(ends.address, timeout=LIMIT_S)
 
 
 def test_idle_connections_cost_nothing(ends: Ends) -> None:
@@ -363,7 +364,7 @@ def test_hashes_ssl_and_threads_are_loaded_only_where_they_are_needed() -> None:
         "print([name for name in names if name in sys.modules])\n"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT_S, check=True
     )
     assert result.stdout == "[]\n"
 
@@ -431,7 +432,7 @@ def test_the_last_words_of_the_peer_are_read_after_a_failed_write(ends: Ends) ->
     client.recv(65536)
     client.sendall(wire.encode({"type": "why"}))
     client.close()
-    deadline = time.monotonic() + DEADLINE_S
+    deadline = time.monotonic() + LIMIT_S
     while not connection._doom and time.monotonic() < deadline:
         connection.send({"type": "x"})
     assert connection._doom

@@ -109,7 +109,6 @@ def test_a_stranger_has_a_limited_time(ends: Ends, short: None) -> None:
         return len(ends.refused) == 4
 
     ends.until(drip)
-    assert ends.loop.now() - started < 10
     reasons = collections.Counter(line.split(": ", 1)[1] for line in ends.refused)
     words = "no answer to the greeting within 0.3 s (is it relight?)"
     assert reasons == {words: 3, "no proof within 0.3 s": 1}

@@ -22,6 +22,7 @@ def environment_with(path: Path, *names: str, version: str = "3.11") -> str:
     return str(path / "bin" / "python")
 
 
+@pytest.mark.needs_torch
 def test_the_facts_are_those_of_this_interpreter_and_script(tmp_path: Path) -> None:
     """Facts are versions, the script's checksum and its arguments."""
     script = tmp_path / "train.py"
@@ -37,6 +38,7 @@ def test_the_facts_are_those_of_this_interpreter_and_script(tmp_path: Path) -> N
     }
 
 
+@pytest.mark.processes
 def test_neither_torch_nor_the_metadata_module_is_loaded(tmp_path: Path) -> None:
     """Finding the facts loads nothing large: not even hashlib, which loads OpenSSL."""
     code = (
@@ -105,7 +107,6 @@ def test_the_first_torch_on_the_path_counts(
     assert collect(script="x", arguments=[], is_file=False)["torch"] == "9.9"
 
 
-@pytest.mark.timeout(20)
 def test_a_script_that_is_no_ordinary_file_has_no_hash_and_no_error(tmp_path: Path) -> None:
     """A FIFO, a directory, a missing file, a module: nothing is used up."""
     os.mkfifo(tmp_path / "fifo")

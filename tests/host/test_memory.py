@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import RELIGHT, Launch
+from conftest import LIMIT_S, RELIGHT, Launch
 
 from relight.host.memory import OomCounters
 
@@ -113,7 +113,7 @@ def test_without_a_cgroup_the_text_says_perhaps(machine: Machine) -> None:
 EATER = """
 import os, sys, time
 if os.environ["RANK"] != "1":
-    time.sleep(60)
+    time.sleep(600)
 kept = []
 while True:
     kept.append(b"x" * 2**20)
@@ -151,7 +151,7 @@ def limited_cgroup(mebibytes: int) -> tuple[Path, str]:
 def cgroup() -> Iterator[tuple[Path, str]]:
     directory, name = limited_cgroup(64)
     yield directory, name
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + LIMIT_S
     while (directory / "cgroup.procs").read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
     directory.rmdir()

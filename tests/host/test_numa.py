@@ -418,6 +418,7 @@ def torch_binding() -> object:
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch
 @settings(max_examples=300)
 @given(
     machines().filter(lambda drawn: drawn[1])

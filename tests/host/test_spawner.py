@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.host import linux, spawner
 from relight.host.spawner import WorkerPlan
@@ -21,7 +22,7 @@ def test_workers_end_when_the_agents_socket_ends(tmp_path: Path, farewell: bytes
     scratch = tmp_path / "scratch"
     (scratch / "attempt_0").mkdir(parents=True)
     null = os.open(os.devnull, os.O_WRONLY)
-    plan = WorkerPlan(0, ("sleep", "60"), dict(os.environ), null, null, frozenset(), False)
+    plan = WorkerPlan(0, ("sleep", "600"), dict(os.environ), null, null, frozenset(), False)
     pid, agent = spawner.fork([plan], str(scratch))
     os.close(null)
     said = b""
@@ -51,7 +52,7 @@ if len(sys.argv) == 1:
         subprocess.Popen([sys.executable, __file__, name], start_new_session=there)
     # One whose parent has ended.
     subprocess.run(["sh", "-c", f"{sys.executable} {__file__} orphan & sleep 0.1"])
-    sleeper = subprocess.Popen(["sleep", "100"])
+    sleeper = subprocess.Popen(["sleep", "600"])
     os.kill(sleeper.pid, 19)
     with open("sleeper", "w") as file:
         file.write(str(sleeper.pid))
@@ -79,7 +80,7 @@ class Counters:
         return {name: int(p.read_text() or 0) if p.exists() else 0 for name, p in paths.items()}
 
     def until(self, condition: Callable[[], bool]) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + LIMIT_S
         while not condition():
             assert time.monotonic() < end, self.counts()
             time.sleep(0.005)

@@ -7,12 +7,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Launch
+from conftest import LIMIT_S, Launch
 
 from relight.host import linux
 from relight.host.generation_pipe import WorkerPlan
@@ -61,7 +60,7 @@ def test_workers_of_later_generations_start_as_those_of_the_first(
 
 def plan() -> WorkerPlan:
     null = os.open(os.devnull, os.O_WRONLY)
-    argv = (sys.executable, "-c", "import time; time.sleep(60)")
+    argv = (sys.executable, "-c", "import time; time.sleep(600)")
     return WorkerPlan(0, argv, {}, null, os.dup(null), frozenset(), False)
 
 
@@ -184,10 +183,8 @@ def test_an_idle_spawner_that_is_stopped_ends_when_it_is_closed() -> None:
     for pid in (own, guard):
         os.kill(pid, signal.SIGSTOP)
     loop = Loop()
-    began = time.monotonic()
-    spawner.wait(loop, 30.0)
+    spawner.wait(loop, LIMIT_S)
     loop.close()
-    assert time.monotonic() - began < 10
     with pytest.raises(ProcessLookupError):
         os.kill(own, 0)
 
@@ -226,7 +223,7 @@ finally:
 def test_a_spawner_that_can_not_read_a_plan_ends_there() -> None:
     """It is a fork of the agent, whose code must not run on in it."""
     done = subprocess.run(
-        [sys.executable, "-c", BREAKS], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", BREAKS], capture_output=True, text=True, check=False, timeout=LIMIT_S
     )
     assert (done.returncode, done.stdout) == (0, "70\n"), done.stderr
 
@@ -256,7 +253,7 @@ def test_a_spawner_without_workers_ends_with_the_agent(tmp_path: Path) -> None:
     for fd in watched:
         poll = linux.select.poll()
         poll.register(fd)
-        assert poll.poll(10_000), "it is still there"
+        assert poll.poll(1000 * LIMIT_S), "it is still there"
         os.close(fd)
     os.close(reading)
     assert len(pids) == 2

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.core.stacks import Frame, ProcessStack, ThreadStack
 from relight.errors import UsageError
@@ -19,7 +20,6 @@ from relight.host.stacks.memory import StackError
 from relight.host.stacks.repeated import MainThread
 from relight.host.stacks.take import take, take_all
 
-LIMIT_S = 30.0
 VERSIONS = Path.home() / ".pyenv" / "versions"
 PYTHONS = {
     "3.11": VERSIONS / "3.11.7/bin/python",
@@ -433,7 +433,7 @@ except StackError as error:
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.needs_root
 def test_the_error_for_a_process_of_another_user_says_what_to_do(run: Run) -> None:
     process = run(Path(sys.executable), SLEEPS)
     done = subprocess.run(

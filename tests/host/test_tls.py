@@ -1,6 +1,5 @@
 """TLS both ways between the ends of a connection, with certificates made by openssl."""
 
-import shutil
 import socket
 import ssl
 import subprocess
@@ -8,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 from ends import Ends, read_all
 
 from relight.core import wire
@@ -15,13 +15,13 @@ from relight.errors import UsageError
 from relight.host.connection import Security
 from relight.host.tls import contexts
 
-pytestmark = pytest.mark.skipif(
-    not shutil.which("openssl"), reason="openssl makes the certificates"
-)
+pytestmark = pytest.mark.needs_openssl
 
 
 def openssl(*arguments: object) -> None:
-    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        ["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=LIMIT_S
+    )
 
 
 def make_authority(directory: Path, name: str) -> Path:

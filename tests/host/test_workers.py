@@ -13,7 +13,7 @@ def test_a_spawner_that_is_stopped_at_the_end_of_a_lease_is_continued_until_it_h
     """Another program stops it again after the first SIGCONT."""
     loop, null = Loop(), os.open(os.devnull, os.O_WRONLY)
     plan = WorkerPlan(
-        local_rank=0, argv=(sys.executable, "-c", "import time; time.sleep(60)"), variables={},
+        local_rank=0, argv=(sys.executable, "-c", "import time; time.sleep(600)"), variables={},
         stdout=null, stderr=os.dup(null), cpus=frozenset(), signal_group=False,
     )  # fmt: skip
     workers = Workers(loop, [plan], [0], "", lambda event, at: None)

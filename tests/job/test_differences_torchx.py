@@ -62,7 +62,13 @@ def test_each_test_that_shows_a_difference_exists(name: str) -> None:
     assert test in {each.name for each in functions if isinstance(each, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.processes if case.name in RUNS else (), id=case.name)
+        for case in CASES
+    ],
+)
 def test_torchx_and_relight_answer_as_documented(
     case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path
 ) -> None:

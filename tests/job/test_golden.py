@@ -58,7 +58,14 @@ GOOD = [c for c in RUNS if c["rc"] == 0 and not has(c, REFUSED) and not has(c, E
 BAD = [c for c in RUNS if c["rc"] != 0 and not has(c, ACCEPTED) and not has(c, ELSEWHERE)]
 
 
-@pytest.mark.parametrize("case", GOOD, ids=words)
+@pytest.mark.parametrize(
+    "case",
+    [
+        # A job of Slurm asks for a resource that Slurm knows.
+        pytest.param(c, marks=pytest.mark.processes if "slurm" in words(c) else (), id=words(c))
+        for c in GOOD
+    ],
+)
 def test_a_torchx_command_line_gives_the_same_app(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 
 import relight
 from relight.job import launcher_file
@@ -48,7 +49,7 @@ def run(launcher: Path, *words: str, path: str | None = None) -> subprocess.Comp
         cwd=launcher.parent.parent,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
 
@@ -98,6 +99,7 @@ def exists(name: str) -> bool:
     return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
 
 
+@pytest.mark.processes
 def test_it_runs_workers_without_an_installation(launcher: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, sys\nprint(os.environ['RANK'], *sys.argv[1:], 'relight' in sys.modules)\n"
@@ -107,6 +109,7 @@ def test_it_runs_workers_without_an_installation(launcher: Path, tmp_path: Path)
     assert done.returncode == 0
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("flags", [["--run-path"], ["--preload=json"], ["--preload=auto"], []])
 def test_restarts_and_reports_are_those_of_an_installed_one(
     launcher: Path, tmp_path: Path, flags: list[str]
@@ -124,6 +127,7 @@ def test_restarts_and_reports_are_those_of_an_installed_one(
     assert "internal error" not in done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="warm processes are for Linux")
 def test_workers_are_forked_from_preloaded_modules(launcher: Path, tmp_path: Path) -> None:
     """The warm spawner imports its own modules from the file, too."""
@@ -133,6 +137,7 @@ def test_workers_are_forked_from_preloaded_modules(launcher: Path, tmp_path: Pat
     assert done.stdout.split() == ["colorsys"] * 3, done.stderr
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("python3", "found"),
     [(None, "here is no Python"), ("#!/bin/sh\necho Python 3.8.10; exit $#\n", "Python 3.8.10")],
@@ -153,6 +158,7 @@ def test_an_image_without_a_python_that_is_new_enough_is_told_so(
     assert "--launcher=torchrun" in hint
 
 
+@pytest.mark.processes
 def test_a_command_that_is_not_in_it_is_named_in_one_line(launcher: Path) -> None:
     done = run(launcher, "submit", "utils.echo")
     assert done.returncode == 2
@@ -176,6 +182,7 @@ def test_only_roles_that_start_it_need_it(role: Role, expected: bool) -> None:
     assert not launcher_file.needed(installed)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("mode", "expected"), [("auto", "of the image"), ("travels", "travels")])
 def test_the_one_of_the_image_is_preferred_unless_the_other_is_asked_for(
     tmp_path: Path, mode: str, expected: str
@@ -193,7 +200,7 @@ def test_the_one_of_the_image_is_preferred_unless_the_other_is_asked_for(
         env={"PATH": f"{tmp_path}/image:/usr/bin:/bin"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=True,
     )
     assert done.stdout == f"{expected} a\n"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import FIRST_WARM, Launch, Start
+from conftest import FIRST_WARM, LIMIT_S, Launch, Start
 from differential.recording import free_port
 from documentation.blocks import ROOT, blocks
 
@@ -17,11 +17,10 @@ from relight.errors import EXIT_PREEMPTED
 
 SCRIPT = ROOT / "examples" / "elastic.py"
 PAGE = ROOT / "docs" / "elastic.md"
-LIMIT_S = 100.0
 WARM = "--preload=torch,torch._dynamo"
 SLOWLY = ("--steps=100000", "--pause=0.01")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_torch]
 
 
 def test_what_the_page_shows_of_the_script_is_in_the_script() -> None:

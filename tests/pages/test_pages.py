@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks import readme
-from conftest import clean_environment
+from conftest import LIMIT_S, clean_environment
 from documentation import failures, from_torchrun, messages, picture, site
 from documentation.blocks import ROOT, SHELLS, Block, blocks, command_lines, pages
 from documentation.recording import CAST
@@ -86,7 +86,7 @@ def run_blocks(name: str, folder: Path, *, long: bool) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
@@ -167,12 +167,13 @@ def test_no_exit_code_of_relight_is_missing_in_the_failure_guide() -> None:
     assert codes - {"EXIT_OK", "EXIT_SIGNAL_BASE"} == failures.EXIT_CODES.keys()
 
 
+@pytest.mark.needs_torch
 def test_the_page_of_flags_is_current() -> None:
     """`python -m documentation.from_torchrun` writes it; torchrun's flags come from its parser."""
     assert from_torchrun.PAGE.read_text() == from_torchrun.page()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_site_is_built_without_a_warning_and_has_every_page(tmp_path: Path) -> None:
     """Links and anchors lead somewhere on the site too; no page is left out of its navigation."""
     assert site.build(tmp_path) == ""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch, Start
+from conftest import LIMIT_S, Launch, Start
 from test_orphans import CHILD, ELSEWHERE, END, marked, marker, wait_until_gone, wait_until_up
 
 import relight
@@ -76,6 +76,7 @@ print(sys.platform, os.path.exists("/proc/self"), os.path.exists("/"))
 """
 
 
+@pytest.mark.processes
 def test_the_fake_macos_has_nothing_of_linux() -> None:
     """What a job on the fake macOS uses is not there by mistake."""
     program = STRICT.format(here=str(HERE))
@@ -171,7 +172,7 @@ def test_the_guardian_ends_what_is_left(
     who: str, start: Start, tmp_path: Path, marker: str
 ) -> None:
     """When the agent, the spawner or both are killed or stopped, the workers, their descendants and
-    the guardian are gone within a second.
+    the guardian go.
     """
     program = tmp_path / "tree.sh"
     program.write_text(TREE(marker=marker, lifetime="600", code=0))
@@ -189,8 +190,8 @@ def test_the_guardian_ends_what_is_left(
     else:
         for pid in {"agent": [agent.pid], "holder": [holder]}.get(who, [agent.pid, holder]):
             os.kill(pid, signal.SIGKILL)
-    wait_until_gone(marker, 1.0)
-    _, errors = agent.communicate(timeout=30)
+    wait_until_gone(marker)
+    _, errors = agent.communicate(timeout=LIMIT_S)
     if who == "holder":
         assert agent.returncode == 137
         assert b"the worker spawner" in errors
@@ -207,7 +208,7 @@ def pipes(pid: int) -> set[str]:
 
 def guardian_of(holder: int) -> int:
     """The process that the holder of workers tells of them; it may begin later than they do."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LIMIT_S
     while not (found := [pid for pid in marked("-I\0-S\0") if pipes(pid) & pipes(holder)]):
         assert time.monotonic() < deadline, "the guardian did not come up"
         time.sleep(0.01)
@@ -242,16 +243,19 @@ def test_a_guardian_that_is_late_still_ends_what_is_left(holder_is: str, start: 
         os.close(alive)
     for fd in (*fds, tell):
         os.close(fd)
-    assert guardian.wait(30) == 0
+    assert guardian.wait(LIMIT_S) == 0
     assert worker.poll() == -signal.SIGKILL
 
 
 def stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:  # it has ended
+        return False
 
 
 def wait_for(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LIMIT_S
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -278,7 +282,7 @@ def test_a_daemon_that_stays_holds_up_nobody(
     """Who can't be found is left behind, with its end of a pipe; the job ends all the same."""
     daemon = f"setsid sh -c 'sleep {marker} &' & sleep 0.3; echo done"
     variables = {"RELIGHT_HOST": "portable", "RELIGHT_STATE_DIR": str(tmp_path)}
-    result = launch(*words, "sh", "-c", daemon, timeout=30, **variables)
+    result = launch(*words, "sh", "-c", daemon, timeout=LIMIT_S, **variables)
     for pid in marked(marker):
         os.kill(pid, signal.SIGKILL)
     assert result.returncode == 0, result.stderr
@@ -306,7 +310,7 @@ def test_launch_ends_with_the_process_that_called_it(
     wait_until_up(marker, 2)
     caller.kill()
     caller.wait()
-    wait_until_gone(marker, 5.0)
+    wait_until_gone(marker)
 
 
 @pytest.mark.parametrize("command", ["run", "launch", "coordinator", "doctor"])

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import LIMIT_S
 
 import relight.job as specs
 from relight.env import Environment
@@ -254,19 +255,19 @@ def test_a_job_that_is_just_being_sent_can_be_cancelled_and_deleted(
 
     def slowly(request: Request) -> str:
         begun.set()
-        assert go.wait(20)
+        assert go.wait(LIMIT_S)
         return submit(request)
 
     def wait(_: float) -> None:
         waiting.set()
-        go.wait(20)
+        go.wait(LIMIT_S)
 
     monkeypatch.setattr(scheduler, "submit", slowly)
     monkeypatch.setattr(records, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait))
     job = runner.dryrun(*ECHO, scheduler="scripted")
     sending = threading.Thread(target=runner.submit, args=(job,))
     sending.start()
-    assert begun.wait(20)
+    assert begun.wait(LIMIT_S)
     assert runner.status(f"scripted://relight/{job.app_id}").message == "it is being submitted"
     found = []
     stop = getattr(Runner(), verb)
@@ -274,7 +275,7 @@ def test_a_job_that_is_just_being_sent_can_be_cancelled_and_deleted(
         target=lambda: found.append(stop(f"scripted://relight/{job.app_id}"))
     )
     stopping.start()
-    assert waiting.wait(20)
+    assert waiting.wait(LIMIT_S)
     assert not {"cancel", "delete"} & {each[0] for each in scheduler.asked}
     go.set()
     stopping.join(60)
@@ -472,7 +473,7 @@ def test_a_job_whose_end_is_forgotten_is_not_waited_for(
     handle = runner.submit("utils.echo")
     scheduler.jobs.clear()
     with pytest.raises(MachineError, match=f"^{handle}: its scheduler no longer knows it$"):
-        runner.wait(handle, timeout=20)
+        runner.wait(handle, timeout=LIMIT_S)
 
 
 def test_an_exception_of_a_plug_in_is_one_line_that_names_it(
@@ -551,9 +552,9 @@ def test_who_waits_for_a_job_learns_that_it_was_deleted(
 
     runner.status = deleted_later  # type: ignore[method-assign]
     with pytest.raises(MachineError, match=f"{handle} was deleted"):
-        runner.wait(handle, 60)
+        runner.wait(handle, LIMIT_S)
     with pytest.raises(UsageError, match="there is no job"):
-        runner.wait(handle, 60)
+        runner.wait(handle, LIMIT_S)
 
 
 def test_a_value_of_another_type_is_an_error_of_one_line(runner: Runner) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from conftest import LIMIT_S
 
-LIMIT_S = 60.0
 ADDRESS = r"status page: (http://127\.0\.0\.1:\d+/)\n"
 """What a job with --status says where its stderr is no terminal."""
 State = dict[str, Any]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Start
+from conftest import LIMIT_S, Start
 
 from relight.core.rates import Rates
 from relight.core.snapshot import RankUse, WholeJob
@@ -16,7 +16,6 @@ from relight.host.run_jobs import JobDirectory
 from relight.sight.page.look import Reading, look
 from relight.sight.page.watched_job import WatchedJob
 
-from .conftest import LIMIT_S
 from .test_page_look import node, rank
 
 USE = RankUse(5.0, 2.0, 1 << 20, 7, 0.1)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import threading
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
+from conftest import LIMIT_S
 
 from relight.core.goodput import Account, NodeFailures, Phases
 from relight.core.rates import Rates
@@ -24,10 +23,10 @@ from relight.sight.page import metrics
 from relight.sight.page.look import Reading
 from relight.sight.page.server import PageServer, Served
 
+pytestmark = pytest.mark.needs_prometheus_client
+
 MONITORING = Path(__file__).parents[2] / "examples" / "monitoring"
 DOCS = Path(__file__).parents[2] / "docs" / "metrics.md"
-PROMETHEUS = shutil.which("prometheus") or ""
-LIMIT_S = 60.0
 
 
 ACCOUNT = Account(10.0, Phases(imports=1.0, productive=9.0), 0.9, False, 2, 1, 2.0, "spawn", 100.0,
@@ -50,6 +49,8 @@ def reading(exit_code: int | None = None) -> Reading:
 
 
 def samples(exit_code: int | None) -> dict[str, list[Any]]:
+    from prometheus_client.parser import text_string_to_metric_families
+
     kind, body = metrics.exposition(lambda: reading(exit_code))
     assert kind.startswith("text/plain")
     found: dict[str, list[Any]] = {}
@@ -114,7 +115,7 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
     log = tmp_path / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [PROMETHEUS, f"--config.file={tmp_path}/prometheus.yml",
+            ["prometheus", f"--config.file={tmp_path}/prometheus.yml",
              f"--storage.tsdb.path={tmp_path}/data", "--web.listen-address=127.0.0.1:0"],
             stdout=output, stderr=output,
         )  # fmt: skip
@@ -156,7 +157,7 @@ def wait_until_ready(address: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not PROMETHEUS, reason="prometheus is not installed")
+@pytest.mark.needs_prometheus
 def test_a_real_prometheus_answers_every_query_of_the_dashboard(prometheus: str) -> None:
     def ask(query: str) -> list[Any]:
         query = query.replace("$job_name", ".*").replace("$job_id", ".*")

@@ -8,10 +8,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from relight.core.rates import Rates
 from relight.core.snapshot import NodeSnapshot, RankSnapshot, WholeJob
@@ -20,11 +16,20 @@ from relight.events import Ended, Event, Formed, WorkerExited, WorkerStarted
 from relight.sight.page import otel
 from relight.sight.page.look import Reading
 
+pytestmark = pytest.mark.needs_opentelemetry
+
 
 class Collector:
     """Takes what is sent."""
 
     def __init__(self) -> None:
+        from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+            ExportMetricsServiceRequest,
+        )
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+            ExportTraceServiceRequest,
+        )
+
         self.traces: list[Any] = []
         self.metrics: list[Any] = []
         kinds = {"/v1/traces": (ExportTraceServiceRequest, self.traces),

@@ -8,13 +8,13 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.errors import MachineError
 from relight.sight.page import server as page_server
 from relight.sight.page.server import PageServer, Served
 
 TOKEN = "not-to-be-guessed"
-LIMIT_S = 20.0
 
 
 class Answer(NamedTuple):

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch, Start
+from conftest import LIMIT_S, Launch, Start
 
-from .conftest import ADDRESS, LIMIT_S, Find, read_until, wait_until_closed
+from .conftest import ADDRESS, Find, read_until, wait_until_closed
 
 FAILS_ONCE = """\
 import os, time

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch, Start
+from conftest import LIMIT_S, Launch, Start
 
-from .conftest import LIMIT_S, read_until
+from .conftest import read_until
 
 WAITS = """\
 import os, time

@@ -12,7 +12,7 @@ from relight.errors import MachineError, UsageError
 from relight.tracker import backends
 from relight.tracker.file_system import FileSystemTracker
 
-fsspec = pytest.importorskip("fsspec")
+pytestmark = pytest.mark.needs_fsspec
 HINT = "root_path in the tracker's configuration"
 CALLS = (
     lambda tracker: tracker.add_metadata("run", lr=0.1),
@@ -55,6 +55,8 @@ def test_a_root_that_is_no_directory_is_one_error_that_names_it(
     ],
 )
 def test_an_error_of_the_file_system_says_what_to_do(number: int, hint: str) -> None:
+    import fsspec
+
     class Files(fsspec.AbstractFileSystem):  # type: ignore[misc]
         def makedirs(self, path: str, exist_ok: bool = False) -> None:
             raise OSError(number, os.strerror(number), f"{path}\x1b[2J")

@@ -19,7 +19,7 @@ from relight.errors import MachineError, UsageError
 from relight.tracker import AppRun, TrackerArtifact, TrackerSource, app_run_from_env, backends
 from relight.tracker.file_system import FileSystemTracker
 
-fsspec = pytest.importorskip("fsspec")
+pytestmark = pytest.mark.needs_fsspec
 CHILD, PARENT = "local://torchx/child", "local://torchx/parent"
 RECORDED = json.loads((Path(__file__).parent / "written-by-torchx.json").read_text())
 FromEnv = Callable[..., AppRun]
@@ -95,6 +95,8 @@ def test_what_torchx_has_written_is_read(tmp_path: Path) -> None:
     for path, text in {**RECORDED, "notes.txt": "", "NRXWGYLM/x": ""}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
+    import fsspec
+
     found = FileSystemTracker(fsspec.filesystem("file"), str(tmp_path))
     assert found.metadata(CHILD) == {"lr": 0.2, "tags": ["a"]}
     assert found.artifacts(CHILD) == {
@@ -152,9 +154,9 @@ def test_values_that_json_lacks_are_refused_by_name(config: str) -> None:
         backends.load("fsspec", config).add_metadata(CHILD, lr={1})
 
 
+@pytest.mark.needs_mlflow
 def test_mlflow_keeps_the_same(run_from_env: FromEnv, tmp_path: Path) -> None:
     """Values become texts there, and artifacts are copied."""
-    pytest.importorskip("mlflow")
     model = tmp_path / "model.pt"
     model.write_text("model")
     (tmp_path / ".torchxconfig").write_text(
