@@ -6,7 +6,7 @@
         cluster.endpoint  # HOST:PORT,HOST:PORT,HOST:PORT
         cluster.kill(cluster.leader())
 
-`etcd_unavailable()` says why there is none, for skips.
+`etcd_unavailable()` returns why there is none.
 """
 
 import json
@@ -24,8 +24,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from conftest import LIMIT_S
+
 HOST = "127.0.0.1"
-PATIENCE_S = 180.0
 
 
 def etcd_unavailable() -> str:
@@ -46,7 +47,7 @@ def free_ports(number: int) -> list[int]:
             sock.close()
 
 
-def wait_for(condition: Any, what: str, patience_s: float = PATIENCE_S) -> Any:
+def wait_for(condition: Any, what: str, patience_s: float = LIMIT_S) -> Any:
     """Return what `condition` returns once that is true."""
     deadline = time.monotonic() + patience_s
     while not (result := condition()):
@@ -71,7 +72,7 @@ def make_certificates(directory: Path) -> Certificates:
 
     def openssl(*arguments: object) -> None:
         subprocess.run(
-            ["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60
+            ["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=LIMIT_S
         )
 
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
@@ -127,10 +128,10 @@ class EtcdMember:
             self.process.send_signal(number)
             self.process.send_signal(signal.SIGCONT)
             try:
-                self.process.wait(20)
+                self.process.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait(PATIENCE_S)
+                self.process.wait(LIMIT_S)
             self.process = None
 
     def is_healthy(self) -> bool:
@@ -269,7 +270,7 @@ class EtcdCluster:
             env={**os.environ, "ETCDCTL_API": str(api)},
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=LIMIT_S,
             check=False,
         )
         assert result.returncode == 0, f"etcdctl {arguments}: {result.stdout}{result.stderr}"

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 
 from relight import health_check
 from relight.env import Environment
@@ -31,7 +32,7 @@ def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
 
 def run(*arguments: str, **options: object) -> tuple[int, str, str]:
     process = start(*arguments, **options)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=LIMIT_S)
     return process.returncode, stdout, stderr
 
 
@@ -110,7 +111,7 @@ def test_a_signal_ends_the_agent_during_the_check(tmp_path: Path, script: Path) 
             break
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + signal.SIGTERM
     assert has_ended(int((tmp_path / "pid").read_text()))
 
@@ -174,7 +175,7 @@ def test_the_others_go_on_with_a_spare(tmp_path: Path) -> None:
     ]  # fmt: skip
     ends = {}
     for node, process in zip("abc", processes, strict=True):
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=LIMIT_S)
         ends[node] = (process.returncode, stdout, stderr)
     broken = (tmp_path / "broken").read_text()
     assert ends[broken][0] == 7, ends[broken]
@@ -185,10 +186,10 @@ def test_the_others_go_on_with_a_spare(tmp_path: Path) -> None:
 
 def test_a_node_that_never_passes_disturbs_nobody(tmp_path: Path, script: Path) -> None:
     bad, *good = agents(tmp_path, ["exit 1 ;", "true ;", "true ;"], "2", script)
-    _, stderr = bad.communicate(timeout=60)
+    _, stderr = bad.communicate(timeout=LIMIT_S)
     assert bad.returncode == EXIT_MACHINE, stderr
     for each in good:
-        stdout, stderr = each.communicate(timeout=60)
+        stdout, stderr = each.communicate(timeout=LIMIT_S)
         assert each.returncode == 0, stderr
         assert re.fullmatch(r"rank [01]\n", stdout)
 
@@ -204,12 +205,12 @@ def test_a_node_that_waits_is_told_who_left_and_why(
     lines = iter(good.stderr.readline, "")
     assert any("1 of 2 nodes have joined" in line for line in lines)
     (unfit,) = agents(tmp_path, [bad], "2", script)
-    unfit.communicate(timeout=60)
+    unfit.communicate(timeout=LIMIT_S)
     assert any(
         "left: its health check failed" in line and "GPU 3 is gone" in line for line in lines
     )
     good.terminate()
-    good.communicate(timeout=60)
+    good.communicate(timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize(

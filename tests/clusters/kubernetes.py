@@ -36,6 +36,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from conftest import LIMIT_S
 from etcd_server import Certificates
 from netlab import Lab
 
@@ -61,7 +62,6 @@ VOLCANO_RETRIES = "volcano.sh/job-retry-count"
 _PATH = re.compile(
     r"/(api/v1|apis/[^/]+/\w+)/namespaces/([^/]+)/(\w+)(?:/([^/]+))?(?:/(log|status))?"
 )
-LIMIT_S = 30.0
 
 
 def now() -> str:
@@ -129,7 +129,9 @@ class ApiServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), daemon=True
+        )
         self.port = int(self._server.server_address[1])
         self.url = f"http{'s' if certificates else ''}://127.0.0.1:{self.port}"
         if certificates is not None:

@@ -18,9 +18,10 @@ import urllib.request
 from functools import partial
 from pathlib import Path
 
+from conftest import LIMIT_S
+
 from relight.host import linux
 
-LIMIT_S = 40.0
 PYTHON = os.environ.get("RAY_OF_TEST") or sys.executable
 """The Python of the nodes; RAY_OF_TEST=/path/to/python is for tests with another version of Ray."""
 _OBJECTS = 80 << 20
@@ -32,13 +33,12 @@ _given: set[int] = set()
 """Ports that these clusters were given."""
 
 
-def has_ray() -> bool:
-    """Whether ray[default] is installed: `ray` alone has no dashboard."""
+def ray_unavailable() -> str:
+    """Return why there is no ray[default] here; `ray` alone has no dashboard."""
     from importlib.util import find_spec
 
-    return sys.executable != PYTHON or all(
-        find_spec(name) is not None for name in ("ray", "aiohttp_cors", "opencensus")
-    )
+    found = sys.executable != PYTHON or all(map(find_spec, ("ray", "aiohttp_cors", "opencensus")))
+    return "" if found else "no Python package ray[default]"
 
 
 class RayCluster:
@@ -48,6 +48,7 @@ class RayCluster:
         self._folder = tempfile.TemporaryDirectory(prefix="ray-")
         self.directory = Path(self._folder.name)
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self._options: dict[int, tuple[int, str]] = {}
         self._gcs = f"127.0.0.2:{_free_ports('127.0.0.2', 1)[0]}"
         self.dashboard = f"127.0.0.1:{_free_ports('127.0.0.1', 1)[0]}"
 
@@ -63,6 +64,7 @@ class RayCluster:
 
     def add(self, number: int, cpus: int = 1, resources: str = "{}") -> None:
         """Start a node with the address 127.0.0.NUMBER, and wait until the cluster knows it."""
+        self._options[number] = cpus, resources
         words = [f"--address={self._gcs}", f"--resources={resources}"]
         address = f"127.0.0.{number}"
         for _ in range(_STARTS):
@@ -82,6 +84,19 @@ class RayCluster:
         while pids := [*filter(_is_alive, below), *of_variable(self.mark(number))]:
             for pid in pids:
                 _kill(pid)
+
+    def restore(self, *numbers: int) -> None:
+        """Have the head and exactly these nodes, whatever a test has done to them: each was added
+        before.
+        """
+        for number in set(self._nodes) - {2, *numbers}:
+            self.kill(number)
+        for number in numbers:
+            alive = number in self._nodes and self._nodes[number].poll() is None
+            if not (alive and self._ids(f"127.0.0.{number}")):
+                if number in self._nodes:
+                    self.kill(number)
+                self.add(number, *self._options[number])
 
     def mark(self, number: int) -> str:
         """The variable that all processes of a node inherit."""
@@ -116,7 +131,10 @@ class RayCluster:
             "RAY_DISABLE_MEMORY_MONITOR": "1",
             "RAY_enable_metrics_collection": "0",
             "RAY_health_check_period_ms": "500",
-            "RAY_health_check_timeout_ms": "2000",
+            # A killed raylet refuses the connection. One that only answers late is alive, but would
+            # be out of the cluster for good.
+            "RAY_health_check_timeout_ms": str(int(LIMIT_S * 1000)),
+            "RAY_worker_register_timeout_seconds": str(int(LIMIT_S)),
             "RAY_health_check_failure_threshold": "3",
         }
         name, _, value = self.mark(number).partition("=")

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from netlab import Host, Lab, lab_unavailable
+from netlab import Host, Lab
 from netlab.test_netlab import run, serve
 
-pytestmark = pytest.mark.skipif(lab_unavailable() != "", reason=lab_unavailable() or "it works")
+pytestmark = pytest.mark.needs_hosts
 
 SERVE = """
 import socket, threading

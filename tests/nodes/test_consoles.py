@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from conftest import RELIGHT, clean_environment
+from conftest import LIMIT_S, RELIGHT, clean_environment
 
 from nodes.jobs import Job, OneMachine
 
@@ -57,7 +57,7 @@ def test_a_node_whose_console_nobody_reads_restarts_and_stops(tmp_path: Path) ->
         job.until_says(agent, "generation 1: 2 workers on 2 nodes")
         job.until(lambda: len(list(tmp_path.glob("began.1.*"))) == 2, "both workers")
         stuck.send_signal(signal.SIGTERM)
-        assert stuck.wait(30) == 128 + signal.SIGTERM
+        assert stuck.wait(LIMIT_S) == 128 + signal.SIGTERM
         assert stuck.stdout is not None
         shown = stuck.stdout.read().splitlines()
         stuck.stdout.close()
@@ -90,7 +90,7 @@ def test_a_node_that_only_waits_for_its_console_joins_no_other_run_of_the_job(
             agent = job.start("node1", script=("loud.py",))
         job.until(lambda: is_old(tmp_path / "written"), "a full pipe")
         job.tell("fail")
-        assert agent.process.wait(15) == 3  # as its worker; it does not wait for the console
+        assert agent.process.wait(LIMIT_S) == 3  # as its worker; it does not wait for the console
         assert "relight doctor" not in agent.text
         job.until(lambda: not (register / "j").exists(), "no coordinator")
         late = job.start("node2", script=("loud.py",))
@@ -100,6 +100,6 @@ def test_a_node_that_only_waits_for_its_console_joins_no_other_run_of_the_job(
         assert late.wait() == 128 + signal.SIGTERM
         assert "lost the coordinator" not in (tmp_path / "stderr").read_text()
         stuck.send_signal(signal.SIGTERM)
-        assert stuck.wait(30) == 128 + signal.SIGTERM
+        assert stuck.wait(LIMIT_S) == 128 + signal.SIGTERM
         assert stuck.stdout is not None
         stuck.stdout.close()

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, c10d
@@ -16,7 +17,7 @@ from relight.core.group_types import GroupSettings
 from relight.core.messages import Join, NodeReady
 from relight.core.ranks import NO_GENERATION
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_hosts]
 
 SOON = "--rdzv-conf=last_call_timeout=0.1"
 GIVE_UP = "--rdzv-conf=last_call_timeout=0.1,join_timeout=1.2"
@@ -189,7 +190,7 @@ def certificates(directory: Path, authority: str, *names: str) -> None:
 
     def openssl(*arguments: str) -> None:
         command = ["openssl", *arguments]
-        subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=LIMIT_S)
 
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
     openssl("req", "-x509", *new_key, "-days", "2", "-subj", f"/CN={authority}",
@@ -202,6 +203,7 @@ def certificates(directory: Path, authority: str, *names: str) -> None:
                 "-CAcreateserial")  # fmt: skip
 
 
+@pytest.mark.needs_openssl
 def test_only_nodes_with_certificates_of_one_authority_meet(lab: Lab, tmp_path: Path) -> None:
     """One without TLS, or with a certificate of another authority, is told so."""
     certificates(tmp_path, "ca", "node")
@@ -238,7 +240,7 @@ def test_strangers_do_not_disturb_a_job(lab: Lab, tmp_path: Path) -> None:
     newcomer = job.start("node3", RELIGHT_TOKEN="right")
     assert job.until_runs([*agents, newcomer], 3, generation=1) < 10
     for process, kind in zip(attacks, KINDS, strict=True):
-        assert process.wait(60) == 0, (kind, (tmp_path / f"{kind}.txt").read_text())
+        assert process.wait(LIMIT_S) == 0, (kind, (tmp_path / f"{kind}.txt").read_text())
     assert all(job.running(agent.host) for agent in job.agents), job.report()
     for agent in job.agents:
         assert "lost" not in agent.text, agent.text
@@ -337,7 +339,7 @@ def lie(lab: Lab, tmp_path: Path, *connections: list[object]) -> None:
         json.dumps([plain(GroupSettings(2, 3, 0)), connections])
     )
     command = [sys.executable, "-c", LIAR, str(tmp_path / "messages.json")]
-    assert lab["node4"].start(command).wait(60) == 0
+    assert lab["node4"].start(command).wait(LIMIT_S) == 0
 
 
 def test_a_peer_that_talks_nonsense_does_not_disturb_the_group(lab: Lab, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
+from conftest import LIMIT_S, clean_environment
 from etcd_server import wait_for
 
 from relight.rendezvous.register import NOBODY, Record, Register
@@ -21,7 +21,6 @@ from rendezvous.claims import Claim, Place, claim, overlaps, shorten
 New = Callable[[], Register]
 LONG_S = 60.0
 SHORT_S = 1.0
-PATIENCE_S = 40.0
 
 
 class Holder:
@@ -49,7 +48,7 @@ class Holder:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(PATIENCE_S)
+        self.process.wait(LIMIT_S)
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def hold(register: Register, value: str, ttl_s: float) -> Record:
 
 def take(register: Register, value: str, ttl_s: float) -> None:
     """Ask until it is ours."""
-    wait_for(lambda: hold(register, value, ttl_s).ours, f"{value} to hold the register", PATIENCE_S)
+    wait_for(lambda: hold(register, value, ttl_s).ours, f"{value} to hold the register", LIMIT_S)
 
 
 def test_reading_an_empty_register_does_not_take_it(new: New) -> None:
@@ -101,7 +100,7 @@ def test_reading_a_record_does_not_renew_it(new: New) -> None:
         hold(register, "", SHORT_S)
         return hold(other, "", SHORT_S) == NOBODY
 
-    wait_for(lapsed, "the end of the record", PATIENCE_S)
+    wait_for(lapsed, "the end of the record", LIMIT_S)
 
 
 def test_who_comes_second_learns_of_the_first(new: New) -> None:
@@ -119,7 +118,7 @@ def test_one_of_many_threads_wins(new: New) -> None:
     barrier = threading.Barrier(len(registers))
 
     def ask(number: int) -> tuple[bool, str]:
-        barrier.wait(PATIENCE_S)
+        barrier.wait(LIMIT_S)
         ours, value = False, ""
         while not value:  # a busy register may ask for another try
             try:
@@ -177,7 +176,7 @@ def test_a_lapsed_record_shows_nobody(new: New) -> None:
     first, second = new(), new()
     first.hold("first", 2 * SHORT_S)
     assert second.hold("", SHORT_S).value == "first"
-    wait_for(lambda: second.hold("", SHORT_S) == NOBODY, "the end of the record", PATIENCE_S)
+    wait_for(lambda: second.hold("", SHORT_S) == NOBODY, "the end of the record", LIMIT_S)
 
 
 def test_a_register_stays_held_after_close(new: New) -> None:

@@ -13,27 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters.sshd import Sshd, sshd_unavailable
-from conftest import RELIGHT, Launch, clean_environment
-from netlab import Lab, lab_unavailable
+from clusters.sshd import Sshd
+from conftest import LIMIT_S, RELIGHT, Launch, clean_environment
+from netlab import Lab
 from test_orphans import marked, wait_until_gone
 
 from relight.errors import MachineError, RelightError, UsageError
 from relight.job import records
 from relight.job.app import AppState, BindMount, Role
 from relight.schedulers.ssh.scheduler import Ssh, make
-from schedulers.local_jobs import (
-    PATIENCE_S,
-    lines,
-    own_place,
-    render,
-    shell,
-    submit,
-    until,
-    wait,
-)
+from schedulers.local_jobs import lines, own_place, render, shell, submit, until, wait
 
-pytestmark = pytest.mark.skipif(bool(sshd_unavailable()), reason=sshd_unavailable())
+pytestmark = pytest.mark.needs_ssh
 
 STUBBORN = "trap '' TERM; setsid sh -c \"trap '' TERM; sleep {0}\" & while :; do sleep {0}; done"
 """Neither this nor its child, in a session of its own, ends on SIGTERM."""
@@ -410,7 +401,7 @@ def test_a_job_can_be_cancelled_from_another_process(scheduler: Ssh, hosts: Sshd
     app_id = start_stubborn(scheduler, hosts, marker)
     code = "from relight.schedulers.ssh.scheduler import make; import sys; "
     code += "make().cancel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", code, app_id], check=True, timeout=PATIENCE_S)
+    subprocess.run([sys.executable, "-c", code, app_id], check=True, timeout=LIMIT_S)
     assert running(marker) == []
     status = scheduler.status([app_id])[app_id]
     assert status.state is AppState.CANCELLED
@@ -467,7 +458,7 @@ def test_nothing_outlives_a_killed_caller(scheduler: Ssh, hosts: Sshd) -> None:
     process = start_submitter(hosts, STUBBORN.format(marker), **QUICK)
     until(lambda: len(running(marker)) >= 4)
     process.kill()
-    process.wait(PATIENCE_S)
+    process.wait(LIMIT_S)
     assert wait(scheduler, "job-x1").state is AppState.CANCELLED
     assert running(marker) == []
 
@@ -477,7 +468,7 @@ def test_a_detached_job_outlives_its_submitter(scheduler: Ssh, hosts: Sshd) -> N
     process = start_submitter(
         hosts, "while [ ! -e go ]; do sleep 0.02; done; echo done", detach=True
     )
-    assert process.wait(PATIENCE_S) == 0
+    assert process.wait(LIMIT_S) == 0
     assert scheduler.status(["job-x1"])["job-x1"].state is AppState.RUNNING
     Path("go").touch()
     assert lines(scheduler, "job-x1", k=1, follow=True) == ["done"]
@@ -490,7 +481,7 @@ def test_the_hosts_end_a_job_whose_processes_here_are_killed(scheduler: Ssh, hos
     app_id = start_stubborn(scheduler, hosts, marker)
     file = Path(records.path(app_id)) / "local" / "state.json"
     os.kill(json.loads(file.read_text())["pid"], signal.SIGKILL)
-    wait_until_gone(marker, PATIENCE_S)
+    wait_until_gone(marker, LIMIT_S)
     assert wait(scheduler, app_id).state is AppState.FAILED
 
 
@@ -511,7 +502,7 @@ def test_a_connection_that_ends_fails_the_job_and_names_the_host(
     assert victims
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
-    wait_until_gone(marker, PATIENCE_S)
+    wait_until_gone(marker, LIMIT_S)
     status = wait(scheduler, app_id)
     assert status.state is AppState.FAILED
     assert f"the connection to {alpha.host} was lost" in status.message
@@ -526,7 +517,7 @@ def test_a_replica_dies_with_the_process_that_holds_it(scheduler: Ssh, hosts: Ss
     below = [pid for pid in holders if _serves(pid, hosts["beta"].sessions())]
     assert len(below) == 1
     os.kill(below[0], signal.SIGKILL)
-    wait_until_gone(marker, PATIENCE_S)
+    wait_until_gone(marker, LIMIT_S)
     assert wait(scheduler, app_id).replicas[1].state is AppState.FAILED
 
 
@@ -642,12 +633,12 @@ def test_ctrl_c_ends_the_job_on_all_hosts(hosts: Sshd, work: Path) -> None:
     with process.stderr:
         until(lambda: Path("up").exists() and len(Path("up").read_text()) == 2)
         os.killpg(process.pid, signal.SIGINT)
-        assert process.wait(PATIENCE_S) == 130
+        assert process.wait(LIMIT_S) == 130
     assert marked(marker) == []
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(lab_unavailable()), reason=lab_unavailable() or "it works")
+@pytest.mark.needs_hosts
 def test_each_side_ends_a_job_whose_network_goes_silent(work: Path) -> None:
     """If a host can't be reached any more, each side ends the job by itself."""
     marker = f"{os.getpid()}09.25"
@@ -661,9 +652,9 @@ def test_each_side_ends_a_job_whose_network_goes_silent(work: Path) -> None:
         try:
             until(lambda: Path("up").exists() and len(Path("up").read_text()) == 2)
             lab.cut("node3")
-            said = process.communicate(timeout=PATIENCE_S)[1].decode()
+            said = process.communicate(timeout=LIMIT_S)[1].decode()
         finally:
             process.stderr.close()
         assert process.returncode == 4, said
         assert "connection to node3 was lost: Timeout, server node3 not responding." in said
-        wait_until_gone(marker, PATIENCE_S)
+        wait_until_gone(marker, LIMIT_S)
