@@ -11,6 +11,7 @@
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -35,16 +36,25 @@ def etcd_unavailable() -> str:
     return f"no {' and no '.join(missing)} (Debian: etcd-server, etcd-client)" if missing else ""
 
 
-def free_ports(number: int) -> list[int]:
-    """Return ports that nobody has; somebody may take one before it is used."""
-    socks = [socket.socket() for _ in range(number)]
-    try:
-        for sock in socks:
-            sock.bind((HOST, 0))
-        return [sock.getsockname()[1] for sock in socks]
-    finally:
-        for sock in socks:
-            sock.close()
+_PORTS = range(20000, 32000)
+"""Ports that Linux gives to nobody who asks for any. One that it has just given may be given again
+before a server of these tests has bound it.
+"""
+
+
+def free_ports(number: int, host: str = HOST) -> list[int]:
+    """Return ports that nobody has; only who names one can take it before it is used."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == number:
+            return found
+    raise AssertionError("not enough ports are free")
 
 
 def wait_for(condition: Any, what: str, patience_s: float = LIMIT_S) -> Any:

@@ -23,7 +23,6 @@ import json
 import os
 import re
 import signal
-import socket
 import ssl
 import subprocess
 import threading
@@ -37,7 +36,7 @@ from types import TracebackType
 from typing import Any
 
 from conftest import LIMIT_S
-from etcd_server import Certificates
+from etcd_server import Certificates, free_ports
 from netlab import Lab
 
 Object = dict[str, Any]
@@ -795,9 +794,7 @@ def _add(one: Object, path: str, value: Any) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    return free_ports(1)[0]
 
 
 @contextlib.contextmanager

@@ -6,31 +6,25 @@ machine; here the process groups are ended.
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from conftest import LIMIT_S
+from etcd_server import free_ports
 
 from relight.host import linux
 
 PYTHON = os.environ.get("RAY_OF_TEST") or sys.executable
 """The Python of the nodes; RAY_OF_TEST=/path/to/python is for tests with another version of Ray."""
 _OBJECTS = 80 << 20
-_PORTS = range(20000, 32000)
-"""Outside of Ray's own ports for workers, and of those that the system gives out."""
-_STARTS = 3
-"""How often a node is started: a raylet aborts at its start if its machine is very busy."""
-_given: set[int] = set()
-"""Ports that these clusters were given."""
 
 
 def ray_unavailable() -> str:
@@ -49,8 +43,8 @@ class RayCluster:
         self.directory = Path(self._folder.name)
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
         self._options: dict[int, tuple[int, str]] = {}
-        self._gcs = f"127.0.0.2:{_free_ports('127.0.0.2', 1)[0]}"
-        self.dashboard = f"127.0.0.1:{_free_ports('127.0.0.1', 1)[0]}"
+        self._gcs = f"127.0.0.2:{free_ports(1, '127.0.0.2')[0]}"
+        self.dashboard = f"127.0.0.1:{free_ports(1)[0]}"
 
     def start(self, cpus: int = 1) -> None:
         """Start the head, which is node 2, and wait for its dashboard and job agent."""
@@ -58,22 +52,16 @@ class RayCluster:
         where, _, dashboard_port = self.dashboard.partition(":")
         words = ["--head", f"--port={port}", f"--dashboard-host={where}"]
         words += [f"--dashboard-port={dashboard_port}"]
-        words += [f"--ray-client-server-port={_free_ports(host, 1)[0]}", "--include-dashboard=true"]
-        self._start(2, host, words, cpus)
-        self._await_dashboard()
+        words += [f"--ray-client-server-port={free_ports(1, host)[0]}", "--include-dashboard=true"]
+        self._start_until(2, host, words, cpus, self._has_dashboard)
 
     def add(self, number: int, cpus: int = 1, resources: str = "{}") -> None:
         """Start a node with the address 127.0.0.NUMBER, and wait until the cluster knows it."""
         self._options[number] = cpus, resources
         words = [f"--address={self._gcs}", f"--resources={resources}"]
         address = f"127.0.0.{number}"
-        for _ in range(_STARTS):
-            before = self._ids(address)
-            self._start(number, address, words, cpus)
-            if self._has_joined(number, before):
-                return
-            self.kill(number)
-        raise AssertionError((self.directory / f"node-{number}.log").read_text())
+        before = self._ids(address)
+        self._start_until(number, address, words, cpus, lambda: self._ids(address) - before)
 
     def kill(self, number: int) -> None:
         """End a node as if its machine was lost: all its processes at once."""
@@ -92,8 +80,7 @@ class RayCluster:
         for number in set(self._nodes) - {2, *numbers}:
             self.kill(number)
         for number in numbers:
-            alive = number in self._nodes and self._nodes[number].poll() is None
-            if not (alive and self._ids(f"127.0.0.{number}")):
+            if not self._is_alive(number):
                 if number in self._nodes:
                     self.kill(number)
                 self.add(number, *self._options[number])
@@ -108,6 +95,39 @@ class RayCluster:
             self.kill(number)
         self._folder.cleanup()
 
+    def _is_alive(self, number: int) -> bool:
+        """Whether the cluster knows a node, or does so in a while: the dashboard may be late."""
+        end = time.monotonic() + LIMIT_S / 6
+        while number in self._nodes and self._nodes[number].poll() is None:
+            if self._ids(f"127.0.0.{number}"):
+                return True
+            if time.monotonic() > end:
+                break
+            time.sleep(0.1)
+        return False
+
+    def _start_until(
+        self,
+        number: int,
+        address: str,
+        words: list[str],
+        cpus: int,
+        is_ready: Callable[[], object],
+    ) -> None:
+        """Start a node, again while it ends: on a busy machine, `ray start` gives up after 30 s, or
+        the raylet aborts.
+        """
+        end = time.monotonic() + LIMIT_S
+        while True:
+            self._start(number, address, words, cpus)
+            while self._nodes[number].poll() is None:
+                if is_ready():
+                    return
+                assert time.monotonic() < end, (self.directory / f"node-{number}.log").read_text()
+                time.sleep(0.1)
+            assert time.monotonic() < end, (self.directory / f"node-{number}.log").read_text()
+            self.kill(number)
+
     def _start(self, number: int, address: str, words: list[str], cpus: int) -> None:
         programs = os.path.dirname(PYTHON)
         command = [PYTHON, "-m", "ray.scripts.scripts", "start", "--block", *words]
@@ -121,7 +141,7 @@ class RayCluster:
             "metrics-export-port",
             "runtime-env-agent-port",
         )
-        ports = _free_ports(address, len(named))
+        ports = free_ports(len(named), address)
         command += [f"--{name}={port}" for name, port in zip(named, ports, strict=True)]
         hidden = ("RAY_", "RELIGHT_", "PYTEST_", "COV_")
         own = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
@@ -150,18 +170,6 @@ class RayCluster:
                 preexec_fn=partial(linux.die_with_parent, signal.SIGTERM),
             )
 
-    def _has_joined(self, number: int, before: set[str]) -> bool:
-        """Wait until the cluster knows a node that it did not know before; return whether the Ray
-        of that node still runs.
-        """
-        end = time.monotonic() + LIMIT_S
-        while self._nodes[number].poll() is None:
-            if self._ids(f"127.0.0.{number}") - before:
-                return True
-            assert time.monotonic() < end, (self.directory / f"node-{number}.log").read_text()
-            time.sleep(0.1)
-        return False
-
     def _ids(self, address: str) -> set[str]:
         """Return the ids of the nodes with an address, none if the dashboard does not answer."""
         try:
@@ -173,36 +181,12 @@ class RayCluster:
         rays = [node.get("raylet", {}) for node in nodes if node.get("ip") == address]
         return {ray["nodeId"] for ray in rays if ray.get("state") == "ALIVE"}
 
-    def _await_dashboard(self) -> None:
-        end = time.monotonic() + LIMIT_S
-        while True:
-            try:
-                urllib.request.urlopen(f"http://{self.dashboard}/api/jobs/", timeout=5).close()
-            except (urllib.error.URLError, OSError):
-                log = (self.directory / "node-2.log").read_text()
-                assert self._nodes[2].poll() is None, log
-                assert time.monotonic() < end, log
-                time.sleep(0.1)
-            else:
-                return
-
-
-def _free_ports(host: str, count: int) -> list[int]:
-    """Return ports of a host that no other call returns; other programs may take them."""
-    found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        if port in _given:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-        _given.add(port)
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("not enough ports are free")
+    def _has_dashboard(self) -> bool:
+        try:
+            urllib.request.urlopen(f"http://{self.dashboard}/api/jobs/", timeout=5).close()
+        except (urllib.error.URLError, OSError):
+            return False
+        return True
 
 
 def of_variable(text: str) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from conftest import LIMIT_S, Launch, Start
+from etcd_server import free_ports
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -160,8 +161,7 @@ def test_a_program_that_is_no_coordinator_is_named(
 
 def test_a_coordinator_is_recognised_and_not_disturbed(start: Start, launch: Launch) -> None:
     """A coordinator of relight is known as one, and is not disturbed by the question."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    (port,) = free_ports(1)
     flags = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}")
     first = start("run", *flags, "--no-python", "true", stderr=subprocess.PIPE)
     assert first.stderr is not None

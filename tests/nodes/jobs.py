@@ -184,6 +184,10 @@ class Job:
                 return True
         return False
 
+    def until_counts(self, host: str) -> None:
+        """Wait until a worker on a host counts on, which a busy machine may delay."""
+        self.until(lambda: self.running(host), f"a worker that runs on {host}")
+
     def tell(self, name: str) -> None:
         (self.directory / name).touch()
 

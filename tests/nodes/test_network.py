@@ -123,7 +123,7 @@ def test_a_cut_shorter_than_the_lease_is_not_noticed(lab: Lab, tmp_path: Path) -
         lab.mend(host)
         time.sleep(0.7)
     for agent in agents:
-        assert job.running(agent.host)
+        job.until_counts(agent.host)
         assert generations(agent) == 1, agent.text
         assert "workers are frozen" not in agent.text, agent.text
     assert job.stop() == [0, 0, 0]
@@ -208,7 +208,7 @@ def test_without_udp_nodes_are_kept_and_a_lost_one_is_noticed(lab: Lab, tmp_path
     lab.set(delay_ms=250)
     time.sleep(4)
     for agent in agents:
-        assert job.running(agent.host)
+        job.until_counts(agent.host)
         assert generations(agent) == 1
         assert "lost" not in agent.text, agent.text
     lab.set(delay_ms=0)
@@ -234,6 +234,6 @@ def test_a_firewall_that_refuses_a_node_does_not_keep_its_workers_running(
     job.until_runs([agents[0], agents[2]], 2, generation=1)
     job.until_says(agents[1], "workers are frozen")
     assert not job.running("node2")
-    assert job.running("node1")
+    job.until_counts("node1")
     job.tell("stop")
     assert [agents[0].wait(), agents[2].wait()] == [0, 0]

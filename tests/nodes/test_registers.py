@@ -242,7 +242,8 @@ def test_a_node_refused_by_a_firewall_takes_nothing_over(
     late = job.start("node3")
     job.until_says(late, r"waiting for the coordinator at .*: the coordinator on node1 refuses")
     job.until_says(late, r"the coordinator on node1 refuses at \S+, but still renews")
-    assert all(job.running(host) for host in ("node1", "node2"))
+    job.until_counts("node1")
+    job.until_counts("node2")
     assert not late.workers
     job.tell("stop")
     assert [agent.wait() for agent in agents] == [0, 0]

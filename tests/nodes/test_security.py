@@ -24,9 +24,12 @@ GIVE_UP = "--rdzv-conf=last_call_timeout=0.1,join_timeout=1.2"
 FEW_DESCRIPTORS = ("bash", "-c", 'ulimit -n 1024; exec "$0" "$@"')
 ATTACKS = r"""
 import os, random, socket, sys, time
-target, end = ("10.77.0.1", 29400), time.monotonic() + float(sys.argv[2])
+target = ("10.77.0.1", 29400)
 GREETING = b"relight 2\n"
 random.seed(1)
+
+def is_over():
+    return os.path.exists(sys.argv[2])
 
 def connect(first=b""):
     while True:
@@ -64,7 +67,7 @@ def slow():
     socks = [connect() for _ in range(20)]
     for byte in GREETING + frame(b"{}"):
         for sock in socks:
-            if time.monotonic() > end:
+            if is_over():
                 return
             try:
                 sock.send(bytes([byte]))
@@ -75,7 +78,8 @@ def slow():
 def idle():
     held = [connect() for _ in range(2000)]
     print(len(held), flush=True)
-    time.sleep(max(0, end - time.monotonic()))
+    while not is_over():
+        time.sleep(0.05)
 
 def long_frame():
     sock = connect(GREETING + b"\xff\xff\xff\xff")
@@ -101,7 +105,7 @@ def datagrams():
     time.sleep(0.05)
 
 attack = globals()[sys.argv[1]]
-while time.monotonic() < end:
+while not is_over():
     attack()
 """
 KINDS = ["random_bytes", "torch_bytes", "half_frames", "slow", "idle", "long_frame",
@@ -232,16 +236,18 @@ def test_strangers_do_not_disturb_a_job(lab: Lab, tmp_path: Path) -> None:
     job, agents = begin(lab, tmp_path, under=FEW_DESCRIPTORS, RELIGHT_TOKEN="right")
     attacks = []
     for kind in KINDS:
-        command = [sys.executable, "-c", ATTACKS, kind, "5"]
+        command = [sys.executable, "-c", ATTACKS, kind, str(tmp_path / "over")]
         with (tmp_path / f"{kind}.txt").open("wb") as file:
             attacks.append(lab["node4"].start(command, stdout=file, stderr=subprocess.STDOUT))
     job.until(lambda: "2000" in (tmp_path / "idle.txt").read_text(), "2000 connections")
     undisturbed(job, agents)
     newcomer = job.start("node3", RELIGHT_TOKEN="right")
-    assert job.until_runs([*agents, newcomer], 3, generation=1) < 10
+    job.until_runs([*agents, newcomer], 3, generation=1)
+    (tmp_path / "over").touch()
     for process, kind in zip(attacks, KINDS, strict=True):
         assert process.wait(LIMIT_S) == 0, (kind, (tmp_path / f"{kind}.txt").read_text())
-    assert all(job.running(agent.host) for agent in job.agents), job.report()
+    for agent in job.agents:
+        job.until_counts(agent.host)
     for agent in job.agents:
         assert "lost" not in agent.text, agent.text
         assert "workers are frozen" not in agent.text, agent.text
@@ -351,7 +357,8 @@ def test_a_peer_that_talks_nonsense_does_not_disturb_the_group(lab: Lab, tmp_pat
         undisturbed(job, agents, what)
         assert "settings with" not in agents[0].text, what  # it was let in
     newcomer = job.start("node3")
-    assert job.until_runs([*agents, newcomer], 3, generation=1) < 10
+    job.until_runs([*agents, newcomer], 3, generation=1)
+    (tmp_path / "over").touch()
     assert job.stop() == [0, 0, 0]
 
 

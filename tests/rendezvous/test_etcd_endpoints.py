@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 
@@ -185,10 +184,8 @@ def test_a_member_that_sends_a_byte_now_and_then_is_given_up(
         thread.start()
         try:
             place = Place(backend, f"127.0.0.1:{listener.getsockname()[1]}", "drip")
-            began = time.monotonic()
             with pytest.raises(OSError, match=r"no answer within 0\.5 s"):
                 registers(place).hold("", 1.0)
-            assert time.monotonic() - began < 30
         finally:
             ended.set()
             listener.shutdown(socket.SHUT_RDWR)

@@ -18,7 +18,12 @@ from relight.job.components import dist
 from relight.schedulers.api import AppStatus, LogQuery
 from relight.schedulers.ray import scheduler as ray
 
-pytestmark = [pytest.mark.long, pytest.mark.slow, pytest.mark.needs_ray]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.needs_ray,
+    pytest.mark.timeout(6 * LIMIT_S),
+]
 CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED = (
     AppState[name] for name in ("CANCELLED", "FAILED", "PENDING", "RUNNING", "SUCCEEDED")
 )

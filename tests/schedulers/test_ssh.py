@@ -4,7 +4,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 from clusters.sshd import Sshd
 from conftest import LIMIT_S, RELIGHT, Launch, clean_environment
+from etcd_server import free_ports
 from netlab import Lab
 from test_orphans import marked, wait_until_gone
 
@@ -65,6 +65,13 @@ def _name(pid: int) -> str:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
         return ""
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 # What would be done.
@@ -165,9 +172,9 @@ def test_a_replica_that_writes_too_fast_waits_and_loses_nothing(
 import os, sys, time
 open("up", "w").close()
 while not os.path.exists("go"): time.sleep(0.02)
-for n in range(400000):
-    print(n, "x" * 40)
-    if n % 1000 == 0: open("progress", "w").write(str(n))
+for n in range(40000):
+    print(n, "x" * 400)
+    if n % 100 == 0: open("progress", "w").write(str(n))
 sys.exit(5)
 """
     role = Role("main", "img", entrypoint=sys.executable, args=("-c", code))
@@ -181,11 +188,11 @@ sys.exit(5)
     while (now := int(Path("progress").read_text() or 0)) != before:
         before = now
         time.sleep(1)
-    assert now < 350000, "all that was written would be kept in memory"
+    assert now < 35000, "all that was written would be kept in memory"
     os.kill(ssh, signal.SIGCONT)
     assert wait(scheduler, app_id).exitcode == 5
     found = lines(scheduler, app_id, stream="stdout")
-    assert found == [f"{n} {'x' * 40}" for n in range(400000)]
+    assert found == [f"{n} {'x' * 400}" for n in range(40000)]
 
 
 def test_all_hosts_end_when_one_fails(scheduler: Ssh, hosts: Sshd) -> None:
@@ -300,8 +307,7 @@ def test_a_host_that_is_not_there_is_named_and_nothing_runs(
     cfg = {**hosts.cfg(), "hosts": [good, "nosuch.invalid"]}
     error = refused(scheduler, tmp_path, role, **cfg)
     assert error.message.startswith("there is no host nosuch.invalid: ")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    (port,) = free_ports(1)
     error = refused(scheduler, tmp_path, role, **{**cfg, "hosts": [good, f"127.0.0.1:{port}"]})
     assert error.message == f"127.0.0.1:{port} refuses the connection"
     assert isinstance(error, MachineError)
@@ -498,7 +504,7 @@ def test_a_connection_that_ends_fails_the_job_and_names_the_host(
     else:
         mine = marked(str(hosts.directory / "known_hosts"))
         port = f"-p\0{alpha.port}\0".encode()
-        victims = [p for p in mine if port in Path(f"/proc/{p}/cmdline").read_bytes()]
+        victims = [p for p in mine if port in _command_line(p)]
     assert victims
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
@@ -564,8 +570,7 @@ def cfg_words(cfg: dict[str, Any]) -> str:
 def test_two_nodes_train_as_one_job(launch: Launch, hosts: Sshd, work: Path) -> None:
     """`-j 2x2` is an agent a host; they meet at the first, as one job of 4 workers."""
     (work / "train.py").write_text(TRAIN)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
+    port = str(free_ports(1)[0])
     words = ["submit", "-s", "ssh", "-cfg", cfg_words(hosts.cfg()), "dist.ddp", "-j", "2x2"]
     words += ["--rdzv_port", port, "--script", "train.py"]
     done = launch(*words, cwd=work, RELIGHT_STATE_DIR=os.environ["RELIGHT_STATE_DIR"])
@@ -587,14 +592,13 @@ def test_hosts_without_relight_get_the_launcher(
     kept = [hosts[name].home / ".cache/relight/launchers" for name in ("alpha", "beta")]
     times = []
     for _ in range(2):
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = str(server.getsockname()[1])
-        words = ["submit", "-s", "ssh", "-cfg", cfg_words(cfg), "dist.ddp", "-j", "2x2"]
+        port = str(free_ports(1)[0])
+        words = ["submit", "-s", "ssh", "-cfg", cfg_words(cfg), "dist.ddp", "-j", "2x1"]
         words += ["--rdzv_port", port, "--script", "train.py"]
         done = launch(*words, cwd=work, RELIGHT_STATE_DIR=os.environ["RELIGHT_STATE_DIR"])
         assert done.returncode == 0, done.stderr
         said = [x.partition("]:")[2].split() for x in done.stderr.splitlines() if "]:" in x]
-        assert sorted(rank for _, rank, _ in said) == ["0", "1", "2", "3"], done.stderr
+        assert sorted(rank for _, rank, _ in said) == ["0", "1"], done.stderr
         files = [file for place in kept for file in place.glob("*/*")]
         assert [(file.name, file.stat().st_mode & 0o777) for file in files] == [
             ("relight", 0o500)] * 2  # fmt: skip
@@ -626,8 +630,7 @@ def test_ctrl_c_ends_the_job_on_all_hosts(hosts: Sshd, work: Path) -> None:
     words += ["dist.ddp", "-j", "2x1", "--script", "train.py", "--", marker]
     code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     (work / "train.py").write_text(code + "open('up', 'a').write('x')\ntime.sleep(1000)\n")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        words[-2:-2] = ["--rdzv_port", str(server.getsockname()[1])]
+    words[-2:-2] = ["--rdzv_port", str(free_ports(1)[0])]
     process = subprocess.Popen([*RELIGHT, *words], start_new_session=True, stderr=subprocess.PIPE)
     assert process.stderr is not None
     with process.stderr:
