@@ -584,26 +584,25 @@ def test_two_nodes_train_as_one_job(launch: Launch, hosts: Sshd, work: Path) -> 
 
 @pytest.mark.slow
 def test_hosts_without_relight_get_the_launcher(
-    launch: Launch, hosts: Sshd, work: Path, tmp_path: Path
+    launch: Launch, scheduler: Ssh, hosts: Sshd, work: Path, tmp_path: Path
 ) -> None:
     """Once; the agents of the job are it, too."""
     (work / "train.py").write_text(TRAIN)
     cfg = {**hosts.cfg(), "python": bare_python(tmp_path)}
+    words = ["submit", "-s", "ssh", "-cfg", cfg_words(cfg), "dist.ddp", "-j", "2x1"]
+    words += ["--rdzv_port", str(free_ports(1)[0]), "--script", "train.py"]
+    done = launch(*words, cwd=work, RELIGHT_STATE_DIR=os.environ["RELIGHT_STATE_DIR"])
+    assert done.returncode == 0, done.stderr
+    said = [x.partition("]:")[2].split() for x in done.stderr.splitlines() if "]:" in x]
+    assert sorted(rank for _, rank, _ in said) == ["0", "1"], done.stderr
     kept = [hosts[name].home / ".cache/relight/launchers" for name in ("alpha", "beta")]
-    times = []
-    for _ in range(2):
-        port = str(free_ports(1)[0])
-        words = ["submit", "-s", "ssh", "-cfg", cfg_words(cfg), "dist.ddp", "-j", "2x1"]
-        words += ["--rdzv_port", port, "--script", "train.py"]
-        done = launch(*words, cwd=work, RELIGHT_STATE_DIR=os.environ["RELIGHT_STATE_DIR"])
-        assert done.returncode == 0, done.stderr
-        said = [x.partition("]:")[2].split() for x in done.stderr.splitlines() if "]:" in x]
-        assert sorted(rank for _, rank, _ in said) == ["0", "1"], done.stderr
-        files = [file for place in kept for file in place.glob("*/*")]
-        assert [(file.name, file.stat().st_mode & 0o777) for file in files] == [
-            ("relight", 0o500)] * 2  # fmt: skip
-        times.append([file.stat().st_mtime_ns for file in files])
-    assert times[0] == times[1]
+    files = [file for place in kept for file in place.glob("*/*")]
+    assert [(file.name, file.stat().st_mode & 0o777) for file in files] == [("relight", 0o500)] * 2
+    times = [file.stat().st_mtime_ns for file in files]
+    app_id = submit(scheduler, shell("relight run --help", replicas=2), **cfg)
+    assert wait(scheduler, app_id).state is AppState.SUCCEEDED, lines(scheduler, app_id)
+    again = [file for place in kept for file in place.glob("*/*")]
+    assert [file.stat().st_mtime_ns for file in again] == times
 
 
 def test_a_host_that_cannot_keep_the_launcher_is_named(
