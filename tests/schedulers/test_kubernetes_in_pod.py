@@ -14,7 +14,11 @@ from clusters.kubernetes import ApiServer
 from conftest import LIMIT_S, RELIGHT, Launch
 from etcd_server import make_certificates, wait_for
 
-pytestmark = [pytest.mark.needs_kubernetes, pytest.mark.needs_mounts]
+pytestmark = [
+    pytest.mark.needs_kubernetes,
+    pytest.mark.needs_mounts,
+    pytest.mark.needs_openssl,
+]
 UNSHARE = ("unshare", "--mount", "--map-root-user")
 MOUNT = (
     "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io && "
