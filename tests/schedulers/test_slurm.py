@@ -334,7 +334,7 @@ while True:
         checkpoint.write_text("step " + str(step))
         print("saves", deadline() is not None and deadline() < 60, flush=True)
         sys.exit(0)
-    time.sleep(0.01)
+    time.sleep(0.05)
 """
 
 
