@@ -6,11 +6,12 @@
         cluster.endpoint  # HOST:PORT,HOST:PORT,HOST:PORT
         cluster.kill(cluster.leader())
 
-`etcd_unavailable()` says why there is none, for skips.
+`etcd_unavailable()` returns why there is none.
 """
 
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -24,8 +25,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from conftest import LIMIT_S
+
 HOST = "127.0.0.1"
-PATIENCE_S = 180.0
 
 
 def etcd_unavailable() -> str:
@@ -34,19 +36,28 @@ def etcd_unavailable() -> str:
     return f"no {' and no '.join(missing)} (Debian: etcd-server, etcd-client)" if missing else ""
 
 
-def free_ports(number: int) -> list[int]:
-    """Return ports that nobody has; somebody may take one before it is used."""
-    socks = [socket.socket() for _ in range(number)]
-    try:
-        for sock in socks:
-            sock.bind((HOST, 0))
-        return [sock.getsockname()[1] for sock in socks]
-    finally:
-        for sock in socks:
-            sock.close()
+_PORTS = range(20000, 32000)
+"""Ports that Linux gives to nobody who asks for any. One that it has just given may be given again
+before a server of these tests has bound it.
+"""
 
 
-def wait_for(condition: Any, what: str, patience_s: float = PATIENCE_S) -> Any:
+def free_ports(number: int, host: str = HOST) -> list[int]:
+    """Return ports that nobody has; only who names one can take it before it is used."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == number:
+            return found
+    raise AssertionError("not enough ports are free")
+
+
+def wait_for(condition: Any, what: str, patience_s: float = LIMIT_S) -> Any:
     """Return what `condition` returns once that is true."""
     deadline = time.monotonic() + patience_s
     while not (result := condition()):
@@ -71,7 +82,7 @@ def make_certificates(directory: Path) -> Certificates:
 
     def openssl(*arguments: object) -> None:
         subprocess.run(
-            ["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60
+            ["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=LIMIT_S
         )
 
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
@@ -127,10 +138,10 @@ class EtcdMember:
             self.process.send_signal(number)
             self.process.send_signal(signal.SIGCONT)
             try:
-                self.process.wait(20)
+                self.process.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
-                self.process.wait(PATIENCE_S)
+                self.process.wait(LIMIT_S)
             self.process = None
 
     def is_healthy(self) -> bool:
@@ -269,7 +280,7 @@ class EtcdCluster:
             env={**os.environ, "ETCDCTL_API": str(api)},
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S,
+            timeout=LIMIT_S,
             check=False,
         )
         assert result.returncode == 0, f"etcdctl {arguments}: {result.stdout}{result.stderr}"

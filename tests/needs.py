@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 
 
@@ -37,6 +38,14 @@ def _etcd() -> str:
     return etcd_unavailable()
 
 
+def _mounts() -> str:
+    command = ["unshare", "--mount", "--map-root-user", "true"]
+    if why := _programs("unshare"):
+        return why
+    failed = subprocess.run(command, capture_output=True, check=False).returncode
+    return "no mount namespaces here" if failed else ""
+
+
 def _mpi() -> str:
     from clusters.mpi import mpirun_unavailable
 
@@ -47,6 +56,12 @@ def _hosts() -> str:
     from netlab import lab_unavailable
 
     return lab_unavailable()
+
+
+def _ray() -> str:
+    from clusters.ray import ray_unavailable
+
+    return ray_unavailable()
 
 
 def _slurm() -> str:
@@ -62,26 +77,37 @@ def _ssh() -> str:
 
 
 NEEDS: dict[str, Callable[[], str]] = {
+    "aws": lambda: _modules("boto3", "moto"),
     "chromium": lambda: _programs("chromium") or _modules("playwright"),
     "docker": _docker,
+    "docker_client": lambda: _modules("docker"),
     "etcd": _etcd,
     "fsspec": lambda: _modules("fsspec"),
+    "fuse": lambda: "" if os.path.exists("/dev/fuse") else "no /dev/fuse",
     "git": lambda: _programs("git"),
     "hosts": _hosts,
+    "iptables": lambda: _programs("iptables", "ip6tables"),
+    "kubernetes": lambda: _modules("kubernetes", "kubernetes_validate", "yaml"),
     "make": lambda: _programs("make"),
     "mlflow": lambda: _modules("mlflow"),
+    "mounts": _mounts,
     "mpi": _mpi,
     "openssl": lambda: _programs("openssl"),
     "opentelemetry": lambda: _modules("opentelemetry"),
+    "programs": lambda: _modules("accelerate", "ignite", "lightning", "transformers"),
     "prometheus": lambda: _programs("prometheus"),
     "prometheus_client": lambda: _modules("prometheus_client"),
-    "ray": lambda: _modules("ray", "aiohttp_cors", "opencensus"),  # `ray` alone has no dashboard
+    "ray": _ray,
     "root": _root,
     "slurm": _slurm,
     "ssh": _ssh,
     "torch": lambda: _modules("torch"),
 }
-WHAT = {"hosts": "several hosts: network namespaces on this machine"}
+WHAT = {
+    "hosts": "several hosts: network namespaces on this machine",
+    "mounts": "mount namespaces",
+    "programs": "accelerate, ignite, lightning and transformers",
+}
 
 
 @functools.cache

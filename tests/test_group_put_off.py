@@ -1,5 +1,7 @@
 """A process that does not coordinate for a moment, as after it was suspended, misses nothing."""
 
+from conftest import LIMIT_S
+
 from relight.core.group_types import GroupSettings, GroupState, NodeLost, Received
 from relight.core.messages import Join, NodeReady
 from relight.core.ranks import NO_GENERATION
@@ -24,7 +26,7 @@ def test_a_node_that_is_lost_while_nobody_coordinates_is_missed_afterwards() -> 
         loop.run_until(lambda: False, 0.2)
         assert group.membership.state is GroupState.RUNNING
         coordinates = True
-        loop.run_until(lambda: group.membership.state is not GroupState.RUNNING, 10)
+        loop.run_until(lambda: group.membership.state is not GroupState.RUNNING, LIMIT_S)
         assert group.membership.state is not GroupState.RUNNING
         assert "b" not in group.membership.members
     finally:

@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 
 from relight import health_check
 from relight.env import Environment
@@ -20,18 +21,32 @@ from relight.values import parse_health_check
 
 RUN = [sys.executable, "-m", "relight", "run"]
 SCRIPT = "import os; print('rank', os.environ['RANK'], flush=True)"
-POLLS = 2000
+
+
+_started: list[subprocess.Popen[str]] = []
+
+
+@pytest.fixture(autouse=True)
+def _end_all() -> Iterator[None]:
+    yield
+    while _started:
+        process = _started.pop()
+        process.kill()
+        process.communicate()
 
 
 def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*RUN, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )  # type: ignore[call-overload, no-any-return]
+    _started.append(
+        subprocess.Popen(
+            [*RUN, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+        )  # type: ignore[call-overload]
+    )
+    return _started[-1]
 
 
 def run(*arguments: str, **options: object) -> tuple[int, str, str]:
     process = start(*arguments, **options)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=LIMIT_S)
     return process.returncode, stdout, stderr
 
 
@@ -50,11 +65,15 @@ def program(path: Path, text: str) -> str:
 
 def has_ended(pid: int) -> bool:
     """Wait until the system has carried out a SIGKILL."""
-    for _ in range(POLLS):
-        if not system.is_running(pid):
-            return True
+    until(lambda: not system.is_running(pid))
+    return True
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end
         time.sleep(0.01)
-    return False
 
 
 def test_a_node_that_passes_runs_its_workers(tmp_path: Path, script: Path) -> None:
@@ -105,12 +124,9 @@ def test_a_check_that_does_not_end_is_killed_with_what_it_started(
 def test_a_signal_ends_the_agent_during_the_check(tmp_path: Path, script: Path) -> None:
     check = program(tmp_path / "check.sh", f"echo $$ > {tmp_path}/pid; exec sleep 1000")
     process = start(f"--health-check={check}", str(script))
-    for _ in range(POLLS):
-        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip():
-            break
-        time.sleep(0.01)
+    until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + signal.SIGTERM
     assert has_ended(int((tmp_path / "pid").read_text()))
 
@@ -158,7 +174,7 @@ def test_the_others_go_on_with_a_spare(tmp_path: Path) -> None:
         "    open(broken, 'w').write(os.environ['NODE'])\n"
         "    sys.exit(7)\n"
         "if not os.path.exists(broken):\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(900)\n"
         "print('node', os.environ['NODE'])\n"
     )
     check = program(
@@ -174,7 +190,7 @@ def test_the_others_go_on_with_a_spare(tmp_path: Path) -> None:
     ]  # fmt: skip
     ends = {}
     for node, process in zip("abc", processes, strict=True):
-        stdout, stderr = process.communicate(timeout=60)
+        stdout, stderr = process.communicate(timeout=LIMIT_S)
         ends[node] = (process.returncode, stdout, stderr)
     broken = (tmp_path / "broken").read_text()
     assert ends[broken][0] == 7, ends[broken]
@@ -185,10 +201,10 @@ def test_the_others_go_on_with_a_spare(tmp_path: Path) -> None:
 
 def test_a_node_that_never_passes_disturbs_nobody(tmp_path: Path, script: Path) -> None:
     bad, *good = agents(tmp_path, ["exit 1 ;", "true ;", "true ;"], "2", script)
-    _, stderr = bad.communicate(timeout=60)
+    _, stderr = bad.communicate(timeout=LIMIT_S)
     assert bad.returncode == EXIT_MACHINE, stderr
     for each in good:
-        stdout, stderr = each.communicate(timeout=60)
+        stdout, stderr = each.communicate(timeout=LIMIT_S)
         assert each.returncode == 0, stderr
         assert re.fullmatch(r"rank [01]\n", stdout)
 
@@ -204,12 +220,12 @@ def test_a_node_that_waits_is_told_who_left_and_why(
     lines = iter(good.stderr.readline, "")
     assert any("1 of 2 nodes have joined" in line for line in lines)
     (unfit,) = agents(tmp_path, [bad], "2", script)
-    unfit.communicate(timeout=60)
+    unfit.communicate(timeout=LIMIT_S)
     assert any(
         "left: its health check failed" in line and "GPU 3 is gone" in line for line in lines
     )
     good.terminate()
-    good.communicate(timeout=60)
+    good.communicate(timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.core.fields import Malformed
 from relight.core.messages import NodesProbed, StartProbes, Target, Unreached
 from relight.doctor.probes import new_cookie
 from relight.host.loop import Loop
 from relight.network_check import NetworkCheck
-
-PATIENCE_S = 20.0
 
 
 @pytest.fixture
@@ -41,7 +40,7 @@ def round_of(loop: Loop, nodes: list[NetworkCheck], *others: Target) -> list[Nod
     cookie = new_cookie().hex()
     for number, each in enumerate(nodes):
         each.start(StartProbes(cookie, number, targets), answers.append)
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + LIMIT_S
     while len(answers) < len(nodes):
         assert time.monotonic() < end
         loop.run_once(0.1)

@@ -12,14 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch, Start, clean_environment
-from netlab import lab_unavailable
+from conftest import LIMIT_S, Launch, Start, clean_environment
 
 from relight.host import system
 
 pytest_plugins = ["pytester"]
-pytestmark = pytest.mark.skipif(lab_unavailable() != "", reason=lab_unavailable() or "it works")
-PATIENCE_S = 40
+pytestmark = pytest.mark.needs_hosts
 SCRIPT = """
 import os, sys, time
 rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
@@ -44,8 +42,15 @@ def runs(pid: int) -> bool:
     return system._state(pid) not in (b"", b"Z", b"X")
 
 
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def await_gone(pids: list[int]) -> None:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + LIMIT_S
     while left := list(filter(runs, pids)):
         assert time.monotonic() < end, f"left behind: {left}"
         time.sleep(0.02)
@@ -84,7 +89,7 @@ def test_nothing_is_left_of_a_sandbox(start: Start, script: Script, killed: str)
     process = start("sandbox", "2", "--", script(SCRIPT))
     await_line(process, "rank 0 of 2")
     pids = system.tree(process.pid)
-    switch = next(p for p in pids if b"switch.py" in Path(f"/proc/{p}/cmdline").read_bytes())
+    switch = next(p for p in pids if b"switch.py" in command_line(p))
     assert len(pids) > 4
     if killed == "asked":
         process.terminate()
@@ -92,7 +97,7 @@ def test_nothing_is_left_of_a_sandbox(start: Start, script: Script, killed: str)
         process.kill()
     if killed in ("with its switch", "its switch"):
         os.kill(switch, signal.SIGKILL)
-    code = process.wait(PATIENCE_S)
+    code = process.wait(LIMIT_S)
     assert code == {"asked": 143, "its switch": 4}.get(killed, -signal.SIGKILL)
     await_gone(pids)
 
@@ -122,12 +127,12 @@ def test_keys_on_a_terminal_cause_faults_and_the_terminal_is_as_before(script: S
     ]
     text, at = b"", 0
     for awaited, key in steps:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + LIMIT_S
         while awaited not in text[at:]:
             assert select.select([ours], [], [], end - time.monotonic())[0], text.decode()
             text += os.read(ours, 4096)
         os.write(ours, key)
-    assert process.wait(PATIENCE_S) in (130, 5)  # the survivor may have ended first
+    assert process.wait(LIMIT_S) in (130, 5)  # the survivor may have ended first
     after = subprocess.run(["stty", "-g"], stdin=theirs, capture_output=True, check=True).stdout
     os.close(ours)
     os.close(theirs)

@@ -15,12 +15,13 @@ import urllib.request
 from types import TracebackType
 from typing import Any
 
-import boto3
+from conftest import LIMIT_S
 
 REGION = "eu-central-1"
 SERVER = """
 import sys
 from moto.server import ThreadedMotoServer
+
 server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
 server.start()
 print(server.get_host_and_port()[1], flush=True)
@@ -74,6 +75,8 @@ class Aws:
         }
 
     def client(self, service: str) -> Any:
+        import boto3
+
         return boto3.client(
             service,
             endpoint_url=self.endpoint,
@@ -108,5 +111,5 @@ class Aws:
                 {"Content-Type": "application/json"},
                 method="POST",
             ),
-            timeout=30,
+            timeout=LIMIT_S,
         ).close()

@@ -24,12 +24,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from conftest import LIMIT_S
+
 import relight
 
 PACKAGE = "docker.io"
 IMAGE = "relight-test:1"
 PYTHON = "/usr/bin/python3"
-PATIENCE_S = 60.0
 # It is in sbin, which is not on everybody's PATH.
 PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 PROGRAMS = ("dockerd", "docker-init", "unshare", "ip", "bash", PYTHON)
@@ -112,9 +113,9 @@ class Dockerd:
         if self.process is not None:
             # With its first process, all that is in the namespace of pids ends.
             self.process.send_signal(signal.SIGKILL)
-            self.process.wait(PATIENCE_S)
+            self.process.wait(LIMIT_S)
         self._remove_cgroups()
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + LIMIT_S
         while self.directory.exists():  # the last of its processes may still be ending
             shutil.rmtree(self.directory, ignore_errors=True)
             assert time.monotonic() < end, f"{self.directory} can't be removed"
@@ -141,12 +142,12 @@ class Dockerd:
             )
         import docker
 
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + LIMIT_S
         while not self._answers():
             if self.process.poll() is not None or time.monotonic() > end:
                 raise DockerFailed(f"dockerd did not start:\n{self.log()}")
             time.sleep(0.05)
-        self.client = docker.APIClient(base_url=self.host, version="auto", timeout=60)
+        self.client = docker.APIClient(base_url=self.host, version="auto", timeout=LIMIT_S)
 
     def _answers(self) -> bool:
         with socket.socket(socket.AF_UNIX) as probe:

@@ -10,7 +10,7 @@ import http.client
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-LIMIT_S = 60.0
+from conftest import LIMIT_S
 
 
 class Held:
@@ -53,7 +53,7 @@ class Held:
         self.address = f"127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> "Held":
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -23,7 +23,6 @@ import json
 import os
 import re
 import signal
-import socket
 import ssl
 import subprocess
 import threading
@@ -36,7 +35,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from etcd_server import Certificates
+from conftest import LIMIT_S
+from etcd_server import Certificates, free_ports
 from netlab import Lab
 
 Object = dict[str, Any]
@@ -61,7 +61,6 @@ VOLCANO_RETRIES = "volcano.sh/job-retry-count"
 _PATH = re.compile(
     r"/(api/v1|apis/[^/]+/\w+)/namespaces/([^/]+)/(\w+)(?:/([^/]+))?(?:/(log|status))?"
 )
-LIMIT_S = 30.0
 
 
 def now() -> str:
@@ -129,7 +128,9 @@ class ApiServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), daemon=True
+        )
         self.port = int(self._server.server_address[1])
         self.url = f"http{'s' if certificates else ''}://127.0.0.1:{self.port}"
         if certificates is not None:
@@ -793,9 +794,7 @@ def _add(one: Object, path: str, value: Any) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    return free_ports(1)[0]
 
 
 @contextlib.contextmanager

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from conftest import LIMIT_S
 from netlab import Lab
 
 PACKAGE = "openmpi-bin"
-PATIENCE_S = 60.0
 
 
 @functools.cache
@@ -66,7 +66,7 @@ class Mpi:
     def run(self, host: str, *arguments: str | Path, **variables: str) -> tuple[str, int]:
         """Run `mpirun arguments` on a host; return what was printed, and its exit code."""
         process = self.start(host, *arguments, **variables)
-        text = process.communicate(timeout=PATIENCE_S)[0]
+        text = process.communicate(timeout=LIMIT_S)[0]
         return text, process.returncode
 
 

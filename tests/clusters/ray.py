@@ -6,39 +6,33 @@ machine; here the process groups are ended.
 
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from conftest import LIMIT_S
+from etcd_server import free_ports
+
 from relight.host import linux
 
-LIMIT_S = 40.0
 PYTHON = os.environ.get("RAY_OF_TEST") or sys.executable
 """The Python of the nodes; RAY_OF_TEST=/path/to/python is for tests with another version of Ray."""
 _OBJECTS = 80 << 20
-_PORTS = range(20000, 32000)
-"""Outside of Ray's own ports for workers, and of those that the system gives out."""
-_STARTS = 3
-"""How often a node is started: a raylet aborts at its start if its machine is very busy."""
-_given: set[int] = set()
-"""Ports that these clusters were given."""
 
 
-def has_ray() -> bool:
-    """Whether ray[default] is installed: `ray` alone has no dashboard."""
+def ray_unavailable() -> str:
+    """Return why there is no ray[default] here; `ray` alone has no dashboard."""
     from importlib.util import find_spec
 
-    return sys.executable != PYTHON or all(
-        find_spec(name) is not None for name in ("ray", "aiohttp_cors", "opencensus")
-    )
+    found = sys.executable != PYTHON or all(map(find_spec, ("ray", "aiohttp_cors", "opencensus")))
+    return "" if found else "no Python package ray[default]"
 
 
 class RayCluster:
@@ -48,8 +42,9 @@ class RayCluster:
         self._folder = tempfile.TemporaryDirectory(prefix="ray-")
         self.directory = Path(self._folder.name)
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
-        self._gcs = f"127.0.0.2:{_free_ports('127.0.0.2', 1)[0]}"
-        self.dashboard = f"127.0.0.1:{_free_ports('127.0.0.1', 1)[0]}"
+        self._options: dict[int, tuple[int, str]] = {}
+        self._gcs = f"127.0.0.2:{free_ports(1, '127.0.0.2')[0]}"
+        self.dashboard = f"127.0.0.1:{free_ports(1)[0]}"
 
     def start(self, cpus: int = 1) -> None:
         """Start the head, which is node 2, and wait for its dashboard and job agent."""
@@ -57,21 +52,16 @@ class RayCluster:
         where, _, dashboard_port = self.dashboard.partition(":")
         words = ["--head", f"--port={port}", f"--dashboard-host={where}"]
         words += [f"--dashboard-port={dashboard_port}"]
-        words += [f"--ray-client-server-port={_free_ports(host, 1)[0]}", "--include-dashboard=true"]
-        self._start(2, host, words, cpus)
-        self._await_dashboard()
+        words += [f"--ray-client-server-port={free_ports(1, host)[0]}", "--include-dashboard=true"]
+        self._start_until(2, host, words, cpus, self._has_dashboard)
 
     def add(self, number: int, cpus: int = 1, resources: str = "{}") -> None:
         """Start a node with the address 127.0.0.NUMBER, and wait until the cluster knows it."""
+        self._options[number] = cpus, resources
         words = [f"--address={self._gcs}", f"--resources={resources}"]
         address = f"127.0.0.{number}"
-        for _ in range(_STARTS):
-            before = self._ids(address)
-            self._start(number, address, words, cpus)
-            if self._has_joined(number, before):
-                return
-            self.kill(number)
-        raise AssertionError((self.directory / f"node-{number}.log").read_text())
+        before = self._ids(address)
+        self._start_until(number, address, words, cpus, lambda: self._ids(address) - before)
 
     def kill(self, number: int) -> None:
         """End a node as if its machine was lost: all its processes at once."""
@@ -83,6 +73,18 @@ class RayCluster:
             for pid in pids:
                 _kill(pid)
 
+    def restore(self, *numbers: int) -> None:
+        """Have the head and exactly these nodes, whatever a test has done to them: each was added
+        before.
+        """
+        for number in set(self._nodes) - {2, *numbers}:
+            self.kill(number)
+        for number in numbers:
+            if not self._is_alive(number):
+                if number in self._nodes:
+                    self.kill(number)
+                self.add(number, *self._options[number])
+
     def mark(self, number: int) -> str:
         """The variable that all processes of a node inherit."""
         return f"NODE_OF_TEST={self.directory}/{number}"
@@ -92,6 +94,39 @@ class RayCluster:
         for number in sorted(self._nodes, reverse=True):
             self.kill(number)
         self._folder.cleanup()
+
+    def _is_alive(self, number: int) -> bool:
+        """Whether the cluster knows a node, or does so in a while: the dashboard may be late."""
+        end = time.monotonic() + LIMIT_S / 6
+        while number in self._nodes and self._nodes[number].poll() is None:
+            if self._ids(f"127.0.0.{number}"):
+                return True
+            if time.monotonic() > end:
+                break
+            time.sleep(0.1)
+        return False
+
+    def _start_until(
+        self,
+        number: int,
+        address: str,
+        words: list[str],
+        cpus: int,
+        is_ready: Callable[[], object],
+    ) -> None:
+        """Start a node, again while it ends: on a busy machine, `ray start` gives up after 30 s, or
+        the raylet aborts.
+        """
+        end = time.monotonic() + LIMIT_S
+        while True:
+            self._start(number, address, words, cpus)
+            while self._nodes[number].poll() is None:
+                if is_ready():
+                    return
+                assert time.monotonic() < end, (self.directory / f"node-{number}.log").read_text()
+                time.sleep(0.1)
+            assert time.monotonic() < end, (self.directory / f"node-{number}.log").read_text()
+            self.kill(number)
 
     def _start(self, number: int, address: str, words: list[str], cpus: int) -> None:
         programs = os.path.dirname(PYTHON)
@@ -106,7 +141,7 @@ class RayCluster:
             "metrics-export-port",
             "runtime-env-agent-port",
         )
-        ports = _free_ports(address, len(named))
+        ports = free_ports(len(named), address)
         command += [f"--{name}={port}" for name, port in zip(named, ports, strict=True)]
         hidden = ("RAY_", "RELIGHT_", "PYTEST_", "COV_")
         own = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
@@ -116,7 +151,10 @@ class RayCluster:
             "RAY_DISABLE_MEMORY_MONITOR": "1",
             "RAY_enable_metrics_collection": "0",
             "RAY_health_check_period_ms": "500",
-            "RAY_health_check_timeout_ms": "2000",
+            # A killed raylet refuses the connection. One that only answers late is alive, but would
+            # be out of the cluster for good.
+            "RAY_health_check_timeout_ms": str(int(LIMIT_S * 1000)),
+            "RAY_worker_register_timeout_seconds": str(int(LIMIT_S)),
             "RAY_health_check_failure_threshold": "3",
         }
         name, _, value = self.mark(number).partition("=")
@@ -132,18 +170,6 @@ class RayCluster:
                 preexec_fn=partial(linux.die_with_parent, signal.SIGTERM),
             )
 
-    def _has_joined(self, number: int, before: set[str]) -> bool:
-        """Wait until the cluster knows a node that it did not know before; return whether the Ray
-        of that node still runs.
-        """
-        end = time.monotonic() + LIMIT_S
-        while self._nodes[number].poll() is None:
-            if self._ids(f"127.0.0.{number}") - before:
-                return True
-            assert time.monotonic() < end, (self.directory / f"node-{number}.log").read_text()
-            time.sleep(0.1)
-        return False
-
     def _ids(self, address: str) -> set[str]:
         """Return the ids of the nodes with an address, none if the dashboard does not answer."""
         try:
@@ -155,36 +181,12 @@ class RayCluster:
         rays = [node.get("raylet", {}) for node in nodes if node.get("ip") == address]
         return {ray["nodeId"] for ray in rays if ray.get("state") == "ALIVE"}
 
-    def _await_dashboard(self) -> None:
-        end = time.monotonic() + LIMIT_S
-        while True:
-            try:
-                urllib.request.urlopen(f"http://{self.dashboard}/api/jobs/", timeout=5).close()
-            except (urllib.error.URLError, OSError):
-                log = (self.directory / "node-2.log").read_text()
-                assert self._nodes[2].poll() is None, log
-                assert time.monotonic() < end, log
-                time.sleep(0.1)
-            else:
-                return
-
-
-def _free_ports(host: str, count: int) -> list[int]:
-    """Return ports of a host that no other call returns; other programs may take them."""
-    found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        if port in _given:
-            continue
-        with socket.socket() as probe:
-            try:
-                probe.bind((host, port))
-            except OSError:
-                continue
-        _given.add(port)
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("not enough ports are free")
+    def _has_dashboard(self) -> bool:
+        try:
+            urllib.request.urlopen(f"http://{self.dashboard}/api/jobs/", timeout=5).close()
+        except (urllib.error.URLError, OSError):
+            return False
+        return True
 
 
 def of_variable(text: str) -> list[int]:

@@ -18,11 +18,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from conftest import LIMIT_S
 from netlab import Lab
 
 PROGRAMS = ("munged", "munge", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
 PACKAGES = "munge slurmctld slurmd slurm-client"
-PATIENCE_S = 60.0
 # They are in sbin, which is not on everybody's PATH.
 PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
 
@@ -117,10 +117,10 @@ class Slurm:
         if self.munged is not None:
             self.munged.terminate()
             try:
-                self.munged.wait(5)
+                self.munged.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
                 self.munged.kill()
-                self.munged.wait(PATIENCE_S)
+                self.munged.wait(LIMIT_S)
 
     def start(self, command: Sequence[str | Path], **options: Any) -> "subprocess.Popen[Any]":
         """Start a command on the login node."""
@@ -132,7 +132,7 @@ class Slurm:
         """Run a command on the login node; return what it printed, and its exit code."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         process = self.start(command, **pipes, **options)
-        text = process.communicate(timeout=PATIENCE_S)[0]
+        text = process.communicate(timeout=LIMIT_S)[0]
         return text, process.returncode
 
     def clear(self) -> None:
@@ -185,7 +185,7 @@ class Slurm:
         self._until((self.directory / "munge.socket").exists)
 
     def _until(self, condition: Any) -> None:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + LIMIT_S
         while not condition():
             if time.monotonic() > end:
                 raise AssertionError(f"Slurm is not ready:\n{self.logs()}")

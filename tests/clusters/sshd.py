@@ -24,13 +24,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from conftest import LIMIT_S
 from netlab import Lab
 
 from relight.host.linux import die_with_parent
 
 PROGRAM = "/usr/sbin/sshd"
 PACKAGE = "openssh-server"
-PATIENCE_S = 30.0
 CONFIG = """
 HostKey {key}
 AuthorizedKeysFile {authorized}
@@ -120,7 +120,7 @@ class Server:
                 )
             else:
                 self.process = lab[self.name].start(command, **options)
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + LIMIT_S
         while b"Server listening" not in (self.directory / "log").read_bytes():
             assert self.process.poll() is None and time.monotonic() < end, self.log()
             time.sleep(0.02)
@@ -129,7 +129,7 @@ class Server:
         """End it; its sessions live on."""
         if self.process is not None:
             self.process.send_signal(number)
-            self.process.wait(PATIENCE_S)
+            self.process.wait(LIMIT_S)
             self.process = None
             (self.directory / "log").write_text("")
 

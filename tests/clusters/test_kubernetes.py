@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
-from netlab import Lab, lab_unavailable
+from conftest import LIMIT_S, clean_environment
+from netlab import Lab
 
 from clusters.workers import RELIGHT_RUN, SHELL, Worker, seen, write
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_hosts]
 PODS = ["train-0", "train-1", "train-2"]
 SERVICE = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 
@@ -64,9 +64,6 @@ def ranks(index: int) -> dict[str, str]:
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     """Three pods."""
-    reason = lab_unavailable()
-    if reason:
-        pytest.skip(reason)
     with Lab(hosts=PODS) as lab:
         yield lab
 
@@ -100,7 +97,7 @@ def test_pods_form_one_job_ranked_by_their_index(
         )
         for index, pod in enumerate(PODS)
     ]
-    texts = [process.communicate(timeout=60)[0] for process in processes]
+    texts = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], "\n".join(texts)
     workers: list[Worker] = seen("".join(texts))
     assert [worker.rank for worker in workers] == list(range(3 * nproc)), "\n".join(texts)

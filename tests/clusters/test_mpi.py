@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from netlab import Lab, lab_unavailable
+from netlab import Lab
 
-from clusters.mpi import Mpi, mpirun_unavailable, slots
+from clusters.mpi import Mpi, slots
 from clusters.workers import RELIGHT_RUN, SHELL, seen, write
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_mpi]
 # Open MPI packs names into a pattern: digits inside of them, and of different lengths.
 NODES = ["gpu-a9-07", "gpu-a10-07", "gpu-a10-08", "node1"]
 
@@ -17,9 +17,6 @@ NODES = ["gpu-a9-07", "gpu-a10-07", "gpu-a10-08", "node1"]
 @pytest.fixture
 def mpi(tmp_path: Path) -> Iterator[Mpi]:
     """A login node and four others."""
-    reason = mpirun_unavailable() or lab_unavailable()
-    if reason:
-        pytest.skip(reason)
     write(tmp_path)
     with Lab(hosts=["login", *NODES]) as lab:
         yield Mpi(lab, tmp_path)

@@ -6,24 +6,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from netlab import Lab, lab_unavailable
+from netlab import Lab
 
-from clusters.slurm import PATIENCE_S, Slurm, slurm_unavailable
+from clusters.slurm import Slurm
 from clusters.workers import RELIGHT_RUN, SHELL, seen, write
 from relight.rendezvous import hostlist
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_slurm]
 NODES = ["node1", "node2", "node3", "node4"]
 
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     """Slurm on four nodes and a login node."""
-    reason = slurm_unavailable() or lab_unavailable()
-    if reason:
-        pytest.skip(reason)
     directory = tmp_path_factory.mktemp("slurm")
     write(directory)
     with Lab(hosts=["login", *NODES]) as lab, Slurm(lab, directory) as slurm:
@@ -124,7 +122,7 @@ def batch(slurm: Slurm, name: str, text: str, *flags: str) -> tuple[str, Path]:
 
 def until_state(slurm: Slurm, job: str, *states: str) -> str:
     """Wait until a job is in one of some states; return what Slurm says about it."""
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + LIMIT_S
     while True:
         said, _ = slurm.run(["scontrol", "show", "job", job])
         match = re.search(r"JobState=(\w+)", said)
@@ -159,7 +157,7 @@ def test_a_requeued_job_does_not_meet_its_past(slurm: Slurm) -> None:
     run = " ".join(RELIGHT_RUN)
     text = f"srun {run} worker.py\n[ -e {first} ] || srun {run} --no-python sh -c '{wait}'"
     job, output = batch(slurm, "requeue", text, "--requeue")
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + LIMIT_S
     while not first.exists():
         assert time.monotonic() < end, output.read_text()
         time.sleep(0.05)

@@ -3,14 +3,12 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from conftest import RELIGHT, clean_environment
+from conftest import LIMIT_S, RELIGHT, clean_environment
 from netlab import Lab
 
-PATIENCE_S = 60.0
 PORT = 29400
 
 # A clock that is wrong, an interpreter and a torch of another version: what product code reads is
@@ -31,8 +29,8 @@ sys.exit(main(sys.argv[1:]))
 class Report:
     """What one doctor said."""
 
-    def __init__(self, host: str, code: int, out: str, err: str, seconds: float) -> None:
-        self.host, self.code, self.out, self.err, self.seconds = host, code, out, err, seconds
+    def __init__(self, host: str, code: int, out: str, err: str) -> None:
+        self.host, self.code, self.out, self.err = host, code, out, err
         self.whole = json.loads(out) if out.startswith("{") else {}
 
     @property
@@ -74,7 +72,6 @@ def diagnose(
     variables: Mapping[str, str] | None = None,
 ) -> dict[str, Report]:
     """Run doctors at the same time, one a host, to their ends."""
-    begin = time.monotonic()
     env = clean_environment(**{"TMPDIR": str(directory), **(variables or {})})
     started = {
         host: lab[host].start(
@@ -89,7 +86,6 @@ def diagnose(
     }
     reports = {}
     for host, process in started.items():
-        out, err = process.communicate(timeout=PATIENCE_S)
-        seconds = time.monotonic() - begin
-        reports[host] = Report(host, process.returncode, out, err, seconds)
+        out, err = process.communicate(timeout=LIMIT_S)
+        reports[host] = Report(host, process.returncode, out, err)
     return reports

@@ -4,11 +4,11 @@ import os
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from conftest import Launch, Start
+from conftest import LIMIT_S, Launch, Start
+from etcd_server import free_ports
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,7 +136,7 @@ def serve() -> Iterator[Serve]:
         server.shutdown(socket.SHUT_RDWR)
         server.close()
     for thread in threads:
-        thread.join(10)
+        thread.join(LIMIT_S)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,7 @@ def test_a_program_that_is_no_coordinator_is_named(
 
 def test_a_coordinator_is_recognised_and_not_disturbed(start: Start, launch: Launch) -> None:
     """A coordinator of relight is known as one, and is not disturbed by the question."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    (port,) = free_ports(1)
     flags = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}")
     first = start("run", *flags, "--no-python", "true", stderr=subprocess.PIPE)
     assert first.stderr is not None
@@ -171,20 +170,18 @@ def test_a_coordinator_is_recognised_and_not_disturbed(start: Start, launch: Lau
     lines = doctor.at_timeout("127.0.0.1", port)
     assert any("a coordinator of relight answers" in line for line in lines), lines
     assert launch("run", *flags, "--no-python", "true").returncode == 0
-    assert first.wait(30) == 0
+    assert first.wait(LIMIT_S) == 0
 
 
-def test_a_look_at_the_endpoint_takes_two_seconds_at_most(serve: Serve) -> None:
-    """Two seconds are the most, whatever the endpoint does; a slow name server included."""
-    begin = time.monotonic()
+def test_a_look_at_the_endpoint_ends_whatever_it_does(serve: Serve) -> None:
+    """A name server that never answers is not waited for; neither is a silent program."""
+    answer = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(endpoint, "addresses_of", lambda _: time.sleep(30))
-        lines = doctor.at_timeout("gpu-01", 29400)
-    assert time.monotonic() - begin < 10
+        patch.setattr(endpoint, "addresses_of", lambda _: answer.wait())
+        lines = doctor.at_timeout("gpu-01", 29400, seconds=0.5)
+    answer.set()
     assert "does not resolve" in lines[0]
-    begin = time.monotonic()
-    doctor.at_timeout("127.0.0.1", serve(None))
-    assert time.monotonic() - begin < 10
+    doctor.at_timeout("127.0.0.1", serve(None), seconds=0.5)
 
 
 def test_the_reason_of_a_timeout_is_reported_whatever_fails() -> None:

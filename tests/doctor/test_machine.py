@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import RELIGHT, Launch, clean_environment
-from netlab import lab_unavailable
+from conftest import LIMIT_S, RELIGHT, Launch, clean_environment
 
 from relight.doctor import inspection
 from relight.doctor.findings import ERROR, OK, WARNING
@@ -207,13 +206,19 @@ def test_a_low_limit_of_open_files_and_a_closed_tmpdir_are_found(
     assert "-> make room there, or set TMPDIR" in result.stdout
 
 
-@pytest.mark.skipif(lab_unavailable() != "", reason=lab_unavailable() or "it works")
+@pytest.mark.needs_root
+@pytest.mark.needs_mounts
 def test_small_shared_memory_is_an_error_with_its_remedy(tmp_path: Path) -> None:
     """The /dev/shm that containers have by default is an error, with the flags that mend it."""
     mount = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"'
     command = [str(shutil.which("unshare")), "--mount", "sh", "-c", mount, "sh", *RELIGHT, "doctor"]
     result = subprocess.run(
-        command, capture_output=True, text=True, env=clean_environment(), timeout=60, check=False
+        command,
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+        timeout=LIMIT_S,
+        check=False,
     )
     assert result.returncode == 1, result
     assert "shared memory (/dev/shm) has 64 MiB (the default of containers" in result.stdout

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.core.messages import Target
 from relight.doctor.messages import Probe, ProbeResult
 from relight.doctor.probes import LARGE, Prober, _datagram, _hello, mtu_to, new_cookie
 from relight.host.loop import Loop
-
-PATIENCE_S = 20.0
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def probe(loop: Loop, one: Prober, cookie: bytes, others: list[Target]) -> list[
     """What node 0 finds about the others."""
     found: list[dict[int, Probe]] = []
     one.start(cookie, 0, [Target("127.0.0.1", one.tcp_port, one.udp_port), *others], found.append)
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + LIMIT_S
     while not found:
         assert time.monotonic() < end
         loop.run_once(0.1)
@@ -57,7 +56,7 @@ def test_two_stations_find_that_all_gets_through(
     one.start(cookie, 0, nodes, lambda probes: found.update({0: probes}))
     loop.run_once(0.05)
     two.start(cookie, 1, nodes, lambda probes: found.update({1: probes}))
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + LIMIT_S
     while len(found) < 2:
         assert time.monotonic() < end
         loop.run_once(0.1)
@@ -95,7 +94,7 @@ def test_a_peer_that_never_takes_the_rest_is_one_that_loses_large_packets(
     loop.run_once(1)
     assert len(peer.recv(100)) == _hello.size
     peer.sendall(b"+")
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + LIMIT_S
     while not found:
         assert time.monotonic() < end
         loop.run_once(0.1)
@@ -124,7 +123,7 @@ def test_a_peer_without_the_cookie_gets_no_byte(loop: Loop, stack: ExitStack) ->
     ):
         asker.sendto(data, target)
     asker.sendto(_datagram.pack(cookie, b"?", 1, 30), target)
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + LIMIT_S
     answers: list[bytes] = []
     closed = False
     while not (answers and closed):
@@ -163,7 +162,7 @@ def test_an_unexpected_exception_ends_one_probe_alone(
     found: list[dict[int, Probe]] = []
     two.start(cookie, 1, nodes, found.append)
     one.start(cookie, 0, nodes, found.append)
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + LIMIT_S
     while len(found) < 2:
         assert time.monotonic() < end
         loop.run_once(0.1)

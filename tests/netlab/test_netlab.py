@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import LIMIT_S
 
 import relight
-from netlab import Host, Lab, LabError, lab_unavailable
+from netlab import Host, Lab, LabError
 
-pytestmark = pytest.mark.skipif(lab_unavailable() != "", reason=lab_unavailable() or "it works")
+pytestmark = pytest.mark.needs_hosts
 
 TESTS = Path(__file__).parents[1]
 SOURCE = Path(relight.__file__).parents[1]
-DEADLINE = 60
 
 SERVER = """
 import socket, sys
@@ -46,7 +46,7 @@ while True:
 ROUND_TRIPS = """
 import json, socket, sys, time
 probe = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
-probe.settimeout(30)
+probe.settimeout(180)
 probe.connect((sys.argv[1], 7000))
 times = []
 for _ in range(20):
@@ -98,7 +98,7 @@ for number in range(int(sys.argv[1])):
 
 CONNECT = """
 import socket, sys
-s = socket.create_connection((sys.argv[1], 7000), timeout=4)
+s = socket.create_connection((sys.argv[1], 7000), timeout=2)
 """
 
 
@@ -128,11 +128,11 @@ def serve(host: Host, program: str) -> "subprocess.Popen[str]":
 
 def run(host: Host, program: str, *arguments: str) -> str:
     process = begin(host, program, *arguments)
-    return process.communicate(timeout=DEADLINE)[0]
+    return process.communicate(timeout=LIMIT_S)[0]
 
 
 def await_none(left: Callable[[], list[Any]]) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + LIMIT_S
     while left():
         assert time.monotonic() < end, f"left behind: {left()}"
         time.sleep(0.02)
@@ -206,7 +206,7 @@ def test_a_program_is_alone_on_its_host(tmp_path: Path) -> None:
         for name, hostname in (("node1", "node1"), ("node2", "twin")):
             command = [sys.executable, "-c", who]
             process = lab[name].start(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-            said = process.communicate(timeout=DEADLINE)[0].split()
+            said = process.communicate(timeout=LIMIT_S)[0].split()
             assert said == [hostname, str(process.pid), str(process.pid), str(tmp_path)]
     assert socket.gethostname() == before
 
@@ -271,7 +271,7 @@ import socket, sys
 connection = socket.create_connection(("node1", 7000))
 connection.sendall(b"x")
 print(connection.recv(1).decode(), flush=True)
-connection.settimeout(5)
+connection.settimeout(2)
 try:
     print(connection.recv(1))
 except OSError as error:
@@ -281,10 +281,10 @@ except OSError as error:
     assert connected.stdout is not None
     assert connected.stdout.readline() == "X\n"
     lab.crash("node1")
-    assert server.wait(DEADLINE) == -signal.SIGKILL
+    assert server.wait(LIMIT_S) == -signal.SIGKILL
     for address in (lab["node1"].address, lab["node1"].address6):
         assert "TimeoutError: timed out" in run(lab["node2"], CONNECT, address)
-    assert connected.communicate(timeout=DEADLINE)[0] == "TimeoutError\n"
+    assert connected.communicate(timeout=LIMIT_S)[0] == "TimeoutError\n"
 
     lab.mend("node1")
     assert "ConnectionRefusedError" in run(lab["node2"], CONNECT, lab["node1"].address)
@@ -299,7 +299,7 @@ def test_packets_are_lost_as_often_as_asked(lab: Lab, loss: float, low: int, hig
     lab.set(loss=0)
     end = "import socket; socket.socket(10, 2).sendto(b'end', ('node1', 7000))"
     assert run(lab["node2"], end) == ""
-    numbers = json.loads(count.communicate(timeout=DEADLINE)[0])
+    numbers = json.loads(count.communicate(timeout=LIMIT_S)[0])
     assert low <= 2000 - len(numbers) <= high
 
 
@@ -311,7 +311,7 @@ def test_jitter_keeps_the_order(lab: Lab) -> None:
     lab.set(jitter_ms=0)
     end = "import socket; socket.socket(10, 2).sendto(b'end', ('node1', 7000))"
     assert run(lab["node2"], end) == ""
-    assert json.loads(count.communicate(timeout=DEADLINE)[0]) == list(range(300))
+    assert json.loads(count.communicate(timeout=LIMIT_S)[0]) == list(range(300))
 
 
 def test_delay_and_jitter_are_added(lab: Lab) -> None:
@@ -323,8 +323,8 @@ def test_delay_and_jitter_are_added(lab: Lab) -> None:
     lab.set(delay_ms=0)
     lab.set(jitter_ms=90, host="node1")
     shaken = json.loads(run(lab["node2"], ROUND_TRIPS, "node1"))
-    assert min(plain) < 30
     assert min(delayed) >= 60
+    assert min(plain) < min(delayed)
     assert max(shaken) - min(shaken) > 30
 
 
@@ -403,7 +403,7 @@ def test_the_end_of_a_lab_ends_its_processes() -> None:
         program = "setsid sleep 1000 & echo $!"
         process = lab["node1"].start(["sh", "-c", program], stdout=subprocess.PIPE, text=True)
         pid = int(process.stdout.readline())
-        process.wait(DEADLINE)
+        process.wait(LIMIT_S)
         assert state(pid) not in ("", "Z")
     assert state(pid) in ("", "Z")
 
@@ -411,7 +411,7 @@ def test_the_end_of_a_lab_ends_its_processes() -> None:
 def test_a_switch_that_ended_is_reported(lab: Lab) -> None:
     """A Lab whose switch is gone raises an error instead of pretending that a rule holds."""
     lab.switch.kill()
-    lab.switch.wait(DEADLINE)
+    lab.switch.wait(LIMIT_S)
     with pytest.raises(LabError, match="switch"):
         lab.cut("node1")
 
@@ -442,12 +442,14 @@ def test_lab_unavailable_names_what_is_missing(prefix: list[str], reason: str) -
     """Where a Lab cannot work, lab_unavailable() says what it lacks."""
     python = os.path.realpath(sys.executable)
     command = [*prefix, python, "-I", "-S", "-c", WHY]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr
     assert re.search(reason, done.stdout), done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.needs_torch
 def test_torchrun_trains_across_hosts(lab: Lab, tmp_path: Path) -> None:
     """A gloo all_reduce of torchrun works between two hosts, with the endpoint given by name."""
     script = tmp_path / "train.py"
@@ -472,6 +474,6 @@ def test_torchrun_trains_across_hosts(lab: Lab, tmp_path: Path) -> None:
         for name in ("node1", "node2")
     }
     for name, process in started.items():
-        said = process.communicate(timeout=110)[0]
+        said = process.communicate(timeout=LIMIT_S)[0]
         assert process.returncode == 0, said
         assert f"sum [3.0] {name}\n" in said

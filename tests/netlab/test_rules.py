@@ -4,11 +4,12 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from conftest import LIMIT_S
 
-from netlab import Host, Lab, lab_unavailable
+from netlab import Host, Lab
 from netlab.test_netlab import run, serve
 
-pytestmark = pytest.mark.skipif(lab_unavailable() != "", reason=lab_unavailable() or "it works")
+pytestmark = pytest.mark.needs_hosts
 
 SERVE = """
 import socket, threading
@@ -31,10 +32,10 @@ while True:
 
 CALL = """
 import socket, sys
-kind, address, port, size = sys.argv[1:]
+kind, address, port, size, wait_s = sys.argv[1:]
 family = socket.AF_INET6 if ":" in address else socket.AF_INET
 sock = socket.socket(family, getattr(socket, kind))
-sock.settimeout(0.5)
+sock.settimeout(float(wait_s))
 try:
     sock.connect((address, int(port)))
     sock.sendall(bytes(int(size)))
@@ -51,8 +52,17 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
-def call(host: Host, kind: int, address: str, port: int, size: int = 10) -> str:
-    return run(host, CALL, socket.SocketKind(kind).name, address, str(port), str(size))
+def answers(host: Host, kind: int, address: str, port: int, size: int = 10) -> bool:
+    return call(host, kind, address, port, size, LIMIT_S) == "answered"
+
+
+def is_silent(host: Host, kind: int, address: str, port: int, size: int = 10) -> bool:
+    return call(host, kind, address, port, size, 0.5) == "TimeoutError"
+
+
+def call(host: Host, kind: int, address: str, port: int, size: int, wait_s: float) -> str:
+    name = socket.SocketKind(kind).name
+    return run(host, CALL, name, address, str(port), str(size), str(wait_s))
 
 
 @pytest.mark.parametrize("address", ["10.77.0.1", "fd77::1"])
@@ -64,16 +74,16 @@ def test_behind_a_wall_only_the_named_ports_answer(lab: Lab, address: str) -> No
     serve(lab["node2"], SERVE)
     lab.wall("node1", [7000])
     outside, inside = lab["node2"], lab["node1"]
-    assert call(outside, socket.SOCK_STREAM, address, 7000) == "answered"
-    assert call(outside, socket.SOCK_DGRAM, address, 7000) == "answered"
-    assert call(outside, socket.SOCK_STREAM, address, 7001) == "TimeoutError"
+    assert answers(outside, socket.SOCK_STREAM, address, 7000)
+    assert answers(outside, socket.SOCK_DGRAM, address, 7000)
+    assert is_silent(outside, socket.SOCK_STREAM, address, 7001)
     lab.wall("node1", [])
-    assert call(outside, socket.SOCK_DGRAM, address, 7000) == "TimeoutError"
+    assert is_silent(outside, socket.SOCK_DGRAM, address, 7000)
     other = address[:-1] + "2"
-    assert call(inside, socket.SOCK_STREAM, other, 7001) == "answered"
-    assert call(inside, socket.SOCK_DGRAM, other, 7000) == "answered"
+    assert answers(inside, socket.SOCK_STREAM, other, 7001)
+    assert answers(inside, socket.SOCK_DGRAM, other, 7000)
     lab.wall("node1", None)
-    assert call(outside, socket.SOCK_STREAM, address, 7001) == "answered"
+    assert answers(outside, socket.SOCK_STREAM, address, 7001)
 
 
 def test_packets_above_the_senders_limit_are_lost(lab: Lab) -> None:
@@ -81,8 +91,8 @@ def test_packets_above_the_senders_limit_are_lost(lab: Lab) -> None:
     serve(lab["node1"], SERVE)
     serve(lab["node2"], SERVE)
     lab.limit("node2", 1400)
-    assert call(lab["node2"], socket.SOCK_DGRAM, "10.77.0.1", 7000, 1372) == "answered"
-    assert call(lab["node2"], socket.SOCK_DGRAM, "10.77.0.1", 7000, 1373) == "TimeoutError"
-    assert call(lab["node1"], socket.SOCK_DGRAM, "10.77.0.2", 7000, 5000) == "answered"
+    assert answers(lab["node2"], socket.SOCK_DGRAM, "10.77.0.1", 7000, 1372)
+    assert is_silent(lab["node2"], socket.SOCK_DGRAM, "10.77.0.1", 7000, 1373)
+    assert answers(lab["node1"], socket.SOCK_DGRAM, "10.77.0.2", 7000, 5000)
     lab.limit("node2", None)
-    assert call(lab["node2"], socket.SOCK_DGRAM, "10.77.0.1", 7000, 5000) == "answered"
+    assert answers(lab["node2"], socket.SOCK_DGRAM, "10.77.0.1", 7000, 5000)

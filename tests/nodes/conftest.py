@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from netlab import Lab, lab_unavailable
+from netlab import Lab
 
 HOSTS = ["node1", "node2", "node3", "node4"]
 
@@ -11,8 +11,5 @@ HOSTS = ["node1", "node2", "node3", "node4"]
 @pytest.fixture
 def lab() -> Iterator[Lab]:
     """Four hosts that see each other."""
-    reason = lab_unavailable()
-    if reason:
-        pytest.skip(reason)
     with Lab(hosts=HOSTS) as lab:
         yield lab

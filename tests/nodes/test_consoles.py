@@ -1,14 +1,17 @@
 """A node whose console takes nothing more: the others don't wait for it."""
 
+import fcntl
 import re
 import signal
+import struct
 import subprocess
+import termios
 import time
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from conftest import RELIGHT, clean_environment
+from conftest import LIMIT_S, RELIGHT, clean_environment
 
 from nodes.jobs import Job, OneMachine
 
@@ -28,9 +31,13 @@ sys.exit(3)
 """
 
 
-def is_old(path: Path) -> bool:
-    """Whether a file was written to, and is no more."""
-    return path.exists() and time.time() - path.stat().st_mtime > 0.5
+def is_full(stuck: "subprocess.Popen[bytes]", path: Path) -> bool:
+    """Whether the pipe to which an agent writes is full, and no worker writes more."""
+    assert stuck.stdout is not None
+    size = fcntl.fcntl(stuck.stdout, fcntl.F_GETPIPE_SZ)
+    (held,) = struct.unpack("i", fcntl.ioctl(stuck.stdout, termios.FIONREAD, bytes(4)))
+    is_old = path.exists() and time.time() - path.stat().st_mtime > 1
+    return is_old and held > size - 2 * 4096
 
 
 def start_stuck(here: OneMachine, job: Job, stderr: BinaryIO) -> "subprocess.Popen[bytes]":
@@ -52,12 +59,12 @@ def test_a_node_whose_console_nobody_reads_restarts_and_stops(tmp_path: Path) ->
         job = Job(here, tmp_path, *meet, "--nnodes=2", "--max-restarts=1")
         agent = job.start("node1", script=("loud.py",))
         stuck = start_stuck(here, job, stderr)
-        job.until(lambda: is_old(tmp_path / "written"), "a full pipe")
+        job.until(lambda: is_full(stuck, tmp_path / "written"), "a full pipe")
         job.tell("fail")
         job.until_says(agent, "generation 1: 2 workers on 2 nodes")
         job.until(lambda: len(list(tmp_path.glob("began.1.*"))) == 2, "both workers")
         stuck.send_signal(signal.SIGTERM)
-        assert stuck.wait(30) == 128 + signal.SIGTERM
+        assert stuck.wait(LIMIT_S) == 128 + signal.SIGTERM
         assert stuck.stdout is not None
         shown = stuck.stdout.read().splitlines()
         stuck.stdout.close()
@@ -88,9 +95,9 @@ def test_a_node_that_only_waits_for_its_console_joins_no_other_run_of_the_job(
             stuck = start_stuck(here, job, stderr)
             job.until((register / "j").exists, "the record of the stuck node")
             agent = job.start("node1", script=("loud.py",))
-        job.until(lambda: is_old(tmp_path / "written"), "a full pipe")
+        job.until(lambda: is_full(stuck, tmp_path / "written"), "a full pipe")
         job.tell("fail")
-        assert agent.process.wait(15) == 3  # as its worker; it does not wait for the console
+        assert agent.process.wait(LIMIT_S) == 3  # as its worker; it does not wait for the console
         assert "relight doctor" not in agent.text
         job.until(lambda: not (register / "j").exists(), "no coordinator")
         late = job.start("node2", script=("loud.py",))
@@ -100,6 +107,6 @@ def test_a_node_that_only_waits_for_its_console_joins_no_other_run_of_the_job(
         assert late.wait() == 128 + signal.SIGTERM
         assert "lost the coordinator" not in (tmp_path / "stderr").read_text()
         stuck.send_signal(signal.SIGTERM)
-        assert stuck.wait(30) == 128 + signal.SIGTERM
+        assert stuck.wait(LIMIT_S) == 128 + signal.SIGTERM
         assert stuck.stdout is not None
         stuck.stdout.close()

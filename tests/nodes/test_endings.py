@@ -38,6 +38,7 @@ def test_the_coordinator_does_not_take_nodes_that_are_done_for_lost(tmp_path: Pa
         end_one_by_one(job, agents)
 
 
+@pytest.mark.needs_hosts
 def test_a_host_of_the_endpoint_that_is_done_goes_on_voting(lab: Lab, tmp_path: Path) -> None:
     """A host of the endpoint whose workers are done goes on voting for the others' coordinator."""
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "3", CONF))

@@ -7,14 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, c10d
 from relight.host import linux
 
-pytestmark = pytest.mark.slow
-NOTICED_S = 6.0
-"""Generous for a busy machine; how long it takes is measured by benchmarks."""
+pytestmark = [pytest.mark.slow, pytest.mark.needs_hosts]
 
 
 def begin(
@@ -45,14 +44,19 @@ def test_when_a_worker_fails_all_nodes_restart_together(lab: Lab, tmp_path: Path
 
 
 def test_a_restart_below_the_maximum_waits_for_nobody(lab: Lab, tmp_path: Path) -> None:
-    """2 of at most 4 nodes: a restart does not wait for the last call again (torchrun: 30 s)."""
-    flags = c10d("node1", "2:4", "--rdzv-conf=last_call_timeout=8", "--max-restarts=1")
-    job = Job(lab, tmp_path, *flags)
-    agents = [job.start("node1"), job.start("node2")]
-    job.until_runs(agents, 2)
-    job.tell("fail.0")
-    assert job.until_runs(agents, 2, generation=1) < NOTICED_S
-    assert job.stop() == [0, 0]
+    """2 of at most 3 nodes: a restart does not wait for the last call, which is longer than the
+    test (torchrun: 30 s).
+    """
+    flags = f"--rdzv-conf=last_call_timeout={2 * LIMIT_S}", "--max-restarts=1"
+    job = Job(lab, tmp_path, *c10d("node1", "2:3", *flags))
+    agents = [job.start(f"node{number}") for number in (1, 2, 3)]
+    job.until_runs(agents, 3)
+    left = agents.pop()
+    job.kill(left, signal.SIGTERM)
+    job.until_runs(agents, 2, generation=1)
+    job.tell(f"fail.{agents[1].workers[-1].rank}")
+    job.until_runs(agents, 2, generation=2)
+    assert job.stop() == [0, 0, 143]
 
 
 @pytest.mark.parametrize("how", ["kill", "cut", "freeze"])
@@ -66,7 +70,7 @@ def test_when_a_node_is_lost_the_survivors_go_on(lab: Lab, tmp_path: Path, how: 
         lab.cut("node3")
     else:
         job.kill(lost, signal.SIGSTOP)
-    assert job.until_runs(others, 3, generation=1) < NOTICED_S
+    job.until_runs(others, 3, generation=1)
     assert [agent.workers[-1].rank for agent in others] == [0, 1, 2]
     assert {agent.workers[-1].restart for agent in others} == {0}
     assert "node3 was lost" in others[0].text
@@ -89,7 +93,7 @@ def test_a_node_that_cannot_hear_stops_its_workers_and_is_left_out(
     """A node that can speak but not hear stops its workers, and the others go on without it."""
     job, agents = begin(lab, tmp_path, "2:3", 3)
     lab.block("node1", "node3")
-    assert job.until_runs(agents[:2], 2, generation=1) < NOTICED_S
+    job.until_runs(agents[:2], 2, generation=1)
     assert not job.running("node3")
     lab.heal()
     job.until_runs(agents, 3, generation=2)
@@ -140,7 +144,7 @@ def test_workers_of_other_nodes_outlive_the_coordinators_process(lab: Lab, tmp_p
     job.kill(agents[0])
     job.until_says(agents[1], "lost the coordinator")
     time.sleep(2)
-    assert job.running("node2"), job.report()  # its host lives: a refused connection is no silence
+    job.until_counts("node2")  # its host lives: a refused connection is no silence
     back = job.start("node1")
     together = [back, agents[1], agents[2]]
     job.until_runs(together, 3, generation=1)
@@ -185,21 +189,21 @@ def test_of_a_partition_one_side_runs(lab: Lab, tmp_path: Path) -> None:
     job.until_runs(agents[:2], 2, generation=1)
     assert not job.running("node3")
     assert not job.running("node4")
-    assert job.running("node1")
+    job.until_counts("node1")
     lab.heal()
     job.until_runs(agents, 4, generation=2)
     assert job.stop() == [0, 0, 0, 0]
 
 
 def test_a_node_that_is_done_leaves_when_another_fails_for_good(lab: Lab, tmp_path: Path) -> None:
-    """The one that is done leaves at once with the exit code of the failure (torchrun: 300 s)."""
-    job, agents = begin(lab, tmp_path, "2", 2)
+    """The one that is done leaves with the exit code of the failure, and does not wait for the exit
+    barrier, which is longer than the test (torchrun: 300 s).
+    """
+    job, agents = begin(lab, tmp_path, "2", 2, f"--rdzv-conf=exit_barrier_timeout={2 * LIMIT_S}")
     job.tell("finish.0")
     job.until(lambda: not job.running("node1"))
-    began = time.monotonic()
     job.tell("fail.1")
     assert [agent.wait() for agent in agents] == [1, 1]
-    assert time.monotonic() - began < NOTICED_S
     assert "rank 1 raised ValueError" in agents[0].text
 
 
@@ -234,7 +238,7 @@ CHECKPOINTING = """
 import os, sys, time
 from relight.worker import should_checkpoint
 os.write(1, f"started in a world of {os.environ['WORLD_SIZE']}\\n".encode())
-end = time.monotonic() + 60
+end = time.monotonic() + 900
 while time.monotonic() < end and not os.path.exists("stop"):
     if should_checkpoint():
         open(f"saved.{os.environ['RANK']}", "w").close()
@@ -311,5 +315,6 @@ def test_the_grace_time_is_the_same_everywhere(lab: Lab, tmp_path: Path) -> None
     others = [rank for rank in range(6) if rank != 3]
     asked = [float((tmp_path / f"asked.{rank}").read_text()) for rank in others]
     killed = [float((tmp_path / f"alive.{rank}").read_text()) for rank in others]
-    assert max(asked) - min(asked) < 1
-    assert all(3 - 0.5 < k - a < 3 + 2 for a, k in zip(asked, killed, strict=True))
+    assert max(asked) < min(killed)
+    # Neither at once nor after the default, with room for a busy machine.
+    assert all(1 < k - a < 20 for a, k in zip(asked, killed, strict=True)), (asked, killed)

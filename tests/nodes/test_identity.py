@@ -8,11 +8,12 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from netlab import Lab, lab_unavailable
+from conftest import LIMIT_S
+from netlab import Lab
 
 from nodes.jobs import PYTHON, AgentOn, Job, c10d
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_hosts]
 
 HOSTS = ("node1", "node2", "node3")
 OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -46,16 +47,13 @@ datetime.datetime = Shifted
 
 def named(hostnames: Mapping[str, str]) -> Lab:
     """Hosts of which some have a name that no other host would guess."""
-    reason = lab_unavailable()
-    if reason:
-        pytest.skip(reason)
     return Lab(HOSTS, hostnames=hostnames)
 
 
 def check(lab: Lab, name: str, *command: str) -> None:
     """Run a command on a host."""
     process = lab[name].start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    said = process.communicate(timeout=30)[0]
+    said = process.communicate(timeout=LIMIT_S)[0]
     assert process.returncode == 0, said
 
 
@@ -188,7 +186,7 @@ def test_clocks_that_differ_do_no_harm(lab: Lab, tmp_path: Path, shift: str) -> 
         at = re.search(rf"\n  (?:first rank 1 )?on node2: .*?{moment}", report)
         assert at, report
         told = datetime.strptime(at[1], "%Y-%m-%d %H:%M:%S%z").timestamp() - time.time()
-        assert abs(told - float(shift)) < 60, report  # as it was there
+        assert abs(told - float(shift)) < LIMIT_S, report  # as it was there
 
 
 def test_three_agents_on_one_host_meet_at_localhost(lab: Lab, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from netlab import Lab
 from nodes.jobs import Job, c10d
 from relight.errors import EXIT_MACHINE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_hosts]
 
 PORT = 29400
 CHECK = ("--health-check=network", "--rdzv-conf=last_call_timeout=0.5")

@@ -2,7 +2,6 @@
 
 import fcntl
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -10,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import RELIGHT, clean_environment
-from etcd_server import EtcdCluster, EtcdServer, etcd_unavailable
+from conftest import LIMIT_S, RELIGHT, clean_environment
+from etcd_server import EtcdCluster, EtcdServer
 from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, OneMachine
@@ -27,14 +26,14 @@ def here() -> Iterator[OneMachine]:
 
 @pytest.fixture(scope="module")
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    reason = etcd_unavailable()
-    if reason:
-        pytest.skip(reason)
     with EtcdServer(tmp_path_factory.mktemp("etcd"), v2=True) as server:
         yield server
 
 
-@pytest.fixture(params=["etcd", "etcd-v2", "file"])
+ETCD, ETCD_V2 = (pytest.param(name, marks=pytest.mark.needs_etcd) for name in ("etcd", "etcd-v2"))
+
+
+@pytest.fixture(params=[ETCD, "file"])  # rendezvous/test_contract.py has all
 def flags(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
     """What makes the nodes of a job meet; another job for each test."""
     where = str(tmp_path / "meet")
@@ -47,6 +46,7 @@ def registered(backend: str, where: str, job: str) -> tuple[str, ...]:
     return (f"--rdzv-backend={backend}", f"--rdzv-endpoint={where}", f"--rdzv-id={job}")
 
 
+@pytest.mark.parametrize("flags", [ETCD, ETCD_V2, "file"], indirect=True)
 def test_nodes_meet_by_a_register(flags: tuple[str, ...], here: OneMachine, tmp_path: Path) -> None:
     """Three nodes find each other, train and end; the same id can be used again at once."""
     job = Job(here, tmp_path, *flags, "--nnodes=3", "--nproc-per-node=2")
@@ -96,7 +96,7 @@ def test_no_worker_notices_when_one_of_two_coordinators_is_killed(
     assert job.stop() == [0, 0]
     assert "refused a connection" not in first[1].read_text()  # the second looks whether it listens
     second[0].send_signal(signal.SIGTERM)
-    assert second[0].wait(30) == 0
+    assert second[0].wait(LIMIT_S) == 0
 
 
 def test_a_coordinator_paused_past_its_lease_cannot_act(
@@ -144,6 +144,7 @@ def is_locked(path: Path) -> bool:
     return False
 
 
+@pytest.mark.needs_etcd
 def test_a_register_that_is_away_stops_nobody(
     here: OneMachine, etcd: EtcdServer, tmp_path: Path
 ) -> None:
@@ -153,7 +154,7 @@ def test_a_register_that_is_away_stops_nobody(
     agents = [job.start("agent0"), job.start("agent1")]
     job.until_runs(agents, 2)
     etcd.kill(0)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 10  # less than lease_ttl
     while time.monotonic() < end:
         before = job.counts()
         time.sleep(1)
@@ -168,13 +169,11 @@ def test_a_register_that_is_away_stops_nobody(
     assert job.stop() == [0, 0, 0]
 
 
+@pytest.mark.needs_etcd
 def test_workers_and_newcomers_do_not_notice_the_loss_of_etcds_leader(
     here: OneMachine, tmp_path: Path
 ) -> None:
     """Of three members of etcd the leader is killed: nobody stands still, and nodes still come."""
-    reason = etcd_unavailable()
-    if reason:
-        pytest.skip(reason)
     with EtcdCluster(tmp_path / "etcd") as cluster:
         flags = registered("etcd", cluster.endpoint, "job")
         job = Job(here, tmp_path, *flags, "--nnodes=2:3", "--rdzv-conf=last_call_timeout=1")
@@ -191,6 +190,7 @@ def test_workers_and_newcomers_do_not_notice_the_loss_of_etcds_leader(
         assert job.stop() == [0, 0, 0]
 
 
+@pytest.mark.needs_hosts
 def test_hosts_that_share_nothing_but_a_disk_meet_and_survive_a_loss(
     lab: Lab, tmp_path: Path
 ) -> None:
@@ -214,6 +214,9 @@ def test_hosts_that_share_nothing_but_a_disk_meet_and_survive_a_loss(
     assert job.stop() == [0, 0, 0]
 
 
+@pytest.mark.needs_iptables
+@pytest.mark.needs_etcd
+@pytest.mark.needs_hosts
 @pytest.mark.parametrize(
     ("where", "kind"), [("OUTPUT", "tcp-reset"), ("INPUT", "icmp-port-unreachable")]
 )
@@ -237,13 +240,17 @@ def test_a_node_refused_by_a_firewall_takes_nothing_over(
     late = job.start("node3")
     job.until_says(late, r"waiting for the coordinator at .*: the coordinator on node1 refuses")
     job.until_says(late, r"the coordinator on node1 refuses at \S+, but still renews")
-    assert all(job.running(host) for host in ("node1", "node2"))
+    job.until_counts("node1")
+    job.until_counts("node2")
     assert not late.workers
     job.tell("stop")
     assert [agent.wait() for agent in agents] == [0, 0]
     assert all(re.findall("generation [0-9]", a.text)[-1] == "generation 1" for a in agents)
 
 
+@pytest.mark.needs_iptables
+@pytest.mark.needs_etcd
+@pytest.mark.needs_hosts
 def test_a_coordinator_that_a_firewall_shuts_in_stands_still(
     lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path
 ) -> None:
@@ -294,9 +301,6 @@ def test_a_register_that_is_not_there_ends_the_job_after_the_join_timeout(
 @pytest.fixture
 def flags_in_lab(lab: Lab, tmp_path: Path) -> tuple[str, ...]:
     """An etcd on node4 that all hosts reach."""
-    reason = etcd_unavailable() or ("" if shutil.which("iptables") else "no iptables")
-    if reason:
-        pytest.skip(reason)
     url = f"http://{lab['node4'].address}:2379"
     command = ["etcd", "--data-dir", tmp_path / "etcd", "--listen-client-urls",
                "http://0.0.0.0:2379", "--advertise-client-urls", url]  # fmt: skip
@@ -308,7 +312,7 @@ def flags_in_lab(lab: Lab, tmp_path: Path) -> tuple[str, ...]:
 def reject(lab: Lab, host: str, chain: str, *what: str) -> None:
     *which, kind = what
     rule = ["iptables", "-A", chain, "-p", "tcp", *which, "-j", "REJECT", "--reject-with", kind]
-    assert lab[host].start(rule).wait(20) == 0
+    assert lab[host].start(rule).wait(LIMIT_S) == 0
 
 
 def counts_on(job: Job, name: str) -> bool:
@@ -331,9 +335,9 @@ def coordinator(
     return process, path
 
 
-def until(condition: object, patience_s: float = 30) -> None:
+def until(condition: object, limit_s: float = LIMIT_S) -> None:
     assert callable(condition)
-    end = time.monotonic() + patience_s
+    end = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -7,7 +7,7 @@ from netlab import Lab
 
 from nodes.jobs import Job, c10d
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_hosts]
 
 
 def test_smart_ends_a_job_whose_rank_on_another_host_fails_again_in_the_same_way(

@@ -8,7 +8,7 @@ from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, c10d
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_hosts]
 ENDPOINT = "node1,node2,node3"
 
 

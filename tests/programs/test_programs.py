@@ -4,18 +4,24 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import FIRST_WARM, RELIGHT, TORCHRUN, clean_environment
+from conftest import FIRST_WARM, LIMIT_S, RELIGHT, TORCHRUN, clean_environment
 
 HERE = Path(__file__).parent
 WARM = (*FIRST_WARM, "run", "-v")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.slow,
+    pytest.mark.needs_programs,
+    pytest.mark.needs_torch,
+    pytest.mark.timeout(3 * LIMIT_S + 60),
+]
 
 
 def printed(command: tuple[str, ...], logs: Path, *arguments: str) -> list[str]:
     """Run a program on two ranks; return what each has written to stdout."""
     result = subprocess.run(
         [*command, "--nproc-per-node=2", f"--log-dir={logs}", "--redirects=3", *arguments],
-        capture_output=True, text=True, timeout=300, check=False, cwd=logs.parent,
+        capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=logs.parent,
         env=clean_environment(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", ACCELERATE_USE_CPU="true"),
     )  # fmt: skip
     errors = "\n".join(path.read_text() for path in logs.rglob("stderr.log"))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from etcd_server import EtcdServer, etcd_unavailable
+from etcd_server import EtcdServer
 
 from relight.rendezvous.register import Register
 from rendezvous.claims import OPEN, Place
@@ -14,14 +14,16 @@ from rendezvous.claims import OPEN, Place
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     """One etcd with both APIs."""
-    reason = etcd_unavailable()
-    if reason:
-        pytest.skip(reason)
     with EtcdServer(tmp_path_factory.mktemp("etcd"), v2=True) as server:
         yield server
 
 
-@pytest.fixture(params=list(OPEN))
+BACKENDS = [
+    pytest.param(name, marks=[] if name == "file" else pytest.mark.needs_etcd) for name in OPEN
+]
+
+
+@pytest.fixture(params=BACKENDS)
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     """Where the register of a job is that no other test has, for each backend."""
     backend = request.param

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Self
 
+from conftest import LIMIT_S
+
 
 class Fate(NamedTuple):
     """What becomes of a request and of its reply.
@@ -52,7 +54,7 @@ class Proxy:
         self._listener.shutdown(socket.SHUT_RDWR)
         self.cut()
         for thread in self._threads:
-            thread.join(20)
+            thread.join(LIMIT_S)
         self._listener.close()
 
     def cut(self) -> None:

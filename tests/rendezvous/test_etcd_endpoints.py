@@ -2,11 +2,11 @@
 
 import socket
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 
 import pytest
+from conftest import LIMIT_S
 from etcd_server import EtcdServer
 
 from relight.errors import UsageError
@@ -77,7 +77,7 @@ def impostor() -> Iterator[Callable[[bytes], str]]:
 
     yield begin
     listener.shutdown(socket.SHUT_RDWR)
-    thread.join(20)
+    thread.join(LIMIT_S)
     listener.close()
 
 
@@ -129,12 +129,14 @@ def test_an_unreadable_endpoint_is_refused_before_anything_starts(
         OPEN[backend](endpoint, "job", {})
 
 
+@pytest.mark.needs_etcd
 def test_urls_of_members_are_accepted(server: EtcdServer, registers: New, backend: str) -> None:
     """Members may be given as the URLs that etcd itself prints."""
     place = Place(backend, f"http://{server.endpoint}/,http://127.0.0.1:1", "urls")
     assert registers(place).hold("value", 20).ours
 
 
+@pytest.mark.needs_etcd
 def test_an_endpoint_may_be_a_name_or_an_ipv6_address(
     server: EtcdServer, registers: New, backend: str
 ) -> None:
@@ -182,22 +184,21 @@ def test_a_member_that_sends_a_byte_now_and_then_is_given_up(
         thread.start()
         try:
             place = Place(backend, f"127.0.0.1:{listener.getsockname()[1]}", "drip")
-            began = time.monotonic()
             with pytest.raises(OSError, match=r"no answer within 0\.5 s"):
                 registers(place).hold("", 1.0)
-            assert time.monotonic() - began < 30
         finally:
             ended.set()
             listener.shutdown(socket.SHUT_RDWR)
             thread.join()
 
 
+@pytest.mark.needs_etcd
 def test_no_directory_of_a_job_stays_in_etcd_v2(server: EtcdServer, registers: New) -> None:
     """After a release etcd-v2 has no directory of the job any more."""
 
     def jobs() -> str:
         url = f"http://127.0.0.1:{server.ports[0]}/v2/keys/torchelastic/p2p?recursive=true"
-        with urllib.request.urlopen(url, timeout=20) as answer:
+        with urllib.request.urlopen(url, timeout=LIMIT_S) as answer:
             return answer.read().decode()
 
     register = registers(Place("etcd-v2", server.endpoint, "tidy"))

@@ -1,20 +1,18 @@
 """etcd with TLS, users and passwords; and whatever can never work, said at once and clearly."""
 
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from etcd_server import Certificates, EtcdServer, etcd_unavailable, make_certificates
+from etcd_server import Certificates, EtcdServer, make_certificates
 
 from relight.errors import UsageError
 from relight.rendezvous.register import NOBODY, Register
 from rendezvous.claims import OPEN, Place
 from rendezvous.proxy import Proxy
 
-_MISSING = etcd_unavailable() or ("" if shutil.which("openssl") else "no openssl")
-pytestmark = pytest.mark.skipif(bool(_MISSING), reason=_MISSING or "-")
+pytestmark = [pytest.mark.needs_etcd, pytest.mark.needs_openssl]
 
 New = Callable[..., Register]
 LONG_S = 60.0

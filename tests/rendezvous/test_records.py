@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import RELIGHT, Launch, clean_environment
+from conftest import LIMIT_S, RELIGHT, Launch, clean_environment
 from etcd_server import wait_for
 
 from relight.rendezvous.candidate import Contact
@@ -80,7 +80,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Path]]:
     yield begin
     for process in processes:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(LIMIT_S)
 
 
 def test_agents_go_on_when_an_invalid_record_has_lapsed(

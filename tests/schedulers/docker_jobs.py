@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from clusters.docker import IMAGE, PATIENCE_S, Dockerd, docker_unavailable
+from clusters.docker import IMAGE, Dockerd
+from conftest import LIMIT_S
 
 from relight.job.app import AppDef, AppState, Role
 from relight.schedulers.api import AppStatus, LogQuery
@@ -21,9 +22,6 @@ FOR_EVER = "sleep 1000 & trap 'exit 7' TERM; wait"
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Dockerd]:
     """A daemon for all tests of this file."""
-    reason = docker_unavailable()
-    if reason:
-        pytest.skip(reason)
     with Dockerd() as daemon:
         yield daemon
 
@@ -46,14 +44,14 @@ class Jobs:
 
     def wait(self, app_id: str) -> AppStatus:
         """Look until the job is over, as a waiting command does."""
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + LIMIT_S
         while not (status := self.status(app_id)).state.is_over:
             assert time.monotonic() < end, (status, self.daemon.log())
             time.sleep(0.1)
         return status
 
     def until(self, condition: Callable[[], Any]) -> None:
-        end = time.monotonic() + PATIENCE_S
+        end = time.monotonic() + LIMIT_S
         while not condition():
             assert time.monotonic() < end, self.daemon.log()
             time.sleep(0.05)

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.job import records
 from relight.job.app import AppDef, Role
 from relight.schedulers.api import AppStatus, LogQuery, Request, Scheduler
-
-PATIENCE_S = 60.0
 
 
 def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -48,7 +47,7 @@ def submit(scheduler: Scheduler, *roles: Role, **cfg: Any) -> str:
 
 def until(condition: Callable[[], Any]) -> Any:
     """Wait until something is true, and return it."""
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + LIMIT_S
     while not (value := condition()):
         assert time.monotonic() < end, "it did not come true"
         time.sleep(0.02)

@@ -3,7 +3,6 @@
 import subprocess
 from pathlib import Path
 
-import pytest
 from conftest import RELIGHT, Launch
 
 UNSHARE = ("unshare", "--mount", "--map-root-user")
@@ -14,9 +13,7 @@ KINDS = ("size=64k", "ro")
 def submit(
     launch: Launch, words: tuple[str, ...], variables: dict[str, str], folder: Path, kind: str
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command there; skip the test where nobody may mount."""
-    if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no mount namespaces here")
+    """Run a command there."""
     disk = folder / "disk"
     disk.mkdir()
     fill = "head -c 1M /dev/zero >$0/filler 2>/dev/null;" if kind != "ro" else ""

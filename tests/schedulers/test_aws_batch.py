@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from botocore.exceptions import ReadTimeoutError
 from clusters.aws import Aws
-from clusters.docker import IMAGE, PATIENCE_S, Dockerd
+from clusters.docker import IMAGE, Dockerd
+from conftest import LIMIT_S
 
 from relight.errors import MachineError, UsageError
 from relight.job.app import AppDef, AppState, Resource, Role
@@ -18,6 +18,7 @@ from relight.schedulers.aws_batch import request, states
 from relight.schedulers.aws_batch import scheduler as aws_batch
 from schedulers.docker_jobs import daemon  # noqa: F401  # a fixture
 
+pytestmark = pytest.mark.needs_aws
 SMALL = Resource(1, 0, 128)
 
 
@@ -57,7 +58,7 @@ def submit(scheduler: aws_batch.AwsBatch, app: AppDef, name: str = "job-x1", **c
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
+    end = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.2)
@@ -149,6 +150,8 @@ def test_a_job_whose_answer_was_lost_does_not_run(
 
         def lose(**_: Any) -> None:
             requests.append("SubmitJob")
+            from botocore.exceptions import ReadTimeoutError
+
             raise ReadTimeoutError(endpoint_url=aws.endpoint)
 
         batch.meta.events.register("needs-retry.batch.SubmitJob", lose)
@@ -204,6 +207,7 @@ def test_the_launcher_is_stored_once(aws: Aws, scheduler: aws_batch.AwsBatch) ->
 
 
 @pytest.mark.slow
+@pytest.mark.needs_docker
 def test_a_container_runs_and_its_lines_are_read_back(
     daemon: Dockerd,
     monkeypatch: pytest.MonkeyPatch,

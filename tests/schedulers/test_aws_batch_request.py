@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
-from botocore.validate import ParamValidator
-from netlab import Lab, lab_unavailable
+from conftest import LIMIT_S
+from netlab import Lab
 
 from relight.errors import UsageError
 from relight.job.app import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount
@@ -68,9 +67,13 @@ APPS = {
 }  # fmt: skip
 
 
+@pytest.mark.needs_aws
 @pytest.mark.parametrize("name", APPS)
 def test_the_requests_have_the_shape_that_the_api_describes(name: str) -> None:
     app, cfg = APPS[name]
+    import boto3
+    from botocore.validate import ParamValidator
+
     model = boto3.client("batch", region_name="eu-central-1").meta.service_model
     sent = {
         "RegisterJobDefinition": definition(app, **cfg),
@@ -161,10 +164,9 @@ def test_a_job_knows_its_own_id() -> None:
     assert found["RELIGHT_JOB_ID"] == "aws_batch://relight/gpu:train-x1"
 
 
+@pytest.mark.needs_hosts
 def test_agents_meet_at_the_main_node(tmp_path: Path) -> None:
     """Real agents, each on a host of its own. Batch tells the address to the others only."""
-    if reason := lab_unavailable():
-        pytest.skip(reason)
     script = tmp_path / "train.py"
     script.write_text("import os; print('rank', os.environ['RANK'], os.environ['WORLD_SIZE'])")
     made = definition(dist.ddp(script=str(script), image="img", j="2x1"))
@@ -183,7 +185,7 @@ def test_agents_meet_at_the_main_node(tmp_path: Path) -> None:
                     stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                 )
             )  # fmt: skip
-        outputs = [process.communicate(timeout=60)[0] for process in processes]
+        outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert "rank 0 2" in outputs[0] and "rank 1 2" in outputs[1]
     assert "127.0.0.1" not in outputs[0]

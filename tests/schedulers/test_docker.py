@@ -26,7 +26,7 @@ from schedulers.docker_jobs import (  # noqa: F401  # fixtures
     sh,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_docker]
 MEET = (
     "relight run --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id=${app_id} "
     "--rdzv-endpoint=$${${rank0_env}:=localhost}:29500 --no-python "

@@ -20,8 +20,7 @@ from relight.schedulers.docker import scheduler as docker
 from relight.schedulers.docker.logs import seconds
 from schedulers.docker_jobs import RUNNING, SUCCEEDED, Jobs, daemon, jobs, run, sh  # noqa: F401  # fixtures
 
-pytestmark = pytest.mark.slow
-needs_fuse = pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no /dev/fuse to give")
+pytestmark = [pytest.mark.slow, pytest.mark.needs_docker]
 
 
 class Proxy:
@@ -76,7 +75,7 @@ class Proxy:
             pass
 
 
-@needs_fuse
+@pytest.mark.needs_fuse
 def test_mounts_and_devices_are_where_the_app_has_them(jobs: Jobs, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("from here")
     mounts = (

@@ -289,11 +289,11 @@ def test_a_missing_client_is_reported_with_the_command_that_installs_it(
     assert caught.value.hint == "pip install 'docker>=7', in the environment of relight"
 
 
+@pytest.mark.needs_docker_client
 def test_a_missing_daemon_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If no process listens, the error says where and why in one line."""
-    pytest.importorskip("docker", reason="no Python package docker")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     scheduler = docker.make()
     assert scheduler.affinity() == 0
@@ -302,10 +302,10 @@ def test_a_missing_daemon_is_reported_in_one_line(
     assert "\n" not in caught.value.message
 
 
+@pytest.mark.needs_docker_client
 def test_a_refused_daemon_socket_is_reported_with_the_group_that_may_use_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("docker", reason="no Python package docker")
     path = tmp_path / "s"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
     user = os.geteuid()
@@ -322,11 +322,11 @@ def test_a_refused_daemon_socket_is_reported_with_the_group_that_may_use_it(
     assert "group docker" in caught.value.hint
 
 
+@pytest.mark.needs_docker_client
 def test_the_package_for_a_daemon_over_ssh_is_named_if_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A daemon that is reached over ssh needs one package more, which is named."""
-    pytest.importorskip("docker", reason="no Python package docker")
     from docker.api import client
 
     monkeypatch.delattr(client, "SSHHTTPAdapter", raising=False)  # as if it were not installed
@@ -335,12 +335,12 @@ def test_the_package_for_a_daemon_over_ssh_is_named_if_missing(
         docker.make().list()
 
 
+@pytest.mark.needs_docker_client
 @pytest.mark.parametrize("host", ["tcp://127.0.0.1:1", "nonsense", "gopher://x"])
 def test_a_wrong_docker_host_is_an_error_that_repeats_it(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever DOCKER_HOST says, an error is one line that repeats it."""
-    pytest.importorskip("docker", reason="no Python package docker")
     monkeypatch.setenv("DOCKER_HOST", host)
     with pytest.raises(MachineError, match=f"no answer from the Docker daemon at {host}") as caught:
         docker.make().list()

@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import conftest
 import pytest
 from clusters.kubernetes import ApiServer, free_port
 
@@ -28,8 +29,12 @@ from relight.schedulers.kubernetes.kinds import KINDS
 
 CONFIG = os.environ.get("RELIGHT_KUBECONFIG", "")
 IMAGE = os.environ.get("RELIGHT_IMAGE", "python:3.11-slim")
-LIMIT_S = 600.0 if CONFIG else 60.0
-pytestmark = pytest.mark.timeout(2 * LIMIT_S)
+LIMIT_S = 600.0 if CONFIG else conftest.LIMIT_S
+pytestmark = [
+    pytest.mark.long,  # on the stand-in, test_kubernetes.py has the same promises
+    pytest.mark.needs_kubernetes,
+    pytest.mark.timeout(2 * LIMIT_S),
+]
 
 
 class Jobs:

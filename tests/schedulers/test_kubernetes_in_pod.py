@@ -10,10 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from clusters.kubernetes import LIMIT_S, ApiServer
-from conftest import RELIGHT, Launch
+from clusters.kubernetes import ApiServer
+from conftest import LIMIT_S, RELIGHT, Launch
 from etcd_server import make_certificates, wait_for
 
+pytestmark = [
+    pytest.mark.needs_kubernetes,
+    pytest.mark.needs_mounts,
+    pytest.mark.needs_openssl,
+]
 UNSHARE = ("unshare", "--mount", "--map-root-user")
 MOUNT = (
     "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io && "
@@ -34,8 +39,6 @@ def server(tmp_path: Path) -> Iterator[ApiServer]:
 @pytest.fixture
 def account(server: ApiServer, tmp_path: Path) -> Path:
     """The files of a service account."""
-    if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("no mount namespaces here")
     folder = tmp_path / "serviceaccount"
     folder.mkdir()
     shutil.copy(tmp_path / "certificates" / "ca.pem", folder / "ca.crt")

@@ -13,6 +13,8 @@ from relight.job.app import AppDef, AppState, Role
 from relight.schedulers.api import AppStatus
 from relight.schedulers.kubernetes import scheduler as kubernetes
 
+pytestmark = pytest.mark.needs_kubernetes
+
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:

@@ -7,9 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
-import yaml
 
 from relight.errors import UsageError
 from relight.job import launcher_file
@@ -19,6 +17,7 @@ from relight.schedulers.kubernetes import request
 from relight.schedulers.kubernetes import scheduler as kubernetes
 from relight.values import parse_endpoint
 
+pytestmark = pytest.mark.needs_kubernetes
 VERSION = "1.33"
 DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
@@ -49,6 +48,8 @@ def variables(made: list[dict[str, Any]]) -> dict[str, str]:
 def check(each: dict[str, Any]) -> None:
     """What schemas say, and what a server refuses beyond them."""
     if "." not in each["apiVersion"].partition("/")[0]:
+        import kubernetes_validate
+
         kubernetes_validate.validate(each, VERSION, strict=True)
     meta = each["metadata"]
     assert DNS_LABEL.fullmatch(meta["name"])
@@ -140,6 +141,8 @@ def test_every_object_is_one_that_a_server_accepts(name: str) -> None:
 @pytest.mark.parametrize("name", APPS)
 def test_a_dry_run_is_what_kubectl_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The YAML has all objects, unchanged."""
+    import yaml
+
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     app, cfg = APPS[name]
     made = kubernetes.make().render(app, cfg, "train-x7abc")
@@ -284,6 +287,8 @@ def test_a_jobset_has_the_jobs_of_all_roles(name: str) -> None:
 
 @pytest.mark.parametrize("name", APPS)
 def test_a_job_of_volcano_has_a_task_for_each_role(name: str) -> None:
+    import kubernetes_validate
+
     app, cfg = APPS[name]
     *others, job = objects(app, **cfg, kind="volcano")
     assert job["apiVersion"] == "batch.volcano.sh/v1alpha1"

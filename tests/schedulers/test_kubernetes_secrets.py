@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
-import yaml
 
 from relight.job.app import AppDef, Resource, Role
 from relight.schedulers.kubernetes import scheduler as kubernetes
 
+pytestmark = pytest.mark.needs_kubernetes
 SECRETS = {"HF_TOKEN": "hf_mine", "WANDB_API_KEY": "w-mine", "AWS_SECRET_ACCESS_KEY": "a-mine"}
 PAGE = Path(__file__).parents[2] / "docs/clusters/kubernetes.md"
 
@@ -31,6 +30,8 @@ def test_variables_that_look_like_secrets_are_named_in_one_note() -> None:
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "volcano", "trainjob"])
 def test_a_dry_run_hides_secrets_and_the_request_has_them(kind: str) -> None:
+    import yaml
+
     request = rendered({**SECRETS, "EPOCHS": "3"}, "--password", "p-mine", kind=kind)
     assert "mine" not in request.text
     assert str(request.body).count("mine") == len(SECRETS) + 1
@@ -43,11 +44,15 @@ def test_a_dry_run_hides_secrets_and_the_request_has_them(kind: str) -> None:
 
 def test_a_dry_run_without_secrets_is_what_is_sent() -> None:
     """So kubectl takes it: also the token of the agents is there."""
+    import yaml
+
     request = rendered({"EPOCHS": "3"}, "-c", "echo $EPOCHS")
     assert list(yaml.safe_load_all(request.text)) == request.body["objects"]
 
 
 def test_the_recipes_of_the_page_give_the_pod_the_secret(tmp_path: Path) -> None:
+    import kubernetes_validate
+
     section = PAGE.read_text().split("\n## Secrets\n")[1].split("\n## ")[0]
     recipes = [each.split("```")[0] for each in section.split("```yaml\n")[1:]]
     found = []

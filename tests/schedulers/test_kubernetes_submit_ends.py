@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clusters.kubernetes import LIMIT_S, ApiServer
-from conftest import RELIGHT, Launch, clean_environment
+from clusters.kubernetes import ApiServer
+from conftest import LIMIT_S, RELIGHT, Launch, clean_environment
 
 from schedulers import small_disk
 
+pytestmark = pytest.mark.needs_kubernetes
 ECHO = ("submit", "-s", "kubernetes", "utils.echo", "--image", "i")
 
 
@@ -87,6 +88,7 @@ def test_what_a_killed_submit_has_made_can_be_deleted(
     assert records(variables) == []
 
 
+@pytest.mark.needs_mounts
 @pytest.mark.parametrize("how", small_disk.KINDS)
 def test_a_state_directory_without_room_refuses_before_anything_is_made(
     server: ApiServer, variables: dict[str, str], launch: Launch, tmp_path: Path, how: str

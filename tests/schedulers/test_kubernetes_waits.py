@@ -14,6 +14,7 @@ from relight.job.app import AppDef, AppState, Role
 from relight.schedulers.api import AppStatus
 from relight.schedulers.kubernetes import scheduler as kubernetes
 
+pytestmark = pytest.mark.needs_kubernetes
 FORBIDDEN = 403, 'User "u" cannot list resource "events" in API group "" in the namespace "ns"'
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S
 from test_orphans import marked
 
 from relight.errors import UsageError
@@ -18,17 +19,7 @@ from relight.job import records
 from relight.job.app import AppState, BindMount, Resource, RetryPolicy, Role
 from relight.schedulers.api import LogQuery
 from relight.schedulers.local.scheduler import Local, make
-from schedulers.local_jobs import (
-    PATIENCE_S,
-    files_below,
-    lines,
-    own_place,
-    render,
-    shell,
-    submit,
-    until,
-    wait,
-)
+from schedulers.local_jobs import files_below, lines, own_place, render, shell, submit, until, wait
 
 
 @pytest.fixture(autouse=True)
@@ -276,7 +267,7 @@ def test_followed_lines_come_while_the_replica_runs(scheduler: Local) -> None:
     until(lambda: Path("one").exists())
     assert scheduler.status([app_id])[app_id].state is AppState.RUNNING
     Path("go").touch()
-    reader.join(PATIENCE_S)
+    reader.join(LIMIT_S)
     assert seen == ["one", "two", "three"]
 
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 from clusters.kubernetes import free_port
-from conftest import Launch, clean_environment
+from conftest import LIMIT_S, Launch, clean_environment
 
 PROJECT = Path(__file__).with_name("plugin")
-LIMIT_S = 60.0
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from clusters.aws import Aws
-from clusters.held import LIMIT_S, Held
-from conftest import RELIGHT, Launch, clean_environment
+from clusters.held import Held
+from conftest import LIMIT_S, RELIGHT, Launch, clean_environment
 
 from relight.errors import MachineError, UsageError
 from relight.job.app import AppDef, Resource, Role
@@ -82,7 +82,7 @@ class Dashboard:
                 pass
 
         self._server = HTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
         self.held = Held(f"127.0.0.1:{self._server.server_port}", "POST", "/api/jobs/")
         self.words = ("submit", "-s", "ray", "utils.echo")
         self.variables = {"RAY_ADDRESS": f"http://{self.held.address}"}
@@ -103,9 +103,11 @@ def aws() -> Iterator[Aws]:
 
 Service = Batch | Dashboard
 PATHS = {"definition": "/v1/registerjobdefinition", "job": "/v1/submitjob", "ray": ""}
+AWS = pytest.mark.needs_aws
+JOB_AND_RAY = [pytest.param("job", marks=AWS), "ray"]
 
 
-@pytest.fixture(params=PATHS)
+@pytest.fixture(params=[pytest.param("definition", marks=AWS), *JOB_AND_RAY])
 def service(request: pytest.FixtureRequest) -> Iterator[Service]:
     if request.param != "ray":
         batch = Batch(request.getfixturevalue("aws"), PATHS[request.param])
@@ -158,7 +160,7 @@ def test_a_submit_that_is_interrupted_while_the_service_is_slow_leaves_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("service", ["job", "ray"], indirect=True)
+@pytest.mark.parametrize("service", JOB_AND_RAY, indirect=True)
 def test_who_does_not_wait_for_the_answer_is_told_what_removes_what_is_made(
     service: Service, variables: dict[str, str], launch: Launch
 ) -> None:
@@ -174,8 +176,9 @@ def test_who_does_not_wait_for_the_answer_is_told_what_removes_what_is_made(
 
 
 @pytest.mark.slow
+@pytest.mark.needs_mounts
 @pytest.mark.parametrize("how", small_disk.KINDS)
-@pytest.mark.parametrize("service", ["job", "ray"], indirect=True)
+@pytest.mark.parametrize("service", JOB_AND_RAY, indirect=True)
 def test_a_state_directory_without_room_refuses_before_anything_is_sent(
     service: Service, variables: dict[str, str], launch: Launch, tmp_path: Path, how: str
 ) -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from conftest import LIMIT_S
 
 from relight.schedulers.unbroken import UnansweredError, finished
 
@@ -37,7 +38,7 @@ def test_a_signal_is_raised_when_the_request_is_over() -> None:
     def request() -> None:
         signal.pthread_kill(main, signal.SIGUSR1)
         threading.Timer(0.2, may_end.set).start()
-        may_end.wait(30)
+        may_end.wait(LIMIT_S)
         ended.append(True)
 
     with pytest.raises(Interrupt):
@@ -53,7 +54,7 @@ def test_after_a_second_signal_nobody_waits_for_the_answer() -> None:
         for _ in range(2):
             signal.pthread_kill(main, signal.SIGUSR1)
             begun.wait(0.2)
-        may_end.wait(30)
+        may_end.wait(LIMIT_S)
 
     with pytest.raises(UnansweredError, match="it may still make what it was asked for") as caught:
         finished(request)

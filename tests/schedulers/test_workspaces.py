@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from relight.errors import MachineError, UsageError
 from relight.job import patterns, workspaces
 
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="no git")
 ALONE = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
 
 
@@ -259,7 +258,7 @@ ODD = re.compile(r"[^/!]\*\*|.!\*\*|\*\*[^/]")
 LINES = st.lists(PIECES, min_size=1, max_size=6).map("".join).filter(lambda s: not ODD.search(s))
 
 
-@needs_git
+@pytest.mark.needs_git
 @given(paths=st.lists(PATHS, min_size=1, max_size=12), lines=st.lists(LINES, max_size=5))
 @example(paths=["a/b/c", "a/c"], lines=["a/**/c"])
 @example(paths=["a/b", "a/ab"], lines=["*", "!a", "!a/ab"])
@@ -289,7 +288,7 @@ def test_patterns_mean_what_git_says(
     shutil.rmtree(directory)
 
 
-@needs_git
+@pytest.mark.needs_git
 def test_no_class_of_letters_matches_the_slash_between_directories(tmp_path: Path) -> None:
     """No class, whatever it excludes, matches the slash between directories."""
     rules = patterns.parse(["a[!b]c", "/x[^y]z"])
@@ -297,7 +296,7 @@ def test_no_class_of_letters_matches_the_slash_between_directories(tmp_path: Pat
     assert patterns.ignored(rules, "q/a-c", False)
 
 
-@needs_git
+@pytest.mark.needs_git
 def test_git_state_has_commit_branch_and_changes(tmp_path: Path) -> None:
     """Commit, branch and whether anything differs from it, from anywhere in the work tree."""
     fill(tmp_path, "sub/main.py")
@@ -331,7 +330,7 @@ def test_without_git_or_a_repository_nothing_is_known_and_nothing_fails(
     assert workspaces.git_state(str(tmp_path)) == {}
 
 
-@needs_git
+@pytest.mark.needs_git
 def test_git_state_starts_nothing_of_the_repository(tmp_path: Path) -> None:
     """A command that the repository's configuration names for `git status` is not run."""
     git(tmp_path, "init", "-q")
