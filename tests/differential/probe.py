@@ -18,7 +18,7 @@ import stat
 import sys
 import time
 
-DEADLINE_S = 60
+DEADLINE_S = 180
 STOPPING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 STATUS = {
     *("Uid", "Gid", "Groups", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt", "NoNewPrivs"),
