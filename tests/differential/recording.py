@@ -309,7 +309,7 @@ def _end(process: Started, case: Case, records: list[Path]) -> int:
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)  # so that it takes its workers with it
         try:
-            process.wait(10)
+            process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
         process.wait()
