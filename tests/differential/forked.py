@@ -107,12 +107,8 @@ def _server() -> str:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    _servers.append(process)
+    atexit.register(process.communicate)  # which closes its stdin: it ends
     return name
-
-
-_servers: list["subprocess.Popen[str]"] = []
-"""Kept: the server ends when its stdin is closed."""
 
 
 def serve() -> None:
