@@ -23,7 +23,8 @@ class Case(NamedTuple):
     sent to the launcher when they all have. `console` is what the launcher's stdout and stderr
     are: `pipes`, one `pipe`, a `file`, or a `terminal`. `under` is for `under.py`. `differs` names
     the documented differences that must be seen, no more and no less; `notes` are parts of the
-    lines that relight says, one a line.
+    lines that relight says, one a line. `is_long` leaves a case to `make long`: several of its
+    processes import torch, and others have most of its promise.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Case(NamedTuple):
     under: Mapping[str, Any] = {}
     differs: frozenset[str] = COMMON
     notes: tuple[str, ...] = ()
+    is_long: bool = False
 
 
 TWO = ("0.0", "0.1")
@@ -161,11 +163,13 @@ ARGUMENTS = (
     Case("script on stdin", script=("-",), args=("a",),
          stdin=b"import probe; __file__ = 'stdin'; probe.main()"),
     two("a program that is in PATH", "--no-python", script=SHELL, args=("0", "x", "y")),
-    two("--run-path", "--run-path", args=("a", "b c"), differs=RUN_PATH),
+    two("--run-path", "--run-path", args=("a", "b c"), differs=RUN_PATH, is_long=True),
     Case("--run-path in a folder", ("--run_path",), script=("folder/imports.py",),
-         variables={"PYTHONPATH": "{work}:{work}/folder"}, differs=RUN_PATH | {"run-path-beside"}),
+         args=("a", "b c"), variables={"PYTHONPATH": "{work}:{work}/folder"},
+         differs=RUN_PATH | {"run-path-beside"}),
     Case("PET_RUN_PATH of an archive", ("--no-python",), variables={"PET_RUN_PATH": "1"},
-         script=("app.zip",), differs=RUN_PATH, notes=("--no-python has no effect",)),
+         script=("app.zip",), differs=RUN_PATH, notes=("--no-python has no effect",),
+         is_long=True),
     Case("PYTHON_EXEC and a package", ("--module",), script=("app",), args=("-m", "a"),
          variables={"PYTHON_EXEC": "./python"}),
     Case("PYTHON_EXEC of nothing", variables={"PYTHON_EXEC": ""},
@@ -303,7 +307,7 @@ ENDS = (
          notes=("raised RuntimeError",)),
     Case("@record", ("--log-dir=logs",), script=("recorded.py",), differs=LOGGED | REPORT,
          variables={"PROBE_END": "0.0=raise", **ERROR_FILE}, notes=("raised RuntimeError",)),
-    two("gloo", script=("gloo.py",)),
+    two("gloo", script=("gloo.py",), is_long=True),
 )  # fmt: skip
 
 REFUSED = (

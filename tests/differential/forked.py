@@ -1,15 +1,19 @@
 """torchrun, forked from a process that has imported it: most of what a launch costs is that import.
 
-The code that runs is torchrun's own, with the arguments, variables, directory and descriptors of
-the case. What is decided before its first line (how the interpreter is set up, what `import torch`
-takes from the environment) is that of the server, so `fits` says which cases are started as usual.
+The code that runs is torchrun's own, with the arguments, variables, directory, descriptors, signals
+and limits of the case. What is decided before its first line (how the interpreter is set up, what
+`import torch` takes from the environment) is that of the server, so `fits` says which cases are
+started as usual. It ends after its exit handlers, without taking the interpreter apart: that takes
+longer than all the rest.
 
     the tests --> the server --> one process a launch, which tells how it ends --> torchrun
 
 The server ends with the process of the tests.
 """
 
+import atexit
 import functools
+import gc
 import os
 import pickle
 import runpy
@@ -19,20 +23,30 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
+from typing import Any
 
 from differential.cases import Case, Word
+from differential.under import set_up
 
 _MODULES = {"run": "torch.distributed.run", "launch": "torch.distributed.launch"}
 _AT_IMPORT = ("LOGLEVEL", "PYTHON", "TORCH_", "LANG", "LC_", "OMP_", "LD_")
+_LATER = {
+    "OMP_NUM_THREADS",
+    "PYTHON_EXEC",
+    "PYTHONPATH",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+}
+"""Torchrun reads them when it runs; `_become` does for PYTHONPATH what Python does at its start."""
 _MOST = 1 << 17
 
 
 def fits(case: Case) -> bool:
     """Return whether a case is the same when torchrun is forked."""
-    names = [name for name in case.variables if name != "PYTHON_EXEC"]
-    at_start = case.under or case.console == "terminal"
-    return not at_start and not any(name.startswith(_AT_IMPORT) for name in names)
+    return not any(name.startswith(_AT_IMPORT) for name in case.variables.keys() - _LATER)
 
 
 class Forked:
@@ -43,7 +57,7 @@ class Forked:
     ) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.connect(_server())
-        request = pickle.dumps((_MODULES[case.command], words, str(cwd), env))
+        request = pickle.dumps((_MODULES[case.command], words, str(cwd), env, dict(case.under)))
         socket.send_fds(self._socket, [request], fds)
         self.pid = int(self._socket.recv(_MOST))
         self._code: int | None = None
@@ -93,12 +107,8 @@ def _server() -> str:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    _servers.append(process)
+    atexit.register(process.communicate)  # which closes its stdin: it ends
     return name
-
-
-_servers: list["subprocess.Popen[str]"] = []
-"""Kept: the server ends when its stdin is closed."""
 
 
 def serve() -> None:
@@ -106,12 +116,19 @@ def serve() -> None:
     import torch.distributed.launch  # and all that it needs
     import torch.distributed.run  # noqa: F401
     from torch.distributed.elastic.agent.server import local_elastic_agent  # noqa: F401
-    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend  # noqa: F401
+    from torch.distributed.elastic.rendezvous import (
+        c10d_rendezvous_backend,  # noqa: F401
+        dynamic_rendezvous,
+    )
+
+    assert dynamic_rendezvous.get_method_name is not None
+    dynamic_rendezvous.get_method_name = _caller  # torch's reads the sources of all modules
 
     for name in _MODULES.values():
         del sys.modules[name]  # it will be the main module
     sys.path.remove(os.environ.pop("PYTHONPATH"))
     assert len(os.listdir("/proc/self/task")) == 1
+    gc.freeze()  # a collection would copy all pages
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind("\0" + sys.argv[1])
     listener.listen()
@@ -128,6 +145,11 @@ def serve() -> None:
             pass
 
 
+def _caller(depth: int = 2) -> str:
+    """Return the name of the function that called the caller, as torch's `get_method_name`."""
+    return sys._getframe(depth).f_code.co_name
+
+
 def _reap() -> bool:
     try:
         return os.waitpid(-1, os.WNOHANG)[0] > 0
@@ -137,7 +159,7 @@ def _reap() -> bool:
 
 def _look_after(
     connection: socket.socket,
-) -> tuple[list[int], str, list[str], str, dict[str, str]] | None:
+) -> tuple[list[int], str, list[str], str, dict[str, str], dict[str, Any]] | None:
     """Fork once more, and tell how that process ends; return, there, what it is to be."""
     request, fds, _, _ = socket.recv_fds(connection, _MOST, 3)
     pid = os.fork()
@@ -151,15 +173,36 @@ def _look_after(
     os._exit(0)
 
 
-def _become(fds: list[int], module: str, words: list[str], cwd: str, env: dict[str, str]) -> None:
+def _become(
+    fds: list[int],
+    module: str,
+    words: list[str],
+    cwd: str,
+    env: dict[str, str],
+    under: dict[str, Any],
+) -> None:
     os.setsid()
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
     os.closerange(3, 1024)
     os.chdir(cwd)
     sys.path[0] = cwd
+    sys.path[1:1] = filter(None, env.get("PYTHONPATH", "").split(os.pathsep))
+    sys.stdout.reconfigure(line_buffering=os.isatty(1))  # type: ignore[union-attr]
+    set_up(under)
     os.environ.clear()
     os.environb.update({os.fsencode(name): os.fsencode(value) for name, value in env.items()})
     tempfile.tempdir = None
     sys.argv[1:] = map(os.fsdecode, words)
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    code: object = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        code = error.code or 0
+        if not isinstance(code, int):
+            raise
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 255)

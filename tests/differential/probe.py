@@ -4,6 +4,7 @@ Its own variables:
     PROBE_DIR    where `<restart>.<rank>.json` is written
     PROBE_WRITE  bytes to write to stdout as well, as latin-1 text
     PROBE_READ   stdin is read to its end
+    PROBE_STAY   for how many seconds `stay` does
     PROBE_END    `RESTART.RANK=HOW,…`; HOW is an exit code, `raise`, `kill N`, `wait` (for a
                  signal, which is then written down), `stay` (whatever comes), `timer` (which runs
                  out) or `released` (one that does not). A worker that fails does so when all
@@ -18,7 +19,7 @@ import stat
 import sys
 import time
 
-DEADLINE_S = 60
+DEADLINE_S = 180
 STOPPING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 STATUS = {
     *("Uid", "Gid", "Groups", "SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt", "NoNewPrivs"),
@@ -146,7 +147,7 @@ def end(how: str, restart: str, rank: str, got: "set[int]") -> None:
         write(f"{restart}.{rank}.signal", [signal.Signals(signal.sigwait(got)).name])
         return
     if how == "stay":
-        time.sleep(DEADLINE_S)
+        time.sleep(float(os.environ.get("PROBE_STAY", DEADLINE_S)))
     wait_for_all(restart)
     if how == "raise":
         raise RuntimeError("told to fail")

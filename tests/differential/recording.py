@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import conftest
+from conftest import LIMIT_S
 
 from differential import forked
 from differential.cases import Case, Word
@@ -31,7 +32,6 @@ COMMANDS = {
     (RELIGHT, "run"): (*conftest.RELIGHT[1:], "run"),
     (RELIGHT, "launch"): (*conftest.RELIGHT[1:], "launch"),
 }
-LIMIT_S = 110
 Started = subprocess.Popen[bytes] | forked.Forked
 
 
@@ -309,7 +309,7 @@ def _end(process: Started, case: Case, records: list[Path]) -> int:
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)  # so that it takes its workers with it
         try:
-            process.wait(10)
+            process.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
             process.kill()
         process.wait()

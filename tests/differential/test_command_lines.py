@@ -12,10 +12,13 @@ from differential.cases import CASES, Case
 from differential.differences import as_text, mismatches, sort_out
 from differential.recording import RELIGHT, Recording, record
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs_torch]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, id=c.name, marks=[pytest.mark.long] if c.is_long else []) for c in CASES],
+)
 def test_a_command_line_has_the_same_effect_as_under_torchrun(
     case: Case, reference: Callable[[Case], Recording], tmp_path: Path
 ) -> None:

@@ -5,11 +5,12 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Mapping
+from typing import Any
 
-if __name__ == "__main__":
-    told = json.loads(sys.argv[1])
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python itself ignores it
-    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+
+def set_up(told: Mapping[str, Any]) -> None:
+    """Set up this process as told by a case."""
     for name in told.get("ignore", ()):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {getattr(signal, n) for n in told.get("block", ())})
@@ -26,4 +27,10 @@ if __name__ == "__main__":
         os.dup2(0, fd)
     for fd in told.get("close", ()):
         os.close(fd)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python itself ignores it
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    set_up(json.loads(sys.argv[1]))
     os.execv(sys.argv[2], sys.argv[2:])

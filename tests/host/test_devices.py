@@ -355,6 +355,7 @@ names = st.sampled_from(["GPU-00", "GPU-1", "GPU-", "GPU-2200d5", "GPU-9", "1", 
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch
 @settings(max_examples=400)
 @given(text=st.lists(numbers).map(",".join) | st.lists(names).map(",".join))
 def test_torch_counts_as_many_gpus(text: str) -> None:
@@ -384,6 +385,7 @@ def test_torch_counts_as_many_gpus(text: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch
 @settings(max_examples=100)
 @given(mask=st.lists(st.sampled_from(["0", "1", "2", " 3", "5"]), min_size=1).map(",".join))
 def test_torch_reads_ze_affinity_mask_in_the_same_way(mask: str) -> None:

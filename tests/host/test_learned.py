@@ -184,7 +184,7 @@ def test_a_fifo_in_place_of_the_file_does_not_block(case: Case) -> None:
     case.learn()  # nor is it written to
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@pytest.mark.needs_root
 def test_another_users_file_is_ignored(case: Case) -> None:
     case.learn()
     (path,) = case.cache.iterdir()

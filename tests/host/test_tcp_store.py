@@ -1,6 +1,6 @@
 """The workers' store answers torch's client as torch's own server does.
 
-What needs torch is slow. A test with a `store` runs against both servers, so what it expects of
+A test with a `store` runs against both servers, so what it expects of
 relight is what torch does; where relight is meant to differ, the test says how and why.
 """
 
@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 import store_server as wire
-from conftest import Launch
+from conftest import FIRST_WARM, LIMIT_S, Launch
 from store_server import Peer, StoreServer, i64, keys, text, u64
 
-PATIENCE = timedelta(seconds=60)
+PATIENCE = timedelta(seconds=LIMIT_S)
 BRIEF = timedelta(milliseconds=5)
 
 Client = Any  # torch.distributed.Store
@@ -47,7 +47,9 @@ def torch(dist: ModuleType) -> Iterator[int]:
     del server
 
 
-@pytest.fixture(params=["relight", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=["relight", pytest.param("torch", marks=[pytest.mark.slow, pytest.mark.needs_torch])]
+)
 def store(request: pytest.FixtureRequest) -> int:
     """The port of a new store, of either."""
     port: int = request.getfixturevalue(request.param)
@@ -271,6 +273,7 @@ def some_operation(choose: random.Random) -> tuple[str, Callable[[Client], objec
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch
 @pytest.mark.parametrize("seed", range(6))
 def test_any_sequence_of_operations_is_answered_as_by_torch(
     dist: ModuleType, relight: int, torch: int, seed: int
@@ -302,6 +305,7 @@ def test_any_sequence_of_operations_is_answered_as_by_torch(
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch
 def test_values_of_any_size_and_number_come_back(dist: ModuleType, store: int) -> None:
     """The largest values, 40 MiB in one answer, and 20,000 keys are as they were set."""
     writer, reader = connect(dist, store), connect(dist, store)
@@ -321,6 +325,7 @@ def test_values_of_any_size_and_number_come_back(dist: ModuleType, store: int) -
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch
 def test_many_clients_at_once_lose_nothing(dist: ModuleType, store: int) -> None:
     """Counters, neighbours that wait for each other, queues and barriers of 8 clients add up."""
     clients, times = 8, 60
@@ -354,6 +359,7 @@ def test_many_clients_at_once_lose_nothing(dist: ModuleType, store: int) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch
 def test_a_wait_that_timed_out_can_be_repeated(dist: ModuleType, store: int) -> None:
     """A client may give up, and the same connection then waits again and is answered."""
     waiter, setter = connect(dist, store), connect(dist, store)
@@ -378,7 +384,7 @@ import torch.distributed.checkpoint as checkpoint
 
 rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-patience = datetime.timedelta(seconds=60)
+patience = datetime.timedelta(seconds=180)
 
 def train(turn):
     members = [0, 1], [2, 3], [0, 2, 3]
@@ -421,8 +427,10 @@ print("trained", rank)
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch
 def test_training_works_with_the_store(launch: Launch, script: Callable[[str], Path]) -> None:
     """Groups, barriers, objects and checkpoints of 4 workers work, and a second process group."""
-    result = launch("run", "--nproc-per-node=4", script(TRAINING), timeout=110)
+    preload = "--preload=torch,torch.distributed.checkpoint"  # once, not 4 times
+    result = launch("run", preload, "--nproc-per-node=4", script(TRAINING), command=FIRST_WARM)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [f"trained {rank}" for rank in range(4)]

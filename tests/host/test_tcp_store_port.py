@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
+from conftest import LIMIT_S
 from store_server import NUM_KEYS, VALIDATE, Peer
 
 from relight.errors import UsageError
@@ -108,11 +109,12 @@ def test_what_cannot_be_held_is_said_at_once(loop: Loop, served: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch
 def test_torch_may_serve_the_reserved_port(loop: Loop, host: str) -> None:
     """Rank 0's own server listens on the port that the agent holds, and is reached there."""
     from torch.distributed import TCPStore as TorchStore
 
-    patience = timedelta(seconds=60)
+    patience = timedelta(seconds=LIMIT_S)
     held = StorePort(loop, host, 0, served=False)
     name = host.strip("[]")
     server = TorchStore(

@@ -17,7 +17,7 @@ if sys.argv[1] == "torch":
 else:
     from relight.torch_launcher import ChildFailedError, LaunchConfig, elastic_launch
 
-SHELL = "test $RANK = 0 && exec sleep 100"
+SHELL = "test $RANK = 0 && exec sleep 600"
 
 
 def config(**fields: Any) -> Any:
@@ -53,7 +53,7 @@ def two_nodes(backend: str, run: Callable[[Any], dict[int, Any]]) -> Any:
     results: list[Any] = []
     threads = []
     for node in range(2):
-        more = {"rdzv_configs": {"rank": node, "timeout": 60}} if backend == "static" else {}
+        more = {"rdzv_configs": {"rank": node, "timeout": 180}} if backend == "static" else {}
         own = config(min_nodes=2, max_nodes=2, rdzv_backend=backend, rdzv_endpoint=endpoint, **more)
         threads.append(
             threading.Thread(target=lambda own=own: results.append(result_of(lambda: run(own))))
@@ -101,7 +101,9 @@ def both_at_once() -> None:
     torch_launcher.replace_torchs()
     from torch.distributed import run
 
-    run.main(["--nproc-per-node=2", "--no-python", "sh", "-c", "cat /proc/$PPID/comm"])
+    # The parent takes its name once it has started workers.
+    named = "until grep 'worker spawner' /proc/$PPID/comm; do sleep 0.1; done"
+    run.main(["--nproc-per-node=2", "--no-python", "sh", "-c", named])
 
 
 if __name__ == "__main__":

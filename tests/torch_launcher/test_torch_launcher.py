@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import clean_environment
+from conftest import LIMIT_S, clean_environment
 
 from relight import torch_launcher
 from relight.errors import UsageError
@@ -16,8 +16,7 @@ from relight.torch_launcher import DefaultLogsSpecs, LaunchConfig, elastic_launc
 HERE = Path(__file__).parent
 
 
-def told_by(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    out, errors = process.communicate(timeout=100)
+def told_by(process: "subprocess.Popen[str]", out: str, errors: str) -> dict[str, Any]:
     assert process.returncode == 0, errors
     if process.args[-1] == "torch":
         shown = [line.strip() for line in out.splitlines()[-2:]]
@@ -26,6 +25,7 @@ def told_by(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch
 def test_results_and_errors_are_those_of_torch(tmp_path: Path) -> None:
     """Functions and programs that succeed, fail, are killed, leave and restart, on one node and on
     two. Then the drop-in in a program that has imported torch, and in torchrun itself.
@@ -38,7 +38,8 @@ def test_results_and_errors_are_those_of_torch(tmp_path: Path) -> None:
         )
         for which in ("torch", "relight")
     ]  # fmt: skip
-    theirs, ours = map(told_by, processes)
+    ends = [process.communicate(timeout=LIMIT_S) for process in processes]
+    theirs, ours = (told_by(x, *end) for x, end in zip(processes, ends, strict=True))
     assert theirs.pop("torch's config") == theirs["exception"]
     assert len(ours) == 12
     assert ours == theirs
@@ -75,14 +76,14 @@ def interrupt():
 threading.Thread(target=interrupt, daemon=True).start()
 config = LaunchConfig(1, 1, 1, rdzv_backend="c10d", run_id="run")
 try:
-    elastic_launch(config, "sh")("-c", "echo $$ > new; mv new pid; exec sleep 100")
+    elastic_launch(config, "sh")("-c", "echo $$ > new; mv new pid; exec sleep 600")
 except SignalException as error:
     print(error.sigval.name, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
     print(os.path.exists("/proc/" + open("pid").read().strip()))
 """)
     result = subprocess.run(
         [sys.executable, "caller.py"], cwd=tmp_path, env=clean_environment(), text=True,
-        capture_output=True, timeout=60, check=False,
+        capture_output=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
     assert result.stdout == "SIGTERM True\nFalse\n", result.stderr
 

@@ -1,6 +1,7 @@
 """A forked worker ends as any other: exit codes, tracebacks, what runs at the end, child processes.
 
-Each script runs cold and warm; exit code, stdout and stderr must be equal, byte for byte.
+Scripts run cold and warm; exit code, stdout and stderr must be equal, byte for byte. All of them run
+in one warm process in test_processes.py, so most are left to `make long` here.
 """
 # ruff: noqa: E501  # scripts of one line are easier to read on one line
 
@@ -170,7 +171,7 @@ def end_of(
     logs = tmp_path / f"logs-{preload.partition(',')[0]}"
     result = launch(
         "run", f"--preload={preload}", f"--nproc-per-node={nproc}", "--redirects=3",
-        f"--log-dir={logs}", *path, stdin="one\ntwo\n", timeout=200, OMP_NUM_THREADS="1",
+        f"--log-dir={logs}", *path, stdin="one\ntwo\n", OMP_NUM_THREADS="1",
     )  # fmt: skip
     texts = [
         re.sub(r"0x[0-9a-f]{6,}|\d{5,}", "N", file.read_text())
@@ -183,7 +184,17 @@ def end_of(
     return result.returncode, result.stderr if not texts else "", texts
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+FIRST = {
+    "sys.exit(3)", "sys.exit of a text", "exception", "print_stack", "faulthandler",
+    "keyboard interrupt", "SIGTERM", "core limit", "os._exit", "atexit order", "threads at the end",
+    "input", "reading stdin", "subprocess environment", "multiprocessing fork", "timer",
+}  # fmt: skip
+"""What depends most on how a worker is started."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[] if x in FIRST else [pytest.mark.long]) for x in SCRIPTS]
+)
 def test_a_script_ends_the_same_cold_and_warm(
     name: str, launch: Launch, tmp_path: Path, script: Script
 ) -> None:
@@ -193,49 +204,52 @@ def test_a_script_ends_the_same_cold_and_warm(
     assert end_of("off", launch, tmp_path, [path]) == end_of(MODULES, launch, tmp_path, [path])
 
 
-TORCH_SCRIPTS = {
-    "seeds, threads, autograd": """
-import torch
-x = torch.ones(64, requires_grad=True)
-(x * x).sum().backward()
-print(x.grad.sum())
-print(torch.initial_seed(), torch.rand(2).tolist(), torch.get_num_threads(), torch.is_grad_enabled())
-print(torch.get_default_dtype(), torch.cuda.is_available(), torch.__config__.parallel_info())
-""",
-    "data loader": """
-import torch
+TORCH = """
+import torch, torch.multiprocessing as mp
 from torch.utils.data import DataLoader, Dataset
 class Squares(Dataset):
     def __len__(self):
         return 6
     def __getitem__(self, i):
         return i * i
-def work(*arguments):
+def note(*arguments):
     print("worker", torch.utils.data.get_worker_info() is not None, flush=True)
-if __name__ == "__main__":
-    for method in ("fork", "spawn"):
-        loader = DataLoader(Squares(), 3, num_workers=1, multiprocessing_context=method, worker_init_fn=work)
-        print([batch.tolist() for batch in loader], flush=True)
-""",
-    "torch.multiprocessing": """
-import torch, torch.multiprocessing as mp
-def work(i, tensor):
+def load(method):
+    loader = DataLoader(Squares(), 3, num_workers=1, multiprocessing_context=method, worker_init_fn=note)
+    print([batch.tolist() for batch in loader], flush=True)
+def add(i, tensor):
     tensor += i + 1
+"""
+TORCH_SCRIPTS = {
+    "all but spawned loaders": TORCH + """
 if __name__ == "__main__":
+    x = torch.ones(64, requires_grad=True)
+    (x * x).sum().backward()
+    print(x.grad.sum())
+    print(torch.initial_seed(), torch.rand(2).tolist(), torch.get_num_threads(), torch.is_grad_enabled())
+    print(torch.get_default_dtype(), torch.cuda.is_available(), torch.__config__.parallel_info())
+    load("fork")
     tensor = torch.zeros(1).share_memory_()
-    mp.spawn(work, (tensor,), nprocs=1)
-    print(tensor.item())
+    mp.spawn(add, (tensor,), nprocs=1)
+    print(tensor.item(), flush=True)
+    torch.ones(2) @ torch.ones(3)  # an error in C++
 """,
-    "error in C++": "import torch\ntorch.ones(2) @ torch.ones(3)",
-}
+    "a spawned loader": TORCH + """
+if __name__ == "__main__":
+    load("spawn")
+""",
+}  # fmt: skip
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)
-@pytest.mark.parametrize("name", TORCH_SCRIPTS)
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(
+    "name", ["all but spawned loaders", pytest.param("a spawned loader", marks=pytest.mark.long)]
+)
 def test_a_script_with_torch_ends_the_same_preloaded_and_not(
     name: str, launch: Launch, tmp_path: Path, script: Script
 ) -> None:
+    """Seeds, threads, autograd, processes of loaders and of torch.multiprocessing, an error."""
     path = script(TORCH_SCRIPTS[name])
     assert end_of("off", launch, tmp_path, [path]) == end_of("torch", launch, tmp_path, [path])
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch, Start
+from conftest import LIMIT_S, Launch, Start
 from test_orphans import below, marked, wait_until_gone, wait_until_up
 
 Script = Callable[..., Path]
@@ -139,8 +139,8 @@ def test_no_process_outlives_a_killed_agent_or_warm_spawner(
             time.sleep(0.2)
             assert agent.poll() is None  # it goes on
             agent.send_signal(signal.SIGTERM)
-        agent.wait(30)
-        wait_until_gone(marker, 10)
+        agent.wait(LIMIT_S)
+        wait_until_gone(marker, LIMIT_S)
 
 
 def test_a_killed_warm_spawner_is_replaced(
@@ -161,7 +161,7 @@ sys.exit(1)
     agent = start("run", "--preload=json,csv", "--max-restarts=3", f"--log-dir={logs}", path)
 
     def until(condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LIMIT_S
         while not condition():
             assert time.monotonic() < deadline
             assert agent.poll() is None
@@ -174,7 +174,7 @@ sys.exit(1)
     log = next(logs.glob("*/events.jsonl"))
     until(lambda: log.read_text().count('"PreloadReady"') == 2)
     (tmp_path / "go1").touch()
-    assert agent.wait(60) == 0
+    assert agent.wait(LIMIT_S) == 0
     events = [json.loads(x) for x in next(logs.glob("*/events.jsonl")).read_text().splitlines()]
     assert [e["warm"] for e in events if e["event"] == "WorkersWarm"] == [True, False, True]
     assert marked(f"warm spawner of {agent.pid}") == []
@@ -205,13 +205,13 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.needs_torch
 def test_a_ddp_job_survives_10_kills_of_10(launch: Launch, script: Script) -> None:
     """With torch preloaded, each of 10 restarts is warm, and the result is that of a cold start."""
     path = script(DDP)
     result = launch(
         "run", "--preload=torch,torch._dynamo", "--nproc-per-node=2", "--max-restarts=10", "-v",
-        path, timeout=290,
+        path,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("workers start with preloaded modules") == 11

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch, Start, clean_environment
+from conftest import LIMIT_S, Launch, Start, clean_environment
 from test_orphans import marked, marker, wait_until_gone, wait_until_up  # noqa: F401
 
 Script = Callable[..., Path]
@@ -287,7 +287,7 @@ def test_an_import_that_hangs_is_named(start: Start, script: Script, library: Li
     assert b"preload: culprit is being imported (pid " in line
     assert b"the workers start when that is done, or in " in line
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(60) == 128 + signal.SIGTERM
+    assert agent.wait(LIMIT_S) == 128 + signal.SIGTERM
 
 
 @pytest.mark.parametrize("end", ["1 / 0", "os._exit(3)", "pass", "time.sleep(1000)"])
@@ -314,13 +314,13 @@ subprocess.run(["sh", "-c", "setsid sleep {marker} >&- 2>&- &"])
         wait_until_up(marker, 2)
         agent.send_signal(signal.SIGINT)
     else:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + LIMIT_S
         while "local rank 0) is pid" not in log.read_text():
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        wait_until_gone(marker, 10)  # also those of a second try
+        wait_until_gone(marker, LIMIT_S)  # also those of a second try
         agent.send_signal(signal.SIGTERM)
-    agent.wait(60)
+    agent.wait(LIMIT_S)
     assert marked(marker) == []
 
 
@@ -352,7 +352,7 @@ def test_a_job_whose_directory_was_removed_starts_warm(
     text = f"cd {tmp_path}/gone; rmdir {tmp_path}/gone; {ONE_PROCESSOR} -m relight run"
     flags = "--nproc-per-node=2 --preload=json -v"
     agent = start("-c", f"{text} {flags} {path}", command=("sh",))
-    output, errors = agent.communicate(timeout=60)
+    output, errors = agent.communicate(timeout=LIMIT_S)
     assert output == b"ran\nran\n", errors
     assert b"workers start with preloaded modules" in errors
 
@@ -420,7 +420,7 @@ def test_what_an_import_has_started_ends_with_the_agent(
             os.kill(pid, signal.SIGSTOP)
     agent.send_signal(signal.SIGKILL)
     agent.wait()
-    wait_until_gone(marker, 5)
+    wait_until_gone(marker, LIMIT_S)
 
 
 def test_generators_without_a_seed_are_seeded_again(

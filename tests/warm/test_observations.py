@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import FIRST_WARM, Launch, clean_environment
+from conftest import FIRST_WARM, LIMIT_S, Launch, clean_environment
 
 PROBE = Path(__file__).with_name("probe.py")
 MODULES = (
@@ -135,7 +135,7 @@ def test_a_script_sees_the_same_cold_and_warm_on_a_terminal(tmp_path: Path) -> N
                 pass
         except OSError:
             pass  # all of them are gone
-        assert process.wait(60) == 0
+        assert process.wait(LIMIT_S) == 0
         os.close(ours)
 
     compare(*observations(tmp_path, run, ranks=1))

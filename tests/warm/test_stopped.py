@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Start
+from conftest import LIMIT_S, Start
 from test_orphans import below, marked, marker, wait_until_gone, wait_until_up  # noqa: F401
 
 from relight.events import SpawnerLost, WorkerExited
@@ -53,7 +53,7 @@ def holder(agent: int, name: str = "spawner of") -> int:
 def stop(pid: int) -> None:
     """Stop a process and wait until it stands still."""
     os.kill(pid, signal.SIGSTOP)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + LIMIT_S
     while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -81,7 +81,7 @@ def test_the_user_can_stop_a_job_whose_spawner_was_stopped(
 ) -> None:
     """A signal for the agent wakes its spawner; the job ends as any other."""
     agent.send_signal(signal.SIGTERM)
-    assert agent.wait(20) == 128 + signal.SIGTERM
+    assert agent.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert marked(marker) == []
 
 
@@ -93,7 +93,7 @@ def test_a_stopped_spawner_wakes_and_cleans_up_when_the_agent_is_killed(
     """The kernel wakes the spawner when the agent dies, and it cleans up."""
     agent.send_signal(signal.SIGKILL)
     agent.wait()
-    wait_until_gone(marker, 10)
+    wait_until_gone(marker, LIMIT_S)
 
 
 def test_a_spawner_that_a_debugger_holds_is_killed(
@@ -110,7 +110,7 @@ def test_a_spawner_that_a_debugger_holds_is_killed(
     for _ in range(2):
         agent.send_signal(signal.SIGTERM)
         time.sleep(0.1)  # two of them at once are one
-    assert agent.wait(20) == 128 + signal.SIGTERM
+    assert agent.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert marked(marker) == []
 
 
@@ -152,7 +152,7 @@ def test_signals_to_the_spawner_end_nothing(
     """A signal to it ends neither the workers nor, when they have ended, a warm one."""
     logs = tmp_path / "logs"
     agent = start("run", *flags, "--max-restarts=1", f"--log-dir={logs}", script(RESTARTS))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     while not (tmp_path / "up0").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -160,7 +160,7 @@ def test_signals_to_the_spawner_end_nothing(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGABRT):
         os.kill(pid, number)
     (tmp_path / "go").touch()
-    assert agent.wait(60) == 0
+    assert agent.wait(LIMIT_S) == 0
     lines = next(logs.glob("*/events.jsonl")).read_text().splitlines()
     found = [event for event in map(json.loads, lines) if event["event"] == "WorkersWarm"]
     assert [event["warm"] for event in found] == [True, True] * bool(flags)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import RELIGHT, Launch, Start
+from conftest import LIMIT_S, RELIGHT, Launch, Start
 
 Script = Callable[..., Path]
 LIBRARY = """
@@ -154,7 +154,7 @@ def test_the_next_process_imports_with_what_the_first_workers_set(
     while b"is ready" not in agent.stderr.readline():
         assert agent.poll() is None
     (tmp_path / "go0").touch()
-    output, errors = agent.communicate(timeout=60)
+    output, errors = agent.communicate(timeout=LIMIT_S)
     assert output == b"0 new\n1 new\n"
     assert b"workers start with preloaded modules" in errors
     assert b"again" not in errors
@@ -172,7 +172,7 @@ def test_a_variable_that_changes_in_each_attempt_starts_workers_cold(
         while b"is ready" not in agent.stderr.readline():
             assert agent.poll() is None
         (tmp_path / f"go{count}").touch()
-    output, errors = agent.communicate(timeout=60)
+    output, errors = agent.communicate(timeout=LIMIT_S)
     assert output == b"0 mode0\n1 mode1\n2 mode2\n3 mode3\n"
     assert b"sets LIBRARY_MODE before it imports, not always to the same value" in errors
 

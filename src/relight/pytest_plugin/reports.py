@@ -19,6 +19,8 @@ _PHASES = ("setup", "call", "teardown")
 _MOST_LINES = 60
 _VERDICT = ("relight: rank ", "relight: ranks ")
 """How the launcher's report begins."""
+_BLAMED = re.compile(r"relight: ranks? (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*) ")
+"""The ranks that the report names, unless they are too many."""
 _UNTRUE = ("  it printed nothing to stderr",)
 """What the launcher can't know: pytest has captured it."""
 _ERROR = re.compile(r"^E\s+(\S.*)", re.MULTILINE)
@@ -179,6 +181,8 @@ class ReportedTest:
             return None
         if collect := {each.collect: each.rank for each in missing if each.collect}:
             return RanksRepr([(f"rank {r} can't collect it", text) for text, r in collect.items()])
+        if self._is_of_later_phase(phase, {each.rank for each in missing}):
+            return None
         if any(each.stacks for each in self._ranks):
             names = _named([each.rank for each in missing])
             parts: list[tuple[str, Any]] = [
@@ -191,6 +195,26 @@ class ReportedTest:
         if any(each.end for each in self._ranks):
             return None  # `replay` ends the run
         return self._ended(missing)
+
+    def _is_of_later_phase(self, phase: str, missing: set[int]) -> bool:
+        """Return whether the ranks to blame have got to the end of this phase, but not of a later
+        one: those that have not are only slower, and were stopped.
+        """
+        later = _PHASES[_PHASES.index(phase) + 1 :]
+        blamed = self._blamed()
+        return blamed.isdisjoint(missing) and any(
+            each.rank in blamed and not _has_ended(each, name)
+            for each in self._ranks
+            for name in later
+        )
+
+    def _blamed(self) -> set[int]:
+        """Return the ranks whose time was over; else those that the launcher names."""
+        if late := {each.rank for each in self._ranks if each.stacks}:
+            return late
+        found = next(filter(None, map(_BLAMED.match, self._output.splitlines())), None)
+        parts = [part.partition("-") for part in found[1].split(", ")] if found else []
+        return {rank for low, _, high in parts for rank in range(int(low), int(high or low) + 1)}
 
     def _ended(self, missing: list[RankReports]) -> RanksRepr:
         """Return how ranks have ended before the test had."""
