@@ -21,6 +21,12 @@ def _programs(*names: str) -> str:
     return f"no {', '.join(missing)}" if missing else ""
 
 
+def _python(version: str) -> str:
+    from release.distribution import interpreter
+
+    return "" if interpreter(version) else f"no Python {version}"
+
+
 def _root() -> str:
     return "needs root" if os.geteuid() else ""
 
@@ -73,6 +79,9 @@ NEEDS: dict[str, Callable[[], str]] = {
     "mpi": _mpi,
     "openssl": lambda: _programs("openssl"),
     "prometheus": lambda: _programs("prometheus"),
+    "python312": lambda: _python("3.12"),
+    "python313": lambda: _python("3.13"),
+    "python314": lambda: _python("3.14"),
     "ray": lambda: _modules("ray", "aiohttp_cors", "opencensus"),  # `ray` alone has no dashboard
     "root": _root,
     "slurm": _slurm,
