@@ -266,12 +266,13 @@ class WarmTorch:
         text: str,
         *flags: str | Path,
         arguments: tuple[str, ...] = (),
+        command: tuple[str, ...] = COMMAND,
         variables: dict[str, str] | None = None,
         **options: object,
     ) -> "subprocess.Popen[bytes]":
         """Start a script."""
         return self._start(
-            *self._words(text, *flags, arguments=arguments), command=self.COMMAND, cwd=self.folder,
+            *self._words(text, *flags, arguments=arguments), command=command, cwd=self.folder,
             variables={"OMP_NUM_THREADS": "1", **(variables or {})}, **options,
         )  # fmt: skip
 
