@@ -22,6 +22,12 @@ def _programs(*names: str) -> str:
     return f"no {', '.join(missing)}" if missing else ""
 
 
+def _python(version: str) -> str:
+    from release.distribution import interpreter
+
+    return "" if interpreter(version) else f"no Python {version}"
+
+
 def _root() -> str:
     return "needs root" if os.geteuid() else ""
 
@@ -97,6 +103,9 @@ NEEDS: dict[str, Callable[[], str]] = {
     "programs": lambda: _modules("accelerate", "ignite", "lightning", "transformers"),
     "prometheus": lambda: _programs("prometheus"),
     "prometheus_client": lambda: _modules("prometheus_client"),
+    "python312": lambda: _python("3.12"),
+    "python313": lambda: _python("3.13"),
+    "python314": lambda: _python("3.14"),
     "ray": _ray,
     "root": _root,
     "slurm": _slurm,

@@ -2,13 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch
+from conftest import Launch, WarmTorch
 
 from relight.core.exits import Collective, Failure
 from relight.env import Environment
@@ -42,7 +40,7 @@ def test_the_report_says_which_rank_has_not_entered_which_collective(
 ) -> None:
     report = tmp_path / "report.json"
     done = launch(
-        "run", "--nproc-per-node=2", "--hang-timeout=1", f"--failure-report={report}",
+        "run", "--nproc-per-node=2", "--hang-timeout=3", f"--failure-report={report}",
         script(PLAIN), TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/trace_",
     )  # fmt: skip
     assert done.returncode == EXIT_HUNG, done.stderr
@@ -59,14 +57,15 @@ def test_the_report_says_which_rank_has_not_entered_which_collective(
 
 
 @pytest.mark.slow
-def test_a_dump_that_torch_has_made_is_read(tmp_path: Path) -> None:
+@pytest.mark.needs_torch
+def test_a_dump_that_torch_has_made_is_read(warm_torch: WarmTorch) -> None:
     """Of gloo, which records as NCCL does."""
-    subprocess.run([sys.executable, "-c", GLOO], cwd=tmp_path, check=True, timeout=100)
+    assert warm_torch.run(GLOO).returncode == 0
     failure = Failure(
         rank=0, local_rank=0, host="a", pid=1, exitcode=1, at=0.0, asked=0, report=None,
         last_lines=(), evidence="", log="",
     )  # fmt: skip
-    env = Environment({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"})
+    env = Environment({"TORCH_FR_DUMP_TEMP_FILE": f"{warm_torch.folder}/trace_"})
     (found,) = with_collectives([failure], env, 0.0)[0].collectives or ()
     assert found._replace(is_done=True) == Collective(
         "default_pg", 2, "all_reduce", "[4, 2]", is_done=True

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch, Start, clean_environment
+from conftest import LIMIT_S, Launch, Start, clean_environment
 
 import relight
 from relight.errors import UsageError, WorkersFailedError
@@ -35,7 +35,7 @@ def call(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
             env=clean_environment(OMP_NUM_THREADS="1", **variables),
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=LIMIT_S,
             check=False,
         )
 
@@ -58,6 +58,7 @@ def test_results_come_back_in_the_order_of_ranks(call: Call) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch
 def test_torch_workers_of_two_agents_are_one_group(call: Call) -> None:
     """Both are on this machine."""
     result = call("""
@@ -70,9 +71,9 @@ def test_torch_workers_of_two_agents_are_one_group(call: Call) -> None:
             dist.destroy_process_group()
             return x.item()
         if __name__ == "__main__":
-            print(relight.launch(work, nproc_per_node=2, nnodes=2))
+            print(relight.launch(work, nproc_per_node=1, nnodes=2))
     """)
-    assert result.stdout.splitlines()[-1] == "[6, 6, 6, 6]", result.stderr
+    assert result.stdout.splitlines()[-1] == "[1, 1]", result.stderr
 
 
 def test_an_exception_is_raised_in_the_caller(call: Call) -> None:
@@ -84,7 +85,7 @@ def test_an_exception_is_raised_in_the_caller(call: Call) -> None:
         def inner(rank):
             if rank == 1:
                 raise MyError("bad batch", 7)
-            time.sleep(100)
+            time.sleep(1000)
         def work():
             inner(int(os.environ["RANK"]))
         try:
@@ -206,7 +207,7 @@ def test_a_script_needs_no_cloudpickle(tmp_path: Path, no_cloudpickle: str) -> N
         (tmp_path / f"{name}.py").write_text(SCRIPT)
     for how in (["caller.py"], ["-m", "package"]):
         result = subprocess.run([sys.executable, *how, "--sum=5"], cwd=tmp_path, text=True,
-                                env=clean_environment(PYTHONPATH=no_cloudpickle), timeout=60,
+                                env=clean_environment(PYTHONPATH=no_cloudpickle), timeout=LIMIT_S,
                                 capture_output=True, check=False)  # fmt: skip
         assert result.stdout.splitlines() == [
             "[(Point(x=1), '__mp_main__', 5), (Point(x=2), '__mp_main__', 5)]",
@@ -242,7 +243,7 @@ def test_a_function_that_workers_cannot_import_is_an_error_of_one_line(
         assert result.stderr.count("Traceback") == 1
     for how in (["-c", textwrap.dedent(unguarded)], ["-"]):
         result = subprocess.run([sys.executable, *how], input=textwrap.dedent(unguarded), text=True,
-                                env=clean_environment(PYTHONPATH=no_cloudpickle), timeout=60,
+                                env=clean_environment(PYTHONPATH=no_cloudpickle), timeout=LIMIT_S,
                                 capture_output=True, check=False)  # fmt: skip
         assert "UsageError: train is defined in __main__, which workers can't" in result.stderr
         assert "hint: pip install cloudpickle" in result.stderr
@@ -272,7 +273,7 @@ import os, time, relight
 def work():
     open("pid", "w").write(str(os.getpid()))
     os.rename("pid", "pid.whole")
-    time.sleep(100)
+    time.sleep(1000)
 relight.launch(work)
 """)
     scratch = tmp_path / "tmp"
@@ -284,7 +285,7 @@ relight.launch(work)
     launch("run", "--no-python", "true", TMPDIR=str(scratch))
     assert list(scratch.glob("relight_*/call/0.begun"))
     caller.send_signal(number)
-    caller.wait(30)
+    caller.wait(LIMIT_S)
     wait(lambda: not Path(f"/proc/{pid}").exists() or "Z" in state(pid))
     wait(lambda: not list(scratch.iterdir()))
 
@@ -297,7 +298,7 @@ def state(pid: int) -> str:
 
 
 def wait(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 40
+    end = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)

@@ -8,13 +8,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from clusters.sshd import Sshd, sshd_unavailable
-from conftest import clean_environment
+from clusters.sshd import Sshd
+from conftest import LIMIT_S, clean_environment
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(sshd_unavailable()), reason=sshd_unavailable()),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.needs_ssh]
 Call = Callable[[str], "subprocess.CompletedProcess[str]"]
 
 
@@ -41,7 +38,7 @@ def call(tmp_path: Path, hosts: Sshd) -> Call:
             env=clean_environment(OMP_NUM_THREADS="1", RELIGHT_STATE_DIR=str(tmp_path / "state")),
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=LIMIT_S,
             check=False,
         )
 
@@ -85,7 +82,7 @@ def test_an_exception_on_another_host_is_raised_here(
         def work():
             if os.environ["RANK"] == "1":
                 raise KeyError("there")
-            import time; time.sleep(60)
+            import time; time.sleep(1000)
         try:
             relight.launch(work, **there)
         except KeyError as error:

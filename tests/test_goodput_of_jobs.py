@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Launch
+from conftest import LIMIT_S, Launch
 
 PHASES = """\
 import os, signal, socket, sys, time
@@ -41,6 +41,9 @@ time.sleep(3 * scale)
 if not rank:
     mark("saved")
     os.rename(f"marks-saved-{restart}-0", f"saved-{restart}")
+else:
+    while not os.path.exists(f"saved-{restart}"):
+        time.sleep(0.01)
 time.sleep(2 * scale)
 mark("done")
 if rank and restart == "0":
@@ -154,7 +157,7 @@ def test_status_tells_where_the_time_goes_while_the_job_runs(
         "for step in range(10_000):\n    progress(step)\n    time.sleep(0.01)\n"
     )
     start("run", script, variables=variables)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT_S
     found = None
     while found is None or not found["goodput"]:
         assert time.monotonic() < deadline, found

@@ -1,39 +1,55 @@
 """Hangs of real workers: they are noticed from outside, and the report names the odd one out."""
 
 import json
-import signal
 import subprocess
-import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import LIMIT_S, Launch, WarmTorch
 
 from relight.errors import EXIT_HUNG
 
-HANG_S = 3
-"""Long enough for a start on a busy machine, where a disk may not answer for two seconds."""
+pytestmark = pytest.mark.needs_torch
 
+HANG_S = 3
+HANG = f"--hang-timeout={HANG_S}"
+STARTING = """
+import os, threading
+_over = threading.Event()
+def _work():
+    with open(os.devnull, "wb", buffering=0) as file:
+        while not _over.wait(0.05):
+            file.write(bytes(4096))
+_thread = threading.Thread(target=_work)
+_thread.start()
+def over():
+    _over.set()
+    _thread.join()
+"""
+"""A rank that imports this module does something until `over()`: a slow start is no hang."""
 HEAD = """
-import os, signal, sys, threading, time
+import os, signal, sys, threading, time, starting
 import torch, torch.distributed as dist
-dist.init_process_group("gloo")
+dist.init_process_group("gloo"); dist.barrier(); starting.over()
 rank = dist.get_rank()
 def step():
     dist.all_reduce(torch.ones(4))
 """
+"""Seven lines, the last of them line 7; those of a test begin with line 9."""
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def run(
-    script: Path, *flags: str, text: str, nproc: int = 3, timeout_s: float = 100
-) -> tuple[int, str, str]:
-    script.write_text(HEAD + textwrap.dedent(text))
-    done = subprocess.run(
-        [sys.executable, "-m", "relight", "run", f"--nproc-per-node={nproc}",
-         f"--hang-timeout={HANG_S}", *flags, str(script)],
-        capture_output=True, text=True, timeout=timeout_s, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout, done.stderr
+@pytest.fixture
+def run(warm_torch: WarmTorch) -> Run:
+    """Run a script on 3 warm ranks, with a hang time-out."""
+
+    def run(text: str, *flags: str) -> "subprocess.CompletedProcess[str]":
+        (warm_torch.folder / "starting.py").write_text(STARTING)
+        return warm_torch.run(HEAD + textwrap.dedent(text), "--nproc-per-node=3", HANG, *flags)
+
+    return run
 
 
 HANGS = {
@@ -107,67 +123,68 @@ HANGS = {
 
 
 @pytest.mark.parametrize("name", HANGS)
-def test_a_hang_is_reported_with_the_rank_that_is_elsewhere(name: str, tmp_path: Path) -> None:
+def test_a_hang_is_reported_with_the_rank_that_is_elsewhere(name: str, run: Run) -> None:
     text, expected = HANGS[name]
-    code, _, stderr = run(tmp_path / "train.py", text=text)
-    lines = stderr.partition("relight: rank")[2].splitlines()
-    assert f"rank{lines[0]}".startswith(expected), stderr
-    assert f"  no rank has made progress for {HANG_S} s" in lines, stderr
-    assert code == EXIT_HUNG
+    done = run(text)
+    lines = done.stderr.partition("relight: rank")[2].splitlines()
+    assert f"rank{lines[0]}".startswith(expected), done.stderr
+    assert f"  no rank has made progress for {HANG_S} s" in lines, done.stderr
+    assert done.returncode == EXIT_HUNG
     assert len(lines) <= 25
     assert lines[-1] == "exit code 124; no restarts were allowed (--max-restarts=0)"
     others = lines[lines.index("the others:") + 1 : -1]
-    assert len(others) == 1, stderr
+    assert len(others) == 1, done.stderr
     assert "(train.py:7)" in others[0]
 
 
-def test_a_hang_counts_as_a_failure(tmp_path: Path) -> None:
+def test_a_hang_counts_as_a_failure(run: Run) -> None:
     text = """
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == 1:
         time.sleep(1000)
     step()
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # the shutdown of Python takes a second with torch
     """
-    code, _, stderr = run(tmp_path / "train.py", "--max-restarts=1", text=text)
-    assert code == 0, stderr
-    assert "rank 1 hangs in <module> (train.py:10)" in stderr
-    assert f"no rank has made progress for {HANG_S} s; restart 1 of 1" in stderr
+    done = run(text, "--max-restarts=1")
+    assert done.returncode == 0, done.stderr
+    assert "rank 1 hangs in <module> (train.py:10)" in done.stderr
+    assert f"no rank has made progress for {HANG_S} s; restart 1 of 1" in done.stderr
 
 
-def test_a_job_that_works_is_left_alone(tmp_path: Path) -> None:
-    """It computes, then writes, then starts a program, each for longer than the time-out."""
-    text = """
-    def spend(seconds, act):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            act()
-    step()
-    spend(4, lambda: sum(range(1000)))
+WORKS = """
+import os, subprocess, sys, threading, time
+from relight.worker import progress
+def spend(seconds, act):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        act()
+        time.sleep(0.02)
+if os.environ["RANK"] == "0":
+    spend(4, lambda: sum(range(300_000)))
     file = open(os.devnull, "wb", buffering=0)
-    spend(4, lambda: (file.write(bytes(4096)), time.sleep(0.01)))
-    if rank == 0:
-        os.system("i=0; while [ $i -lt 6000000 ]; do i=$((i+1)); done")
-    step()
-    dist.destroy_process_group()
-    """
-    code, _, stderr = run(tmp_path / "train.py", text=text)
-    assert code == 0, stderr
-    assert "has made progress" not in stderr
-
-
-def test_steps_that_are_reported_are_signs_of_life(tmp_path: Path) -> None:
-    text = """
-    from relight.worker import progress
-    for each in range(16):
-        progress(each)
+    spend(4, lambda: file.write(bytes(4096)))
+    subprocess.run([sys.executable, "-c", "import time\\nend = time.monotonic() + 4\\n"
+                    "while time.monotonic() < end: sum(range(300_000)); time.sleep(0.02)"])
+    for step in range(16):
+        progress(step)
         time.sleep(0.3)
-    dist.destroy_process_group()
+    open("over", "w").close()
+else:
+    while not os.path.exists("over"):
+        time.sleep(0.3)
+"""
+
+
+def test_a_job_that_works_is_left_alone(launch: Launch, script: Callable[[str], Path]) -> None:
+    """A rank computes, writes, waits for a program, and reports steps, each for longer than the
+    time-out; the other waits for it.
     """
-    code, _, stderr = run(tmp_path / "train.py", text=text, nproc=1)
-    assert code == 0, stderr
+    done = launch("run", "--nproc-per-node=2", HANG, script(WORKS))
+    assert done.returncode == 0, done.stderr
+    assert "has made progress" not in done.stderr
 
 
-def test_the_failure_report_has_the_stacks(tmp_path: Path) -> None:
+def test_the_failure_report_has_the_stacks(run: Run, tmp_path: Path) -> None:
     text = """
     def read():
         time.sleep(1000)
@@ -176,19 +193,18 @@ def test_the_failure_report_has_the_stacks(tmp_path: Path) -> None:
     step()
     """
     file = tmp_path / "why.json"
-    code, _, stderr = run(tmp_path / "train.py", f"--failure-report={file}", text=text)
+    done = run(text, f"--failure-report={file}")
     report = json.loads(file.read_text())
-    assert (code, report["exit_code"]) == (EXIT_HUNG, EXIT_HUNG), stderr
+    assert (done.returncode, report["exit_code"]) == (EXIT_HUNG, EXIT_HUNG), done.stderr
     assert report["reason"] == f"no rank has made progress for {HANG_S} s"
-    assert report["cause"]["doing"]["place"].startswith("in read (train.py:10)"), stderr
+    assert report["cause"]["doing"]["place"].startswith("in read (train.py:10)"), done.stderr
     assert sorted(each["rank"] for each in report["failures_here"]) == [0, 1, 2]
     assert any("in read" in line for line in report["cause"]["doing"]["stack"])
 
 
-def test_two_nodes_hang_only_if_both_do(tmp_path: Path) -> None:
+def test_two_nodes_hang_only_if_both_do(warm_torch: WarmTorch, tmp_path: Path) -> None:
     """The workers of one node wait for those of the other, which compute for a while, then hang."""
-    script = tmp_path / "train.py"
-    script.write_text(HEAD + textwrap.dedent("""
+    text = HEAD + textwrap.dedent("""
         def compute():
             end = time.monotonic() + 6
             while time.monotonic() < end:
@@ -199,46 +215,37 @@ def test_two_nodes_hang_only_if_both_do(tmp_path: Path) -> None:
             compute()
             read()
         step()
-        """))  # fmt: skip
-    where = f"--rdzv-endpoint={tmp_path}/where"
+        """)
+    (warm_torch.folder / "starting.py").write_text(STARTING)
     agents = [
-        subprocess.Popen(
-            [sys.executable, "-m", "relight", "run", "--nnodes=2", "--nproc-per-node=2",
-             "--rdzv-backend=file", where, "--rdzv-id=hangs",
-             f"--hang-timeout={HANG_S}", str(script)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        warm_torch.begin(
+            text, "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file",
+            f"--rdzv-endpoint={tmp_path}/where", "--rdzv-id=hangs", HANG,
         )
         for _ in range(2)
     ]  # fmt: skip
-    try:
-        for agent in agents:
-            _, stderr = agent.communicate(timeout=100)
-            assert agent.returncode == EXIT_HUNG, stderr
-            assert "rank 3 hangs in read (train.py:14)" in stderr
-            assert "  ranks 0-2 in all_reduce (train.py:7)" in stderr
-            after_s = float(stderr.partition(", after ")[2].partition(" s")[0])
-            assert after_s > 6, "the node that computed was alive until then"
-    finally:
-        for agent in agents:
-            agent.send_signal(signal.SIGKILL)
-            agent.communicate()
+    for agent in agents:
+        stderr = agent.communicate(timeout=LIMIT_S)[1].decode()
+        assert agent.returncode == EXIT_HUNG, stderr
+        assert "rank 3 hangs in read (train.py:14)" in stderr
+        assert "  ranks 0-2 in all_reduce (train.py:7)" in stderr
+        after_s = float(stderr.partition(", after ")[2].partition(" s")[0])
+        assert after_s > 6, "the node that computed was alive until then"
 
 
-def test_without_the_flag_a_time_out_is_told_with_where_the_others_are(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
+def test_without_the_flag_a_time_out_is_told_with_where_the_others_are(
+    warm_torch: WarmTorch,
+) -> None:
     timeout = "timeout=__import__('datetime').timedelta(seconds=3)"
-    head = HEAD.replace('"gloo")', f'"gloo", {timeout})')
-    script.write_text(head + textwrap.dedent("""
+    head = HEAD.replace('"gloo")', f'"gloo", {timeout})').replace(", starting", "")
+    text = head.replace("; starting.over()", "") + textwrap.dedent("""
         def load_batch():
             time.sleep(1000)
         if rank == 1:
             load_batch()
         step()
-        """))  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-m", "relight", "run", "--nproc-per-node=3", str(script)],
-        capture_output=True, text=True, timeout=100, check=False,
-    )  # fmt: skip
+        """)
+    done = warm_torch.run(text, "--nproc-per-node=3")
     assert done.returncode == 1
     assert (
         "relight: rank 1 in load_batch (train.py:10), system call clock_nanosleep, when "

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
+from conftest import LIMIT_S, clean_environment
 
 import relight
 
@@ -57,7 +57,7 @@ class Machine:
             cwd=self.place,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=LIMIT_S,
             check=False,
         )
 
@@ -148,7 +148,7 @@ def test_relight_launch_keeps_the_callers_interpreter(machine: Machine) -> None:
         env=clean_environment(VIRTUAL_ENV=str(machine.place / "mine")),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=LIMIT_S,
         check=False,
     )
     assert done.stdout.strip() == str(machine.place / "tool"), done.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from conftest import Start
+from conftest import LIMIT_S, Start
 from etcd_server import free_ports
 
 TRAINS = """
@@ -36,7 +36,7 @@ NEVER_LEAVES = """
 import os, sys, time
 from relight.worker import should_checkpoint
 should_checkpoint()
-os.write(1, b"up\\n")
+os.write(1, b"up %d\\n" % os.getpid())
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.01)
 sys.exit(3)
@@ -58,10 +58,17 @@ while not os.path.exists(sys.argv[1]):
 its calls, of which it makes one each second."""
 
 
-def read_until(stream: IO[bytes] | None, text: bytes) -> None:
-    """Read the lines of a stream up to one with a text."""
+def read_until(stream: IO[bytes] | None, text: bytes) -> bytes:
+    """Read the lines of a stream up to one with a text, and return that."""
     assert stream is not None
-    assert any(text in line for line in stream)
+    return next(line for line in stream if text in line)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("later_s", [0.0, GRACE_S])
@@ -79,11 +86,11 @@ def test_an_agent_whose_workers_have_saved_asks_to_be_started_again_too(
         assert agent.stdout is not None
         assert agent.stdout.readline() == b"up\n"
     first.send_signal(signal.SIGTERM)
-    assert first.wait(60) == 75
+    assert first.wait(LIMIT_S) == 75
     read_until(second.stderr, b"waiting for 1 more")  # whichever of the two coordinated the group
     time.sleep(later_s)
     second.send_signal(signal.SIGTERM)
-    _, err = second.communicate(timeout=60)
+    _, err = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 75, err
     assert b"the workers had saved and left before; exit code 75" in err
 
@@ -108,15 +115,12 @@ def test_a_preempted_node_whose_workers_end_first_does_not_come_back(
     read_until(first.stderr, b"preempted: got SIGTERM")
     (tmp_path / "first").touch()
     (events,) = tmp_path.glob("logs/*/events.jsonl")
-    end = time.monotonic() + 60
-    while '"WorkerExited"' not in events.read_text():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_for(lambda: '"WorkerExited"' in events.read_text())
     second.send_signal(signal.SIGCONT)
-    assert first.wait(60) == 75
+    assert first.wait(LIMIT_S) == 75
     read_until(second.stdout, b"up of 1")
     (tmp_path / "second").touch()
-    assert second.wait(60) == 0
+    assert second.wait(LIMIT_S) == 0
 
 
 def test_a_node_that_is_preempted_while_there_is_no_coordinator_saves(
@@ -141,12 +145,12 @@ def test_a_node_that_is_preempted_while_there_is_no_coordinator_saves(
     coordinator = start("coordinator", bind, "-v", patience)
     read_until(coordinator.stderr, b"its first node has connected")
     second.send_signal(signal.SIGCONT)
-    _, err = first.communicate(timeout=60)
+    _, err = first.communicate(timeout=LIMIT_S)
     assert first.returncode == 75, err
     assert b"preempted: all workers have left in time" in err
     read_until(second.stderr, b"is preempted: got SIGTERM; workers may save a checkpoint first")
     second.send_signal(signal.SIGTERM)
-    assert second.wait(60) == 75
+    assert second.wait(LIMIT_S) == 75
 
 
 @pytest.mark.parametrize("slow", ["0", "1"])
@@ -166,7 +170,7 @@ def test_a_node_that_has_saved_does_not_cut_short_the_saving_of_others(
     for agent in agents:
         agent.send_signal(signal.SIGTERM)
     for agent in agents:
-        out, err = agent.communicate(timeout=60)
+        out, err = agent.communicate(timeout=LIMIT_S)
         assert (agent.returncode, out) == (75, b"saves\nhas saved\n"), err
         assert b"frozen" not in err
 
@@ -187,11 +191,11 @@ def test_workers_go_on_saving_if_the_coordinator_is_killed_meanwhile(
         read_until(agent.stdout, b"saves")
     coordinator.kill()
     start("coordinator", f"--bind=127.0.0.1:{port}")
-    out, err = first.communicate(timeout=60)
+    out, err = first.communicate(timeout=LIMIT_S)
     assert (first.returncode, out) == (75, b"has saved\n"), err
     read_until(second.stderr, b"waiting for 1 more")
     second.send_signal(signal.SIGTERM)
-    out, err = second.communicate(timeout=60)
+    out, err = second.communicate(timeout=LIMIT_S)
     assert (second.returncode, out) == (75, b"has saved\n"), err
 
 
@@ -207,7 +211,7 @@ def test_a_preempted_node_that_nobody_hears_saves_alone(
     coordinator.kill()
     coordinator.wait()
     agent.send_signal(signal.SIGTERM)
-    out, err = agent.communicate(timeout=60)
+    out, err = agent.communicate(timeout=LIMIT_S)
     assert (agent.returncode, out) == (75, b"saves\nhas saved\n"), err
     assert b"the group has not answered; workers may save a checkpoint first" in err
 
@@ -215,17 +219,24 @@ def test_a_preempted_node_that_nobody_hears_saves_alone(
 def test_a_preempted_node_whose_workers_are_stopped_blames_nobody(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """A worker of the other node fails before all have agreed when to save."""
+    """A worker of the other node fails before all have agreed when to save: that node's agent is
+    stopped until the worker has failed and this node is preempted.
+    """
     words = ("--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
              "--rdzv-id=j", script(NEVER_LEAVES))  # fmt: skip
-    preempted = start("run", *words, tmp_path / "never")
-    other = start("run", *words, tmp_path / "fails")
-    for agent in (preempted, other):
-        read_until(agent.stdout, b"up")
+    patient = "--rdzv-conf=last_call_timeout=60,lease_ttl=60"
+    preempted = start("run", patient, *words, tmp_path / "never")
+    read_until(preempted.stderr, b"1 of at most 2 nodes")  # it coordinates the group
+    other = start("run", patient, *words, tmp_path / "fails")
+    read_until(preempted.stdout, b"up")
+    worker = int(read_until(other.stdout, b"up").split()[1])
+    other.send_signal(signal.SIGSTOP)
+    (tmp_path / "fails").touch()
+    wait_for(lambda: not Path(f"/proc/{worker}/exe").exists())  # gone, or a zombie
     preempted.send_signal(signal.SIGTERM)
     read_until(preempted.stderr, b"preempted: got SIGTERM")
-    (tmp_path / "fails").touch()
-    _, err = preempted.communicate(timeout=60)
+    other.send_signal(signal.SIGCONT)
+    _, err = preempted.communicate(timeout=LIMIT_S)
     assert preempted.returncode == 143, err
     assert b"preempted: workers were stopped before they left; exit code 143" in err
     assert b"was killed by" not in err

@@ -1,16 +1,17 @@
 """Restarts: a fresh start for every attempt, one count for all ranks, a bounded stop."""
 
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch
+from conftest import LIMIT_S, Launch, WarmTorch
 
 Script = Callable[[str], Path]
 
 GLOO = """
-import os, signal
+import os, signal, sys
 import torch
 import torch.distributed as dist
 
@@ -28,23 +29,29 @@ if rank == restart % size and restart < int(os.environ["KILLS"]):
 dist.barrier()
 if rank == 0:
     print("trained in attempt", restart, flush=True)
-dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # the shutdown of Python takes a second with torch
 """
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("nproc", "kills", "preload"), [(2, 6, "off"), (4, 20, "torch")], ids=["cold", "warm"]
-)
-def test_a_gloo_job_survives_every_kill(
-    nproc: int, kills: int, preload: str, launch: Launch, script: Script
+@pytest.mark.needs_torch
+def test_a_gloo_job_survives_a_kill_without_preload(
+    launch: Launch, script: Callable[[str], Path]
 ) -> None:
+    flags = ("--nproc-per-node=2", "--max-restarts=1", "--preload=off")
+    check_kills(launch("run", *flags, script(GLOO), KILLS="1"), 1)
+
+
+@pytest.mark.slow
+@pytest.mark.needs_torch
+def test_a_gloo_job_survives_every_kill(warm_torch: WarmTorch) -> None:
     """A rank killed with SIGKILL, each time another: every attempt meets in a fresh store."""
-    result = launch(
-        "run", f"--nproc-per-node={nproc}", f"--max-restarts={kills}", f"--preload={preload}",
-        script(GLOO), KILLS=str(kills), timeout=290,
-    )  # fmt: skip
+    flags = ("--nproc-per-node=4", "--max-restarts=8")
+    check_kills(warm_torch.run(GLOO, *flags, KILLS="8"), 8)
+
+
+def check_kills(result: "subprocess.CompletedProcess[str]", kills: int) -> None:
     assert result.returncode == 0, result.stderr
     assert result.stdout == f"trained in attempt {kills}\n"
     assert result.stderr.count("was killed by SIGKILL") == kills
@@ -52,12 +59,11 @@ def test_a_gloo_job_survives_every_kill(
 
 
 @pytest.mark.slow
-def test_rank_0_may_serve_the_store_itself(launch: Launch, script: Script) -> None:
+@pytest.mark.needs_torch
+def test_rank_0_may_serve_the_store_itself(warm_torch: WarmTorch) -> None:
     """--worker-store=rank0 leaves the store to torch, with a port that nobody else can take."""
-    result = launch(
-        "run", "--nproc-per-node=2", "--max-restarts=2", "--worker-store=rank0", script(GLOO),
-        KILLS="2",
-    )  # fmt: skip
+    flags = ("--nproc-per-node=2", "--max-restarts=2", "--worker-store=rank0")
+    result = warm_torch.run(GLOO, *flags, KILLS="2")
     assert result.returncode == 0, result.stderr
     assert result.stdout == "trained in attempt 2\n"
 
@@ -109,7 +115,9 @@ elif first:
 
 
 def test_the_grace_time_holds_on_restarts(launch: Launch, script: Script) -> None:
-    """--shutdown-timeout bounds how long a stubborn peer delays a restart (torchrun: 30 s)."""
+    """--shutdown-timeout bounds how long a stubborn peer delays a restart (torchrun: 30 s). The
+    peer would stay for as long as a test waits.
+    """
     text = """
 import os, signal, sys, time
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
@@ -117,7 +125,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
 if os.environ["RANK"] == "1":
     signal.signal(signal.SIGTERM, lambda *_: None)
     open("stubborn", "w").close()
-    time.sleep(60)
+    time.sleep(1000)
 while not os.path.exists("stubborn"):
     time.sleep(0.01)
 sys.exit(3)
@@ -127,7 +135,7 @@ sys.exit(3)
         "run", "--nproc-per-node=2", "--max-restarts=1", "--shutdown-timeout=0.3", script(text)
     )
     assert result.returncode == 0, result.stderr
-    assert 0.3 <= time.monotonic() - begin < 25
+    assert time.monotonic() - begin >= 0.3
 
 
 def test_twenty_jobs_at_the_same_moment(start: Callable[..., object], script: Script) -> None:
@@ -151,7 +159,7 @@ print(json.dumps([os.environ["TORCHELASTIC_RUN_ID"], address[1]]), flush=True)
         agents = [start("run", "--nproc-per-node=2", path) for _ in range(20)]
         seen = set()
         for agent in agents:
-            out, errors = agent.communicate(timeout=60)  # type: ignore[attr-defined]
+            out, errors = agent.communicate(timeout=LIMIT_S)  # type: ignore[attr-defined]
             assert agent.returncode == 0, errors  # type: ignore[attr-defined]
             lines = {tuple(json.loads(line)) for line in out.splitlines()}
             assert len(lines) == 1

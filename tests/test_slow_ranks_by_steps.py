@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch, Start
+from conftest import LIMIT_S, Launch, Start
 
-LIMIT_S = 100.0
 STEPS = """
 import os, time
 from relight import worker

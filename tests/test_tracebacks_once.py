@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Start
+from conftest import LIMIT_S, Start, WarmTorch
+from release.distribution import interpreter
 from test_logs_console import Terminal, wait_for
 
 Script = Callable[[str], Path]
@@ -88,13 +89,17 @@ def test_an_error_of_all_ranks_is_shown_once(shown: Callable[..., str], text: st
     assert len(re.findall(r"^\w+Error: ", output, re.MULTILINE)) == 1
 
 
-@pytest.mark.parametrize("version", ["3.12.1", "3.13.0", "3.14.0"])
+@pytest.mark.parametrize(
+    "version",
+    [
+        pytest.param("3.12", marks=pytest.mark.needs_python312),
+        pytest.param("3.13", marks=pytest.mark.needs_python313),
+        pytest.param("3.14", marks=pytest.mark.needs_python314),
+    ],
+)
 def test_other_versions_of_python_are_known_too(shown: Callable[..., str], version: str) -> None:
     """From 3.13 on, Python colours what it prints on a terminal."""
-    python = Path.home() / ".pyenv" / "versions" / version / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"{python} is not installed")
-    variables = {"PYTHON_EXEC": str(python), "NO_COLOR": "", "TERM": "xterm"}
+    variables = {"PYTHON_EXEC": interpreter(version), "NO_COLOR": "", "TERM": "xterm"}
     output = shown(CHAIN, "--nproc-per-node=3", **variables)
     plain = re.sub(r"\x1b\[[\d;]*m", "", output)
     assert plain.startswith("relight: ranks 0-2 raised ValueError: no a\n")
@@ -137,11 +142,11 @@ def test_an_interrupt_is_shown_once(
         "import os, time\n"
         "from pathlib import Path\n"
         "Path('up' + os.environ['RANK']).touch()\n"
-        "time.sleep(100)\n"
+        "time.sleep(1000)\n"
     )
     agent = start("run", "--nproc-per-node=3", train,
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
-    wait_for(lambda: len(list(tmp_path.glob("up?"))) == 3)
+    wait_for(lambda: len(list(tmp_path.glob("up?"))) == 3, LIMIT_S)
     agent.send_signal(signal.SIGINT)
     output = terminal.read_to_end(agent)
     assert agent.returncode == 128 + signal.SIGINT
@@ -211,7 +216,7 @@ def test_a_caught_traceback_is_shown_while_the_worker_goes_on(
     path = script(GOES_ON.replace("{print}", printing))
     agent = start("run", "--nproc-per-node=1", *runs, "train" if runs else path,
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
-    before = terminal.read_until(b"ValueError: caught\r\n", limit_s=4)
+    before = terminal.read_until(b"ValueError: caught\r\n", LIMIT_S)
     (tmp_path / "seen").touch()
     after = terminal.read_to_end(agent)
     assert after[len(before) :] == b"goes on\r\n"
@@ -222,11 +227,11 @@ def test_a_caught_traceback_is_shown_while_the_worker_goes_on(
 def test_a_shell_script_that_goes_on_has_the_traceback_of_its_program_shown(
     start: Start, terminal: Terminal, tmp_path: Path
 ) -> None:
-    program = f"{sys.executable} -c 'raise ValueError(1)'; echo again; sleep 100"
+    program = f"{sys.executable} -c 'raise ValueError(1)'; echo again; sleep 1000"
     agent = start("run", "--nproc-per-node=1", "--no-python", "sh", "-c", program,
                   variables={"NO_COLOR": "1"},
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
-    output = terminal.read_until(b"ValueError: 1\r\nagain\r\n", limit_s=4)
+    output = terminal.read_until(b"ValueError: 1\r\nagain\r\n", LIMIT_S)
     assert output.count(HEADER) == 1
     assert agent.poll() is None
 
@@ -258,8 +263,8 @@ def test_what_a_worker_prints_after_its_last_traceback_is_shown(shown: Callable[
 @pytest.mark.parametrize(
     "waits",
     [
-        "import atexit, time\natexit.register(time.sleep, 100)",
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(100,)).start()",
+        "import atexit, time\natexit.register(time.sleep, 1000)",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()",
     ],
     ids=["exit function", "thread"],
 )
@@ -278,7 +283,7 @@ def test_workers_that_hang_at_their_end_have_their_traceback_shown(
     )
     agent = start("run", "--nproc-per-node=2", train, variables={"NO_COLOR": "1"},
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
-    output = terminal.read_until(b"ValueError: hangs\r\n", limit_s=30)
+    output = terminal.read_until(b"ValueError: hangs\r\n", LIMIT_S)
     assert b"relight: traceback of rank 0; rank 1: the same\r\n" in output
     assert output.count(HEADER) == 1
     assert agent.poll() is None
@@ -304,8 +309,10 @@ def test_a_traceback_does_not_wait_for_workers_that_take_long_to_stop(
     agent = start("run", "--nproc-per-node=2", "--shutdown-timeout=60", train,
                   variables={"NO_COLOR": "1"},
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
-    wait_for((tmp_path / "asked").exists)
-    assert b"relight: traceback of rank 1\r\n" in terminal.read_until(b"ValueError: first\r\n", 30)
+    wait_for((tmp_path / "asked").exists, LIMIT_S)
+    assert b"relight: traceback of rank 1\r\n" in terminal.read_until(
+        b"ValueError: first\r\n", LIMIT_S
+    )
     assert agent.poll() is None
 
 
@@ -330,7 +337,7 @@ def test_a_pipe_has_the_tracebacks_of_all_workers(
     """Without colours, also if they are forced."""
     variables = {"FORCE_COLOR": "1", **together}
     agent = start("run", "--nproc-per-node=3", script(SAME), variables=variables)
-    _, errors = agent.communicate(timeout=60)
+    _, errors = agent.communicate(timeout=LIMIT_S)
     plain = re.sub(rb"\x1b\[[\d;]*m", b"", errors.partition(b"relight: ranks")[0])
     assert plain.count(HEADER) == 3
     assert b"\x1b" not in errors.partition(b"relight: ranks")[2]
@@ -363,6 +370,11 @@ for batch in range(10**6):
 
 
 RECORD = """
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: None)
+open("up" + os.environ["RANK"], "w").close()
+while not all(map(os.path.exists, ("up0", "up1"))):
+    time.sleep(0.01)
 from torch.distributed.elastic.multiprocessing.errors import record
 @record
 def main():
@@ -371,14 +383,29 @@ main()
 """
 
 
+@pytest.fixture
+def shown_warm(terminal: Terminal, warm_torch: WarmTorch) -> Callable[..., str]:
+    """The same on warm torch workers."""
+
+    def run(text: str, *flags: str) -> str:
+        agent = warm_torch.begin(
+            text, *flags, stdout=terminal.agents_end, stderr=terminal.agents_end,
+            variables={"NO_COLOR": "1"},
+        )  # fmt: skip
+        return terminal.read_to_end(agent).decode().replace("\r\n", "\n")
+
+    return run
+
+
 @pytest.mark.slow
+@pytest.mark.needs_torch
 def test_the_culprit_of_a_job_of_torch_is_shown_once_and_each_victim_at_most_once(
-    shown: Callable[..., str],
+    shown_warm: Callable[..., str],
 ) -> None:
     """Python takes a second or two to shut down with torch: the traceback is held until then.
     If it takes more than five, the traceback is shown before the report, too.
     """
-    output = shown(DDP, "--nproc-per-node=3")
+    output = shown_warm(DDP, "--nproc-per-node=3")
     is_late = "relight: traceback of rank 1" in output
     assert output.count("\nValueError: loss is not finite\n") == 1 + is_late
     assert output.count("\nRuntimeError: ") <= 1
@@ -387,9 +414,10 @@ def test_the_culprit_of_a_job_of_torch_is_shown_once_and_each_victim_at_most_onc
 
 
 @pytest.mark.slow
-def test_an_exception_that_torch_records_is_shown_once(shown: Callable[..., str]) -> None:
+@pytest.mark.needs_torch
+def test_an_exception_that_torch_records_is_shown_once(shown_warm: Callable[..., str]) -> None:
     """Its error file has other frames than what Python prints."""
-    output = shown(RECORD, "--nproc-per-node=2")
+    output = shown_warm(RECORD, "--nproc-per-node=2")
     is_late = "relight: traceback of rank 0; rank 1: the same" in output
     assert output.count("\nValueError: recorded\n") == 1 + is_late
     assert "in wrapper" in output

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch, Start
+from conftest import LIMIT_S, RELIGHT, Launch, Start, WarmTorch
+from test_slow_ranks_by_steps import STEPS
 
-LIMIT_S = 240.0
 TRAIN = """
 import os, time, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -44,18 +44,29 @@ def until_told(log: Path, agent: "subprocess.Popen[bytes]") -> dict[str, object]
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch
 def test_a_slow_node_is_named_on_all_nodes_and_in_the_status(
-    start: Start, launch: Launch, script: Callable[[str], Path], tmp_path: Path
+    warm_torch: WarmTorch,
+    start: Start,
+    launch: Launch,
+    script: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
-    program = script(TRAIN)
+    """Meanwhile, another job with a slow rank has not asked for that, and is told nothing."""
+    with open(tmp_path / "unasked", "wb") as stderr:
+        unasked = start("run", "--nproc-per-node=4", "--event-log-handler=console", script(STEPS),
+                        stderr=stderr)  # fmt: skip
+    warm_torch.run("")  # leaves a warm process
     agents, logs = [], [tmp_path / "log0", tmp_path / "log1"]
     for log in logs:
         with open(log, "wb") as stderr:
             agents.append(
-                start("run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file",
-                      f"--rdzv-endpoint={tmp_path}/where", "--rdzv-id=slow",
-                      "--watch-slow-ranks=10", "--event-log-handler=console", program,
-                      variables={"SLOW": "1"}, stderr=stderr)
+                warm_torch.begin(
+                    TRAIN, "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file",
+                    f"--rdzv-endpoint={tmp_path}/where", "--rdzv-id=slow",
+                    "--watch-slow-ranks=10", "--event-log-handler=console",
+                    variables={"SLOW": "1"}, stderr=stderr, command=RELIGHT,
+                )
             )  # fmt: skip
     for agent, log in zip(agents, logs, strict=True):
         event = until_told(log, agent)
@@ -66,24 +77,24 @@ def test_a_slow_node_is_named_on_all_nodes_and_in_the_status(
         assert f"relight: {text}\n" in log.read_text()
     status = launch("status")
     assert f"{agents[0].pid}: all ranks of " in status.stdout
-    for agent in agents:
+    assert unasked.poll() is None
+    text = (tmp_path / "unasked").read_text()
+    assert "WorkerStarted" in text
+    assert "RanksSlow" not in text
+    assert "slower than" not in text
+    for agent in (*agents, unasked):
         agent.send_signal(signal.SIGTERM)
-    for agent in agents:
+    for agent in (*agents, unasked):
         agent.wait(LIMIT_S)
 
 
 @pytest.mark.slow
-def test_no_rank_is_named_without_the_flag_and_where_all_are_equal(
-    launch: Launch, script: Callable[[str], Path]
-) -> None:
-    program = script(TRAIN)
-    for flags in ([], ["--watch-slow-ranks=10"]):
-        done = launch(
-            "run", "--nproc-per-node=3", "--event-log-handler=console", *flags, program,
-            timeout=LIMIT_S, TRAIN_S="30" if flags else "1",
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert "slow" not in done.stderr
+@pytest.mark.needs_torch
+def test_no_rank_is_named_where_all_are_equal(warm_torch: WarmTorch) -> None:
+    flags = ("--nproc-per-node=3", "--event-log-handler=console", "--watch-slow-ranks=10")
+    done = warm_torch.run(TRAIN, *flags, TRAIN_S="24")
+    assert done.returncode == 0, done.stderr
+    assert "slow" not in done.stderr
 
 
 @pytest.mark.slow
