@@ -10,26 +10,21 @@ scripts in `second` were written by somebody who did not know how causes are fou
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, RELIGHT, clean_environment
+from conftest import RELIGHT, clean_environment
 from test_failures_e2e import as_everywhere, check_form, matches, report_of
-from warm_torch import Result, WarmTorch, warm_torch  # noqa: F401  # a fixture
+from warm_torch import Result, WarmTorch, run_agents, warm_torch  # noqa: F401  # a fixture
 
 FAULTS = Path(__file__).parent / "faults_on_nodes"
 NODES = 4
 PATIENCE = "--rdzv-conf=keep_alive_interval=5"
 """No node is lost here: on a busy machine none must be frozen."""
 FLAGS = "# relight run "
-REPRESENTATIVE = (
-    "torch_collective_that_one_rank_does_not_reach",
-    "torch_exception_in_the_training_loop",
-    "torch_rank_killed_in_the_training_loop",
-)
+REPRESENTATIVE = ("torch_exception_in_the_training_loop",)
 
 
 @pytest.fixture
@@ -39,36 +34,14 @@ def place() -> Iterator[Path]:
         yield Path(path)
 
 
-def flags_of(script: Path) -> list[str]:
+def flags(script: Path, place: Path) -> tuple[str, ...]:
+    """Return those of each agent; a script's first line may add some."""
     first_line = script.read_text().partition("\n")[0]
-    return first_line.removeprefix(FLAGS).split() if first_line.startswith(FLAGS) else []
-
-
-def run(
-    script: Path, place: Path, *flags: str, command: tuple[str, ...], env: dict[str, str]
-) -> list[Result]:
-    """Run a job of one script on four agents, in an empty directory."""
-    command += (
+    return (
         f"--nnodes={NODES}", "--rdzv-backend=file", f"--rdzv-endpoint={place}/meet",
-        "--rdzv-id=faults", PATIENCE, *flags, str(script),
+        "--rdzv-id=faults", PATIENCE,
+        *(first_line.removeprefix(FLAGS).split() if first_line.startswith(FLAGS) else ()),
     )  # fmt: skip
-    agents = [
-        subprocess.Popen(
-            command, cwd=place, env=env, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        )
-        for _ in range(NODES)
-    ]  # fmt: skip
-    try:
-        said = [agent.communicate(timeout=LIMIT_S)[1] for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()
-            agent.communicate()
-    return [
-        Result(command, agent.returncode, stderr=text)
-        for agent, text in zip(agents, said, strict=True)
-    ]
 
 
 def check(results: list[Result], script: Path, place: Path) -> None:
@@ -115,10 +88,9 @@ def faults() -> Iterator[object]:
 
 @pytest.mark.parametrize("script", list(faults()), ids=lambda path: path.stem)
 def test_all_nodes_report_the_right_rank_first(script: Path, place: Path) -> None:
-    env = clean_environment(TMPDIR=str(place))
-    copied = Path(shutil.copy(script, place))
-    results = run(copied, place, *flags_of(script), command=(*RELIGHT, "run"), env=env)
-    check(results, script, place)
+    copied = shutil.copy(script, place)
+    command = (*RELIGHT, "run", *flags(script, place), copied)
+    check(run_agents(command, NODES, place, clean_environment(TMPDIR=str(place))), script, place)
 
 
 @pytest.mark.slow
@@ -128,11 +100,6 @@ def test_all_nodes_report_the_right_rank_first(script: Path, place: Path) -> Non
 )
 def test_warm_workers_have_the_same_report(script: Path, warm_torch: WarmTorch) -> None:
     """Workers that are forked from a process with torch fail as others do, on four nodes."""
-    results = warm_torch.run(
-        script.read_text(),
-        lambda: run(
-            warm_torch.script, warm_torch.place, *flags_of(script), command=warm_torch.command,
-            env=warm_torch.variables,
-        ),
-    )  # fmt: skip
-    check(results, script, warm_torch.place)
+    place = warm_torch.place
+    results = warm_torch.run(script.read_text(), *flags(script, place), agents=NODES)
+    check(results, script, place)
