@@ -2,7 +2,7 @@
 
 Each script of tests/faults_on_nodes runs on four agents with a worker each; the text beside it is
 the report that all of them print. Those named `torch_…` do so with workers that are forked from a
-warm process; `make long` runs them with workers that import torch themselves. The agents are on one
+warm process, and in `make long` with workers that import torch themselves. The agents are on one
 machine, so all have one clock; where that matters is tested in tests/core/test_failures.py. The
 scripts in `second` were written by somebody who did not know how causes are found
 (docs/decisions/0007-root-cause.md).
@@ -25,6 +25,7 @@ PATIENCE = "--rdzv-conf=keep_alive_interval=5"
 """No node is lost here: on a busy machine none must be frozen."""
 FLAGS = "# relight run "
 REPRESENTATIVE = ("torch_exception_in_the_training_loop",)
+"""Scripts of torch that `make test` runs with workers that import it themselves."""
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def check(results: list[Result], script: Path, place: Path) -> None:
 
 
 def faults() -> Iterator[object]:
-    """All scripts. Where torch is imported on each node, only REPRESENTATIVE run without `long`."""
+    """Return all scripts; those of torch are `long`, but for REPRESENTATIVE."""
     torch = (pytest.mark.slow, pytest.mark.needs_torch)
     for path in sorted(FAULTS.glob("*.py")):
         if not path.stem.startswith("torch_"):
@@ -96,7 +97,9 @@ def test_all_nodes_report_the_right_rank_first(script: Path, place: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.needs_torch
 @pytest.mark.parametrize(
-    "script", sorted(FAULTS.glob("torch_*.py")), ids=lambda path: path.stem.removeprefix("torch_")
+    "script",
+    [path for path in sorted(FAULTS.glob("torch_*.py")) if path.stem not in REPRESENTATIVE],
+    ids=lambda path: path.stem.removeprefix("torch_"),
 )
 def test_warm_workers_have_the_same_report(script: Path, warm_torch: WarmTorch) -> None:
     """Workers that are forked from a process with torch fail as others do, on four nodes."""
