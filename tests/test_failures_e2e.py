@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import RELIGHT, TORCHRUN, Launch
+from warm_torch import WarmTorch, warm_torch  # noqa: F401  # a fixture
 
 Script = Callable[[str], Path]
 FAULTS = Path(__file__).parent / "faults"
@@ -209,6 +210,7 @@ PEER_IS_GONE = "raised RuntimeError: "
 
 
 @pytest.mark.slow
+@pytest.mark.needs_torch
 @pytest.mark.parametrize(
     ("text", "first", "exit_code", "says"),
     [
@@ -245,12 +247,24 @@ PEER_IS_GONE = "raised RuntimeError: "
     ],
     ids=["raise", "destroy first", "kill", "ddp", "timeout", "loader", "record"],
 )
+@pytest.mark.parametrize("workers", ["warm", pytest.param("cold", marks=pytest.mark.long)])
 def test_in_a_job_of_torch_the_culprit_is_named_not_its_peers(
-    text: str, first: str, exit_code: int, says: str, launch: Launch, script: Script
+    text: str,
+    first: str,
+    exit_code: int,
+    says: str,
+    workers: str,
+    warm_torch: WarmTorch,
+    launch: Launch,
+    script: Script,
 ) -> None:
     """The peers lose their connection to it."""
-    path = script(text)
-    result = launch("run", "--nproc-per-node=3", path, timeout=110)
+    if workers == "warm":
+        path = warm_torch.script
+        (result,) = warm_torch.run(text, "--nproc-per-node=3")
+    else:
+        path = script(text)
+        result = launch("run", "--nproc-per-node=3", path)
     report = report_of(result.stderr)
     shown = "\n".join(report)
     assert re.match(f"relight: {first}", shown), result.stderr
@@ -307,8 +321,18 @@ sys.exit(3)
 """
 
 
+WITHOUT_TORCH_ELSEWHERE = """\
+import os, signal
+if os.environ["RANK"] != "1":
+    signal.pause()
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [RECORDED, TEXT_RECORD], ids=["record", "text"])
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(
+    "text", [WITHOUT_TORCH_ELSEWHERE + RECORDED, TEXT_RECORD], ids=["record", "text"]
+)
 def test_the_error_file_is_the_one_that_torchrun_would_write(
     text: str, launch: Launch, script: Script, tmp_path: Path
 ) -> None:
@@ -317,7 +341,7 @@ def test_the_error_file_is_the_one_that_torchrun_would_write(
     for name, command in {"torchrun": TORCHRUN, "relight": (*RELIGHT, "run")}.items():
         file = tmp_path / f"{name}.json"
         launch(
-            "--nproc-per-node=2", path, command=command, timeout=100,
+            "--nproc-per-node=2", path, command=command,
             TORCHELASTIC_ERROR_FILE=str(file), PET_SHUTDOWN_TIMEOUT="1",
         )  # fmt: skip
         records[name] = json.loads(file.read_text())

@@ -1,27 +1,31 @@
 """The failure report of jobs on four nodes: each names the right rank first, on all consoles.
 
 Each script of tests/faults_on_nodes runs on four agents with a worker each; the text beside it is
-the report that all of them print. The agents are on one machine, so all have one clock; where that
-matters is tested in tests/core/test_failures.py. The scripts in `second` were written by somebody
-who did not know how causes are found (docs/decisions/0007-root-cause.md).
+the report that all of them print. Those named `torch_…` do so with workers that are forked from a
+warm process, and in `make long` with workers that import torch themselves. The agents are on one
+machine, so all have one clock; where that matters is tested in tests/core/test_failures.py. The
+scripts in `second` were written by somebody who did not know how causes are found
+(docs/decisions/0007-root-cause.md).
 """
 
 import os
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import RELIGHT
+from conftest import RELIGHT, clean_environment
 from test_failures_e2e import as_everywhere, check_form, matches, report_of
+from warm_torch import Result, WarmTorch, run_agents, warm_torch  # noqa: F401  # a fixture
 
 FAULTS = Path(__file__).parent / "faults_on_nodes"
 NODES = 4
 PATIENCE = "--rdzv-conf=keep_alive_interval=5"
 """No node is lost here: on a busy machine none must be frozen."""
 FLAGS = "# relight run "
+REPRESENTATIVE = ("torch_exception_in_the_training_loop",)
+"""Scripts of torch that `make test` runs with workers that import it themselves."""
 
 
 @pytest.fixture
@@ -31,58 +35,74 @@ def place() -> Iterator[Path]:
         yield Path(path)
 
 
-def run(script: Path, place: Path) -> tuple[int, list[str]]:
-    """Return the exit code that all agents have, and the report that each prints."""
-    copied = Path(shutil.copy(script, place))
+def flags(script: Path, place: Path) -> tuple[str, ...]:
+    """Return those of each agent; a script's first line may add some."""
     first_line = script.read_text().partition("\n")[0]
-    flags = first_line.removeprefix(FLAGS).split() if first_line.startswith(FLAGS) else []
-    command = [
-        *RELIGHT, "run", f"--nnodes={NODES}", "--rdzv-backend=file",
-        f"--rdzv-endpoint={place}/meet", "--rdzv-id=faults", PATIENCE, *flags, str(copied),
-    ]  # fmt: skip
-    env = {**os.environ, "TMPDIR": str(place)}
-    agents = [
-        subprocess.Popen(
-            command, cwd=place, env=env, text=True, stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        )
-        for _ in range(NODES)
-    ]  # fmt: skip
-    try:
-        reports = [report_of(agent.communicate(timeout=100)[1]) for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()
-            agent.communicate()
+    return (
+        f"--nnodes={NODES}", "--rdzv-backend=file", f"--rdzv-endpoint={place}/meet",
+        "--rdzv-id=faults", PATIENCE,
+        *(first_line.removeprefix(FLAGS).split() if first_line.startswith(FLAGS) else ()),
+    )  # fmt: skip
+
+
+def check(results: list[Result], script: Path, place: Path) -> None:
+    """All agents print the text beside the script. REWRITE_REPORTS=1 writes those that differ.
+
+    Args:
+        results: of the agents, which have run the script, or a copy with another name.
+        script: the original.
+        place: the directory of the job.
+    """
+    reports = [report_of(result.stderr) for result in results]
     for report in reports:
         check_form(report)
-    codes = {agent.returncode for agent in agents}
+    codes = {result.returncode for result in results}
     assert len(codes) == 1, (codes, reports)
-    return codes.pop(), [as_everywhere(report, place) for report in reports]
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        *(
-            pytest.param(path, marks=[pytest.mark.slow] if path.stem.startswith("torch") else [])
-            for path in sorted(FAULTS.glob("*.py"))
-        ),
-        *(
-            pytest.param(path, marks=pytest.mark.long)
-            for path in sorted(FAULTS.glob("second/*.py"))
-        ),
-    ],
-    ids=lambda path: path.stem,
-)
-def test_all_nodes_report_the_right_rank_first(script: Path, place: Path) -> None:
-    """REWRITE_REPORTS=1 writes the reports that differ."""
-    code, reports = run(script, place)
-    assert len(set(reports)) == 1, "\n".join(reports)
-    assert reports[0].rstrip().splitlines()[-1].startswith(f"exit code {code}; ")
+    copied = results[0].args[-1]
+    texts = {
+        as_everywhere(report, place).replace(Path(copied).name, script.name) for report in reports
+    }
+    assert len(texts) == 1, "\n".join(texts)
+    (text,) = texts
+    assert text.rstrip().splitlines()[-1].startswith(f"exit code {codes.pop()}; ")
     expected = script.with_suffix(".txt")
     wanted = expected.read_text() if expected.exists() else ""
-    if not matches(reports[0], wanted):
+    if not matches(text, wanted):
         if "REWRITE_REPORTS" in os.environ:
-            expected.write_text(reports[0])
-        assert reports[0] == wanted
+            expected.write_text(text)
+        assert text == wanted
+
+
+def faults() -> Iterator[object]:
+    """Return all scripts; those of torch are `long`, but for REPRESENTATIVE."""
+    torch = (pytest.mark.slow, pytest.mark.needs_torch)
+    for path in sorted(FAULTS.glob("*.py")):
+        if not path.stem.startswith("torch_"):
+            yield path
+        elif path.stem in REPRESENTATIVE:
+            yield pytest.param(path, marks=torch)
+        else:
+            yield pytest.param(path, marks=(pytest.mark.long, *torch))
+    for path in sorted(FAULTS.glob("second/*.py")):
+        yield pytest.param(path, marks=(pytest.mark.long, *torch))
+
+
+@pytest.mark.parametrize("script", list(faults()), ids=lambda path: path.stem)
+def test_all_nodes_report_the_right_rank_first(script: Path, place: Path) -> None:
+    copied = shutil.copy(script, place)
+    command = (*RELIGHT, "run", *flags(script, place), copied)
+    check(run_agents(command, NODES, place, clean_environment(TMPDIR=str(place))), script, place)
+
+
+@pytest.mark.slow
+@pytest.mark.needs_torch
+@pytest.mark.parametrize(
+    "script",
+    [path for path in sorted(FAULTS.glob("torch_*.py")) if path.stem not in REPRESENTATIVE],
+    ids=lambda path: path.stem.removeprefix("torch_"),
+)
+def test_warm_workers_have_the_same_report(script: Path, warm_torch: WarmTorch) -> None:
+    """Workers that are forked from a process with torch fail as others do, on four nodes."""
+    place = warm_torch.place
+    results = warm_torch.run(script.read_text(), *flags(script, place), agents=NODES)
+    check(results, script, place)
