@@ -30,7 +30,7 @@ _ROWS = 25
 _WHAT = 2 * WIDTH - 40
 """Most characters for what happened to one worker."""
 _LOG = 8 * WIDTH - len("log: ")
-"""Most characters of the log file's path: longer ones would leave too few rows for the traceback."""
+"""Most characters of the log path; a longer one would crowd out the traceback."""
 _LEAST_EVIDENCE = 5
 """If the traceback and its blank lines have fewer rows, the consequences are shortened."""
 _MAX_CONSEQUENCES = 4
