@@ -92,8 +92,8 @@ def is_fork_of_agent(pid: int) -> bool:
 
 def wait_until_up(marker: str, count: int) -> None:
     deadline = time.monotonic() + LIMIT_S
-    while sum(not is_fork_of_agent(pid) for pid in marked(marker)) < count:
-        assert time.monotonic() < deadline, "the workers did not come up"
+    while (up := sum(not is_fork_of_agent(pid) for pid in marked(marker))) < count:
+        assert time.monotonic() < deadline, f"{up} of {count} processes came up"
         time.sleep(0.01)
 
 
@@ -248,12 +248,12 @@ def test_nothing_outlives_any_two_of_relights_processes_killed_at_once(
         for pid in victims[number]:
             with contextlib.suppress(ProcessLookupError):  # ended by the one that lives
                 os.kill(pid, signal.SIGKILL)
-    for marker, agent, scratch in jobs:
+    for number, (marker, agent, scratch) in enumerate(jobs):
         agent.wait(LIMIT_S)
         wait_until_gone(marker)
         deadline = time.monotonic() + LIMIT_S
-        while scratch != jobs[3][2] and list(scratch.iterdir()):
-            assert time.monotonic() < deadline
+        while number != 3 and (left := list(scratch.rglob("*"))):
+            assert time.monotonic() < deadline, f"job {number} left {left}"
             time.sleep(0.01)
 
 

@@ -88,20 +88,22 @@ class WarmTorch:
         self._write("")
         self._start()
 
-    def run(self, text: str, *flags: str, agents: int = 1) -> list[Result]:
+    def run(self, text: str, *flags: str, agents: int = 1, quick_exit: bool = True) -> list[Result]:
         """Run a job; return the results of its agents, with stderr up to the failure report.
 
         If its workers were not forked from the warm process, which leaves when memory gets scarce,
         the job runs once more.
 
         Args:
-            text: the script's, which must not exit with a code of its own.
+            text: the script's.
             flags: those of each agent.
             agents: how many there are.
+            quick_exit: end the script as soon as its exit handlers have run. It must not exit with
+                a code of its own.
         """
         command = (*self._command, *flags, str(self.script))
         while True:
-            self._write(text)
+            self._write(f"import quick_exit; {text}" if quick_exit else text)  # the same lines
             results = run_agents(command, agents, self.place, self._variables)
             if PORTABLE:
                 return results
@@ -125,7 +127,7 @@ class WarmTorch:
             else:
                 path.unlink()
         (self.place / "quick_exit.py").write_text(_QUICK_EXIT)
-        self.script.write_text(f"import quick_exit; {text}")  # no line gets another number
+        self.script.write_text(text)
 
     def _start(self) -> None:
         """Start the process if it does not run."""
