@@ -1,6 +1,7 @@
 """Hangs of real workers: they are noticed from outside, and the report names the odd one out."""
 
 import json
+import re
 import subprocess
 import textwrap
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from relight.errors import EXIT_HUNG
 pytestmark = pytest.mark.needs_torch
 
 HANG_S = 3
+IDLE = r"no rank has made progress for \d+ s"
+"""The seconds are more than `HANG_S` on a busy machine."""
 HANG = f"--hang-timeout={HANG_S}"
 STARTING = """
 import os, threading
@@ -128,7 +131,7 @@ def test_a_hang_is_reported_with_the_rank_that_is_elsewhere(name: str, run: Run)
     done = run(text)
     lines = done.stderr.partition("relight: rank")[2].splitlines()
     assert f"rank{lines[0]}".startswith(expected), done.stderr
-    assert f"  no rank has made progress for {HANG_S} s" in lines, done.stderr
+    assert any(re.fullmatch(f"  {IDLE}", line) for line in lines), done.stderr
     assert done.returncode == EXIT_HUNG
     assert len(lines) <= 25
     assert lines[-1] == "exit code 124; no restarts were allowed (--max-restarts=0)"
@@ -148,7 +151,7 @@ def test_a_hang_counts_as_a_failure(run: Run) -> None:
     done = run(text, "--max-restarts=1")
     assert done.returncode == 0, done.stderr
     assert "rank 1 hangs in <module> (train.py:10)" in done.stderr
-    assert f"no rank has made progress for {HANG_S} s; restart 1 of 1" in done.stderr
+    assert re.search(f"{IDLE}; restart 1 of 1", done.stderr), done.stderr
 
 
 WORKS = """
@@ -196,7 +199,7 @@ def test_the_failure_report_has_the_stacks(run: Run, tmp_path: Path) -> None:
     done = run(text, f"--failure-report={file}")
     report = json.loads(file.read_text())
     assert (done.returncode, report["exit_code"]) == (EXIT_HUNG, EXIT_HUNG), done.stderr
-    assert report["reason"] == f"no rank has made progress for {HANG_S} s"
+    assert re.fullmatch(IDLE, report["reason"])
     assert report["cause"]["doing"]["place"].startswith("in read (train.py:10)"), done.stderr
     assert sorted(each["rank"] for each in report["failures_here"]) == [0, 1, 2]
     assert any("in read" in line for line in report["cause"]["doing"]["stack"])

@@ -146,7 +146,7 @@ def test_an_interrupt_is_shown_once(
     )
     agent = start("run", "--nproc-per-node=3", train,
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
-    wait_for(lambda: len(list(tmp_path.glob("up?"))) == 3, LIMIT_S)
+    wait_for(lambda: len(list(tmp_path.glob("up?"))) == 3)
     agent.send_signal(signal.SIGINT)
     output = terminal.read_to_end(agent)
     assert agent.returncode == 128 + signal.SIGINT
@@ -216,7 +216,7 @@ def test_a_caught_traceback_is_shown_while_the_worker_goes_on(
     path = script(GOES_ON.replace("{print}", printing))
     agent = start("run", "--nproc-per-node=1", *runs, "train" if runs else path,
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
-    before = terminal.read_until(b"ValueError: caught\r\n", LIMIT_S)
+    before = terminal.read_until(b"ValueError: caught\r\n")
     (tmp_path / "seen").touch()
     after = terminal.read_to_end(agent)
     assert after[len(before) :] == b"goes on\r\n"
@@ -231,7 +231,7 @@ def test_a_shell_script_that_goes_on_has_the_traceback_of_its_program_shown(
     agent = start("run", "--nproc-per-node=1", "--no-python", "sh", "-c", program,
                   variables={"NO_COLOR": "1"},
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
-    output = terminal.read_until(b"ValueError: 1\r\nagain\r\n", LIMIT_S)
+    output = terminal.read_until(b"ValueError: 1\r\nagain\r\n")
     assert output.count(HEADER) == 1
     assert agent.poll() is None
 
@@ -283,7 +283,7 @@ def test_workers_that_hang_at_their_end_have_their_traceback_shown(
     )
     agent = start("run", "--nproc-per-node=2", train, variables={"NO_COLOR": "1"},
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
-    output = terminal.read_until(b"ValueError: hangs\r\n", LIMIT_S)
+    output = terminal.read_until(b"ValueError: hangs\r\n")
     assert b"relight: traceback of rank 0; rank 1: the same\r\n" in output
     assert output.count(HEADER) == 1
     assert agent.poll() is None
@@ -309,10 +309,8 @@ def test_a_traceback_does_not_wait_for_workers_that_take_long_to_stop(
     agent = start("run", "--nproc-per-node=2", "--shutdown-timeout=60", train,
                   variables={"NO_COLOR": "1"},
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
-    wait_for((tmp_path / "asked").exists, LIMIT_S)
-    assert b"relight: traceback of rank 1\r\n" in terminal.read_until(
-        b"ValueError: first\r\n", LIMIT_S
-    )
+    wait_for((tmp_path / "asked").exists)
+    assert b"relight: traceback of rank 1\r\n" in terminal.read_until(b"ValueError: first\r\n")
     assert agent.poll() is None
 
 

@@ -13,6 +13,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))
+    (tmp_path / "runtime").mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))  # no other test's jobs
     for name in ("LOGLEVEL", "TORCHXCONFIG", "RELIGHTCONFIG", "TORCHX_PARENT_RUN_ID",
                  "RELIGHT_PARENT_RUN_ID", "TORCHX_INTERNAL_SESSION_ID", "RELIGHT_NAMED_RESOURCES",
                  "TORCHX_CUSTOM_NAMED_RESOURCES", "XDG_STATE_HOME"):  # fmt: skip
