@@ -483,7 +483,8 @@ def _children_of(pid: int) -> list[int]:
         for thread in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{thread}/children") as file:
                 found += [int(word) for word in file.read().split()]
-    except FileNotFoundError:  # it has ended, or the kernel has no CONFIG_PROC_CHILDREN
+    except (FileNotFoundError, ProcessLookupError):
+        # It has ended, before open(2) or before read(2); or the kernel has no CONFIG_PROC_CHILDREN.
         if os.path.exists(f"/proc/{pid}/task"):
             all_pids = map(int, filter(str.isdecimal, os.listdir("/proc")))
             return [child for child in all_pids if parent_of(child) == pid]

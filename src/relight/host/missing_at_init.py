@@ -75,8 +75,8 @@ def _connected(pid: int, port: int) -> set[str]:
         try:
             with open(f"/proc/{pid}/net/{name}") as file:
                 rows = file.readlines()[1:]
-        except FileNotFoundError:
-            continue  # a machine without IPv6
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # no IPv6 here, or the process has ended
         for row in rows:
             fields = row.split()
             if fields[2].endswith(wanted) and fields[3] == "01":  # TCP_ESTABLISHED
@@ -90,8 +90,8 @@ def _sockets(pid: int) -> set[str]:
     for name in os.listdir(folder):
         try:
             target = os.readlink(f"{folder}/{name}")
-        except FileNotFoundError:
-            continue  # closed meanwhile
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # closed meanwhile, or the process has ended
         if target.startswith("socket:["):
             found.add(target[8:-1])
     return found
