@@ -21,7 +21,8 @@ def test_flaky(number, request):
 def suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run.Suite:
     """Runs the tests of a directory, with nothing of this project's own configuration."""
     monkeypatch.setattr(run, "CACHES", tmp_path / "caches")
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-p no:relight")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-p xdist")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     monkeypatch.setattr(run, "ROOT", tmp_path)
     return run.Suite("own", ("-c", str(tmp_path / "pytest.ini"), str(tmp_path)))

@@ -44,10 +44,8 @@ def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[scrip
 
 @pytest.fixture
 def runner(
-    scheduler: scripted.Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheduler: scripted.Scripted,
 ) -> Iterator[Runner]:
-    (tmp_path / "runtime").mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
     with Runner(found=ConfigFile({"cli:run": {"scheduler": "scripted"}})) as found:
         yield found
 
