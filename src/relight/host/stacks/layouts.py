@@ -156,6 +156,9 @@ def _from_offsets(memory: Memory, runtime: int) -> Layout:
     if any(value > min(each["size"], _LARGEST) for each in values for value in each.values()):
         raise memory.broken()  # a field outside of its structure: the table has another form
     of_runtime, of_interpreter, of_thread, of_frame, of_code = values
+    read = ("filename", "qualname", "linetable", "firstlineno")
+    if max(of_code[field] for field in read) + 8 > of_code["co_code_adaptive"]:
+        raise memory.broken()  # the instructions come last in a code object
     return Layout(
         interpreters=of_runtime["interpreters_head"],
         next_interpreter=of_interpreter["next"],
