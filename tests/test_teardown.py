@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Launch
+from conftest import LIMIT_S, Launch, WarmTorch
 
 Script = Callable[..., Path]
 LONG = "--shutdown-timeout=300"
@@ -81,10 +81,10 @@ sys.exit(3)
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_a_worker_in_a_collective_is_not_waited_for(launch: Launch, script: Script) -> None:
+def test_a_worker_in_a_collective_is_not_waited_for(warm_torch: WarmTorch) -> None:
     """A rank that stands in an all-reduce, for another that will never come, is gone at once."""
     flags = ("--nproc-per-node=3", "--max-restarts=1", LONG)
-    result = launch("run", *flags, script(COLLECTIVE), timeout=LIMIT_S, OMP_NUM_THREADS="1")
+    result = warm_torch.run(COLLECTIVE, *flags)
     assert result.returncode == 0, result.stderr
     assert "restart 1 of 1" in result.stderr
 

@@ -338,6 +338,7 @@ while True:
 """
 
 
+@pytest.mark.long
 def test_all_ranks_save_at_the_same_step_before_the_time_limit_and_go_on(jobs: Jobs) -> None:
     """Without a retry: exit code 75 has the job queued again."""
     here = jobs.slurm.directory
