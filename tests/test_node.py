@@ -44,6 +44,11 @@ class Link:
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
+        self.silent_since: float | None = None
+        self.clock: Any = None
+
+    def unheard_s(self) -> float:
+        return 0.0 if self.silent_since is None else self.clock.time - self.silent_since
 
     def open(self, owner: Node) -> None:
         self.owner = owner
@@ -126,8 +131,10 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def link() -> Link:
-    return Link()
+def link(clock: Clock) -> Link:
+    link = Link()
+    link.clock = clock
+    return link
 
 
 @pytest.fixture
@@ -293,22 +300,32 @@ def test_a_new_coordinator_hears_whether_workers_save(node: Node) -> None:
     assert heard == [False, True, False]
 
 
-@pytest.mark.parametrize(("is_heard", "seconds"), [(False, 2.0), (True, 7.0)])
+@pytest.mark.parametrize(
+    ("silent_since", "seconds"),
+    [(None, 17.0), (0.0, 2.0), (-1.5, 0.5), (3.0, 5.0)],
+    ids=["heard", "silent from now on", "silent before", "silent later"],
+)
 def test_workers_save_alone_if_the_group_does_not_say_when(
-    node: Node, job: NodeJob, clock: Any, link: Link, journal: Any, is_heard: bool, seconds: float
-) -> None:
-    """Soon if there is no coordinator, later in any case."""
+    node: Node, job: NodeJob, clock: Any, link: Link, journal: Any,
+    silent_since: float | None, seconds: float,
+) -> None:  # fmt: skip
+    """Two seconds after a coordinator was heard last; later in any case."""
     workers = Workers()
     node.runs(workers)
     Interruption(job, clock, journal, node)
-    link.has_joined = is_heard
+    begun = clock.time
+    if silent_since is not None:
+        since = begun + silent_since
+        if silent_since <= 0:
+            link.silent_since = since
+        else:
+            clock.call_after(silent_since, lambda: setattr(link, "silent_since", since))
     clock.on_signals[signal.SIGTERM](signal.SIGTERM)
-    clock.run_until(lambda: False, seconds - 0.1)
-    assert not workers.stops
-    clock.run_until(lambda: False, 10.0)
+    clock.run_until(lambda: bool(workers.stops), 60.0)
     (stop,) = workers.stops
     assert (stop.generation, stop.gently) == (FIRST, True)
-    assert stop.limit_s == pytest.approx(job.grace_s - seconds)
+    assert clock.time - begun == pytest.approx(seconds)
+    assert stop.limit_s == pytest.approx(job.grace_s - (clock.time - begun))
 
 
 def test_workers_that_the_group_has_told_to_save_are_not_told_again(
@@ -320,7 +337,7 @@ def test_workers_that_the_group_has_told_to_save_are_not_told_again(
     clock.on_signals[signal.SIGTERM](signal.SIGTERM)
     told = StopWorkers(FIRST, "a node is preempted", gently=True, checkpoint_at=8, limit_s=30.0)
     node.received(told)
-    link.has_joined = False
+    link.silent_since = clock.time
     clock.run_until(lambda: False, 10.0)
     assert workers.stops == [told]
 
@@ -335,13 +352,14 @@ def test_a_node_that_has_saved_stays_for_the_others(
     if what == "all have saved":
         clock.call_after(3.0, lambda: over.append(what))
     elif what == "the coordinator is lost":
-        clock.call_after(3.0, lambda: setattr(link, "has_joined", False))
+        clock.call_after(1.0, lambda: setattr(link, "silent_since", clock.time))
+        clock.call_after(3.001, lambda: None)
     services: Any = SimpleNamespace(loop=clock, journal=journal)
     leaving = Leaving(job, services, link, node)  # type: ignore[arg-type]
     code, _ = leaving.as_preempted(Workers(), Outcome(), lambda: bool(over))
     assert link.sent[-1] == NodeLeaving("it is preempted (got SIGTERM)", waits=True)
     assert code == EXIT_PREEMPTED
-    assert clock.time - begun == (job.grace_s if what == "time is over" else 3.0)
+    assert clock.time - begun == pytest.approx(job.grace_s if what == "time is over" else 3.0, abs=0.01)
 
 
 def test_a_preempted_node_whose_workers_were_stopped_is_not_to_blame(

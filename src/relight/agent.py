@@ -115,6 +115,7 @@ class Agent:
         )
         self._network = _network_check(job, self.loop)
         self.link = link_to_group(job, self.loop, self._services.host)
+        self._spawner.held = self.link.held
 
     def run(self, *, keeps_process: bool = False) -> int:
         """Run the job; return its exit code.

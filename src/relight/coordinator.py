@@ -6,6 +6,10 @@ endpoint, passes the messages of nodes to their groups, and reports nodes that f
 A node sends heartbeats over its connection. If packets are lost, TCP delays all that follows, so
 heartbeats also come as datagrams to the same port; the first copy counts. A datagram has an
 authentication code that only the two ends of the connection can compute.
+
+A connection that ends proves nothing about its node, which dials again; its group waits for it
+(core/silence). Meanwhile the port of its heartbeats is probed: once its machine says that nobody
+has it, no process of its agent is left, and so no worker (host/heartbeats).
 """
 
 import socket
@@ -14,8 +18,16 @@ from functools import partial
 
 from relight.core import fields, waiting, wire
 from relight.core.fields import Malformed, Message
-from relight.core.group_types import GroupSettings, Hello, NodeLost, Received
+from relight.core.group_types import (
+    GroupSettings,
+    Hello,
+    NodeHeard,
+    NodeLost,
+    NodeSilent,
+    Received,
+)
 from relight.core.messages import (
+    Confirm,
     FromAgent,
     FromCoordinator,
     GenerationFormed,
@@ -31,7 +43,7 @@ from relight.group import Group, Recipient
 from relight.host.connection import Connection, Security
 from relight.host.descriptors import raise_limit
 from relight.host.handshake import SAID_NOTHING
-from relight.host.heartbeats import Address, Heartbeats
+from relight.host.heartbeats import Address, Heartbeats, numeric
 from relight.host.listener import Listener
 from relight.host.loop import Loop
 from relight.host.ports import is_loopback
@@ -41,10 +53,13 @@ _HEARD = FromAgent | Heartbeat
 _MOST_JOBS_NAMED = 16
 _SAY_EVERY_S = 10.0
 """Least time between two messages about refused connections."""
-_CHECK_S = 0.5
-"""How often to check for silent nodes, at least: the next job may have a shorter limit."""
+_CHECK_S = 0.25
+"""How often to check for silent nodes."""
+_SILENT_AFTER_S = 0.8
+"""Nodes send a heartbeat every half second, at least."""
 _STALL_S = 0.5
 """A longer delay means that this process was suspended, not that other nodes were silent."""
+_NOBODY_LEFT = "its machine says that no process of its agent is left"
 
 
 class Coordinator:
@@ -58,6 +73,7 @@ class Coordinator:
             endpoint has several hosts.
         divert: called with clients of torch's TCPStore that connect to the endpoint's port.
         say: prints a line to the user about a refused connection.
+        is_held: whether the processes that outlive this one will have the socket of datagrams, too.
     """
 
     def __init__(
@@ -68,14 +84,14 @@ class Coordinator:
         finder: Finder,
         divert: Callable[[socket.socket], None],
         say: Callable[[str], None],
+        *,
+        is_held: bool = False,
     ) -> None:
         self.groups: dict[str, Group] = {}
+        self.own_node = ""
+        """The node of this process; empty if it has none."""
         self.seen_address = ""
         """The address at which other nodes reach this machine; empty until one has connected."""
-        self.longest_lost_after_s = float("inf")
-        """Longest `lost_after_s` that is accepted: with a longer one, leases could outlast the time
-        for which a register names this process.
-        """
         self.settings: dict[str, GroupSettings] = {}
         """By job, the settings of the agent in this process: nodes with different ones are refused,
         even if they connect first.
@@ -90,12 +106,20 @@ class Coordinator:
         self._say = say
         self._quiet_until = 0.0
         self._peers = _Peers()
+        self._absent: dict[tuple[Group, str], _Peer] = {}
+        """Nodes whose connection has ended, and for which their groups wait."""
         self._heartbeats = Heartbeats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
+        self._heartbeats.on_unreachable = self._on_unreachable
+        self._is_held = is_held
         self._listener = Listener(loop, sock, self, self._hello(), security, divert=divert)
         self._listener.on_refused = self._on_refused
-        self._resumed_at = float("-inf")
         self._check_due = loop.now()
         self._timer = loop.call_at(self._check_due, self._check_silence)
+
+    @property
+    def datagrams_fd(self) -> int:
+        """The descriptor of the socket of datagrams, -1 if there is none."""
+        return self._heartbeats.fileno()
 
     @property
     def others(self) -> int:
@@ -163,10 +187,6 @@ class Coordinator:
         if settings.min_nodes > settings.max_nodes:
             self._refuse(connection, "its --nnodes is not valid")
             return
-        if settings.lost_after_s > self.longest_lost_after_s:
-            asked_s, ours_s = settings.lost_after_s, self.longest_lost_after_s
-            self._refuse(connection, waiting.lost_after_too_long(asked_s, ours_s))
-            return
         group = self.group(job, settings)
         refusal = waiting.other_lost_after(settings.lost_after_s, group.membership.settings)
         if refusal:
@@ -189,6 +209,7 @@ class Coordinator:
         if isinstance(heard, Heartbeat):
             if self.coordinates():
                 peer.is_new(heard.number)
+                self._hear(peer)
                 connection.send(message)  # the echo renews the agent's lease
             return
         if isinstance(heard, Join):
@@ -199,29 +220,36 @@ class Coordinator:
                 self._peers.remove(older.connection)  # the agent has reconnected
                 older.connection.close()
             self._peers.join(peer, heard.node)
-            peer.group.recipients[heard.node] = partial(self._send, connection)
+            before = self._absent.pop((peer.group, heard.node), None)
+            if before is not None:
+                self._probe(before, on=False)
+            peer.claimed = heard.udp_address, heard.udp_port
+            peer.group.recipients[heard.node] = partial(self._send, peer)
         if peer.node:
+            self._hear(peer)
             peer.group.step(Received(peer.node, heard))
 
     def closed(self, connection: Connection, reason: str) -> None:
         """Handle the end of an agent's connection."""
         peer = self._peers.by_connection.get(connection)
-        if peer is not None:
-            spared_until = self._spared_until(peer)
-            if self._loop.now() < spared_until:
-                # This process was suspended, and the agent closed the connection: it reconnects.
-                self._loop.call_at(spared_until, lambda: self._lose(connection, reason))
-            else:
-                self._lose(connection, reason)
-        else:
+        if peer is None:
             self.say_refused(f"{connection.peer}: {reason}")
+            return
+        self._peers.remove(connection)
+        if peer.node:
+            peer.group.recipients.pop(peer.node, None)
+            self._absent[peer.group, peer.node] = peer
+            self._fall_silent(peer, reason)
 
     def deliver(self, agent: Recipient, message: FromCoordinator) -> None:
         """Pass a message to the agent in this process, in the next turn of the loop."""
         self._loop.call_after(0, partial(agent, self._with_address(message)))
 
-    def _send(self, connection: Connection, message: FromCoordinator) -> None:
-        connection.send(fields.to_json(self._with_address(message)))
+    def _send(self, peer: "_Peer", message: FromCoordinator) -> None:
+        if isinstance(message, GenerationFormed | Confirm):
+            ranks = peer.group.membership.roster.group_ranks
+            message = message._replace(coordinator=ranks.get(self.own_node, -1))
+        peer.connection.send(fields.to_json(self._with_address(message)))
 
     def _with_address(self, message: FromCoordinator) -> FromCoordinator:
         """Fill in the address of this host, as other nodes have reached it.
@@ -256,22 +284,16 @@ class Coordinator:
         if not line.endswith(SAID_NOTHING):
             self.say_refused(line)
 
-    def _lose(self, connection: Connection, reason: str) -> None:
-        peer = self._peers.by_connection.get(connection)
-        if peer is None:
-            return
-        self._peers.remove(connection)
-        if peer.node:
-            peer.group.recipients.pop(peer.node, None)
-            peer.group.step(NodeLost(peer.node, reason))
-            self.coordinates()  # without that node it may have to step down, and at once
-
     def _disconnect(self, groups: dict[str, Group]) -> None:
         closing = set(groups.values())
         for peer in list(self._peers):
             if peer.group in closing:
                 self._peers.remove(peer.connection)
                 peer.connection.close()
+        for (group, node), peer in list(self._absent.items()):
+            if group in closing:
+                self._probe(peer, on=False)
+                del self._absent[group, node]
         for job, group in groups.items():
             group.close()
             del self.groups[job]
@@ -280,17 +302,24 @@ class Coordinator:
     def _drop(self, group: Group, node: str) -> None:
         """Disconnect a node that the group drops: without echoes, its workers' lease ends."""
         group.recipients.pop(node, None)
+        absent = self._absent.pop((group, node), None)
         peer = self._peers.by_node.get((group, node))
         if peer is not None:
             self._peers.remove(peer.connection)
             peer.connection.close()
+        for each in (peer, absent):
+            if each is not None:
+                self._probe(each, on=False)
 
     def _has_lost_nodes(self) -> bool:
         return any(group.membership.lost() for group in self.groups.values())
 
     def _forget_empty_groups(self) -> None:
         """Forget jobs without nodes: if nodes come back, the job starts again from generation 0."""
-        empty = [job for job, group in self.groups.items() if not group.recipients]
+        empty = [
+            job for job, group in self.groups.items()
+            if not group.recipients and not len(group.membership.members)
+        ]  # fmt: skip
         used = {peer.group for peer in self._peers} if empty else set()
         for job in empty:
             if self.groups[job] not in used:
@@ -302,7 +331,7 @@ class Coordinator:
         """Return the hello. It names the jobs served here, so that an agent whose token is refused
         learns whether the coordinator of its own job has refused it.
         """
-        hello: Message = {"sender": "coordinator", "relays": True}
+        hello: Message = {"sender": "coordinator", "relays": True, "held": self._is_held}
         if len(self.groups) > _MOST_JOBS_NAMED:  # each agent would have to read them all
             return hello
         longer: Message = {**hello, "jobs": list(self.groups)}
@@ -318,24 +347,49 @@ class Coordinator:
         number = self._heartbeats.number_of(data, peer.connection.session_key)
         if number is not None and self.coordinates() and peer.is_new(number):
             peer.connection.heard_at = self._loop.now()
+            if numeric(sender) == peer.claimed:  # no gateway in between
+                peer.address = sender
+            self._hear(peer)
             self._heartbeats.send(data, sender)
 
     def _check_silence(self) -> None:
         now = self._loop.now()
-        if now > self._check_due + _STALL_S:
-            self._resumed_at = now
-        limits = [group.membership.settings.lost_after_s for group in self.groups.values()]
-        self._check_due = now + min([_CHECK_S, *(limit / 8 for limit in limits)])
+        slept = now > self._check_due + _STALL_S
+        self._check_due = now + _CHECK_S
         self._timer = self._loop.call_at(self._check_due, self._check_silence)
         self._forget_empty_groups()
-        for peer in list(self._peers):
-            silent_s = now - peer.connection.heard_at
-            if silent_s > peer.lost_after_s and now >= self._spared_until(peer):
-                peer.connection.close()
-                self._lose(peer.connection, f"no heartbeat for {silent_s:.1f} s")
+        for peer in [*self._peers, *self._absent.values()]:
+            if slept:
+                # Whether it was silent meanwhile is not known. It has twice the patience in all.
+                peer.awake_at = now
+            is_news = slept if peer.is_silent else now - peer.since > _SILENT_AFTER_S
+            if peer.node and is_news:
+                self._fall_silent(peer, "")
 
-    def _spared_until(self, peer: "_Peer") -> float:
-        return self._resumed_at + 2 * peer.lost_after_s
+    def _fall_silent(self, peer: "_Peer", reason: str) -> None:
+        if not peer.is_silent:
+            self._probe(peer)
+        peer.is_silent = True
+        peer.group.step(NodeSilent(peer.node, peer.since, reason))
+        self.coordinates()  # without that node it may have to step down, and at once
+
+    def _hear(self, peer: "_Peer") -> None:
+        if peer.is_silent:
+            peer.is_silent = False
+            self._probe(peer, on=False)
+            peer.group.step(NodeHeard(peer.node))
+
+    def _probe(self, peer: "_Peer", *, on: bool = True) -> None:
+        """Have the machine of a silent node say whether processes of its agent are left."""
+        if peer.address:
+            self._heartbeats.probe(peer.address, on=on)
+
+    def _on_unreachable(self, address: tuple[str, int]) -> None:
+        for peer in [*self._peers, *self._absent.values()]:
+            if peer.is_silent and peer.address[:2] == address:
+                self._drop(peer.group, peer.node)
+                peer.group.step(NodeLost(peer.node, _NOBODY_LEFT))
+                return
 
 
 class _Peer:
@@ -344,11 +398,24 @@ class _Peer:
     def __init__(self, connection: Connection, group: Group) -> None:
         self.connection = connection
         self.group = group
-        self.lost_after_s = group.membership.settings.lost_after_s
+        self.is_silent = False
+        self.awake_at = float("-inf")
+        """Until when this process itself has slept."""
+        self.claimed = "", 0
+        """Where it says that its heartbeats come from, as datagrams."""
+        self.address: Address = ()
+        """The same, once that is known to be true."""
         self.key = b""
         """What its datagrams begin with; empty as long as none has come."""
         self.node = ""
         self._latest_heartbeat = -1
+
+    @property
+    def since(self) -> float:
+        """Since when nothing is heard of it, as far as this process was awake."""
+        heard_at = self.connection.heard_at
+        lost_after_s = self.group.membership.settings.lost_after_s
+        return max(heard_at, min(self.awake_at, heard_at + lost_after_s))
 
     def is_new(self, number: int) -> bool:
         """Return whether a heartbeat is new, and not one that an eavesdropper has repeated."""

@@ -65,7 +65,10 @@ class Group:
     """
 
     def __init__(
-        self, loop: Loop, settings: GroupSettings, coordinates: Callable[[], bool] = lambda: True
+        self,
+        loop: Loop,
+        settings: GroupSettings,
+        coordinates: Callable[[], bool] = lambda: True,
     ) -> None:
         self.origin = os.urandom(8).hex()
         self.membership = Membership(settings, self.origin)
@@ -168,6 +171,10 @@ class LocalLink:
         """Whether the group hears what is sent."""
         return True
 
+    def unheard_s(self) -> float:
+        """Return 0: the group is in this process."""
+        return 0.0
+
     @property
     def relays(self) -> bool:
         """Whether there are other nodes that could be asked something."""
@@ -187,6 +194,10 @@ class LocalLink:
     def send(self, message: FromAgent) -> None:
         """Pass a message to the group."""
         self._group.step(Received(self.join.node, message))
+
+    def held(self) -> tuple[int, ...]:
+        """Return no descriptor: nobody asks from outside whether this agent has ended."""
+        return ()
 
     def share_port(self, store: object) -> int:
         """Return 0: no endpoint is known to other nodes."""

@@ -11,21 +11,18 @@ Any other signal that stops the job, and a second one, stops the workers of this
 
 import signal
 
+from relight.core import agreement
 from relight.core.waiting import duration
 from relight.errors import signal_name
 from relight.events import SignalReceived
 from relight.host.journal import Journal
 from relight.host.loop import Loop
 from relight.host.signals import listen
-from relight.node import Node
+from relight.node import WITHOUT_COORDINATOR_S, Node
 from relight.node_job import NodeJob
 
-_WITHOUT_COORDINATOR_S = 2.0
-"""After so long without a coordinator, the workers of a preempted node save alone: a lease may end
-soon, and frozen workers can't save.
-"""
-_WITHOUT_ANSWER_S = 7.0
-"""After so long they save alone in any case: all nodes have agreed within 5 s (core/agreement)."""
+_AGREEMENT_S = 2.0
+"""How much longer than an agreement may take the workers wait for it, before they save alone."""
 
 
 class Interruption:
@@ -88,12 +85,17 @@ class Interruption:
         self._journal.say(f"preempted: {reason}; another signal stops the workers now")
         self._node.preempt(reason)
         self._loop.call_after(self._grace_s, self._stop_preempted)
-        self._loop.call_after(_WITHOUT_COORDINATOR_S, self._save_without_coordinator)
-        self._loop.call_after(_WITHOUT_ANSWER_S, self._node.save_alone)
+        self._save_without_coordinator()
+        agree_s = agreement.longest_s(self._grace_s)
+        self._loop.call_after(agree_s + _AGREEMENT_S, self._node.save_alone)
 
     def _save_without_coordinator(self) -> None:
-        if not self._node.is_heard:
+        left_s = WITHOUT_COORDINATOR_S - self._node.unheard_s
+        workers = self._node.running
+        if left_s <= 0:
             self._node.save_alone()
+        elif workers is not None and workers.stopped_by is None:
+            self._loop.call_after(left_s, self._save_without_coordinator)
 
     def _can_save(self) -> bool:
         is_first = not (self._node.preempted or self.signals)

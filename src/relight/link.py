@@ -53,6 +53,7 @@ from relight.events import StateChanged, Tick, changed
 from relight.group import Group, LinkOwner
 from relight.host.connection import dial
 from relight.host.dns import sock_address
+from relight.host.heartbeats import Heartbeats
 from relight.host.loop import Alarm, Loop
 from relight.rendezvous import finder as finders
 
@@ -61,7 +62,7 @@ if TYPE_CHECKING:
     from relight.coordinator import Coordinator
     from relight.core.fields import Message
     from relight.host.connection import Connection
-    from relight.host.heartbeats import Address, Heartbeats
+    from relight.host.heartbeats import Address
     from relight.host.store_port import StorePort
     from relight.rendezvous.finder import SearchResult
     from relight.rendezvous.meeting import Meeting
@@ -101,8 +102,20 @@ class RemoteLink(finders.Seeker):
         self._coordinator: Coordinator | None = None
         self._group: Group | None = None
         self._connection: Connection | None = None
+        self._second: Connection | None = None
+        """Is to take the place of a connection that is silent."""
         self._heartbeats: Heartbeats | None = None
-        self._datagram_address: Address = ()
+        self._family = 0
+        self._udp_port = 0
+        """The port of datagrams; 0 if processes that outlive this agent do not have it."""
+        self._peer = _Coordinator(())
+        """The coordinator at the other end of the connection."""
+        self._second_address: Address = ()
+        self._lost = _Coordinator(())
+        """The one before, until another one has confirmed the generation here."""
+        self._gone: tuple[int, ...] = ()
+        """Its group rank, once its machine says that no process of its agent is left."""
+        self._seeks = Seek()
         self._alarm = Alarm(loop, partial(self._step, Tick()))
         self._end: JobEnded | None = None
         """How the job has ended for this node."""
@@ -120,6 +133,10 @@ class RemoteLink(finders.Seeker):
         """Whether the group hears what is sent."""
         connection = self._connection
         return self._group is not None or (connection is not None and connection.is_open)
+
+    def unheard_s(self) -> float:
+        """Return for how long no coordinator has answered, 0 if it is in this process."""
+        return 0.0 if self._group is not None else self._loop.now() - self.core.echoed_at
 
     @property
     def relays(self) -> bool:
@@ -161,6 +178,7 @@ class RemoteLink(finders.Seeker):
         what this agent still has to do, such as writing to a console that is blocked.
         """
         if self._end is not None and not self._others_run and self._group is None:
+            self.send(NodeLeaving("the job is over"))
             self._step(Left())
 
     def close(self, stop_waiting: Callable[[], bool]) -> None:
@@ -209,8 +227,13 @@ class RemoteLink(finders.Seeker):
         )
 
     def _has_others(self) -> bool:
-        """Return whether other nodes are in this job's group. Other jobs find a new coordinator."""
-        return self._group is not None and len(self._group.recipients) > 1
+        """Return whether other nodes are in this job's group, or silent. Other jobs find a new
+        coordinator.
+        """
+        if self._group is None:
+            return False
+        members = self._group.membership.members
+        return len(members) > (self.join.node in members)
 
     # Effects of the core.
 
@@ -224,6 +247,7 @@ class RemoteLink(finders.Seeker):
         for effect in effects:
             match effect:
                 case Seek():
+                    self._seeks = effect
                     self._finder.seek(may_host=not self.core.turned_away)
                 case SendHeartbeat():
                     self._send_heartbeat(effect)
@@ -276,8 +300,9 @@ class RemoteLink(finders.Seeker):
         from relight.coordinator import Coordinator
 
         self._coordinator = Coordinator(
-            self._loop, sock, self._meeting.security, self._finder, self._divert, self.say
-        )
+            self._loop, sock, self._meeting.security, self._finder, self._divert, self.say,
+            is_held=self._owner.announce() is None,
+        )  # fmt: skip
         self._coordinator.settings[self._meeting.job] = self._settings
         self._coordinator.on_group = self._owner.on_group
 
@@ -287,7 +312,10 @@ class RemoteLink(finders.Seeker):
             return
         if isinstance(result, finders.CoordinatorHere):
             self._host(result.until)
-        elif self._connection is None and self.core.state is LinkState.SEEKING:
+        elif self._connection is not None:
+            if isinstance(result, finders.CoordinatorAt) and self._seeks.beside:
+                self._dial_second(result.address)
+        elif self.core.state is LinkState.SEEKING:
             match result:
                 case finders.CoordinatorAt(address, timeout_s):
                     self._step(Dialing())
@@ -347,6 +375,7 @@ class RemoteLink(finders.Seeker):
             return
         self._step(Hosting(until))
         self._group = coordinator.group(self._meeting.job, self._settings)
+        coordinator.own_node = self.join.node
         self._group.recipients[self.join.node] = partial(coordinator.deliver, self._on_own_message)
         if until != FOR_EVER:
             self.say("this node coordinates the group now")
@@ -370,40 +399,83 @@ class RemoteLink(finders.Seeker):
     # The connection: it calls `opened`, `received` and `closed`.
 
     def _dial(self, address: tuple[str, int], timeout_s: float) -> None:
-        hello = fields.plain(Hello(job=self._meeting.job, settings=self._settings))
-        self._datagram_address = sock_address(*address)[1]
         try:
-            self._connection = dial(
-                self._loop, address, self, hello, self._meeting.security, timeout_s=timeout_s
-            )
+            self._connection = self._connect(address, timeout_s)
         except OSError as error:
             reason = f"can't connect to {address[0]}:{address[1]}: {error.strerror}"
             self._step(Broken(reason))
+            return
+        self._peer = _Coordinator(sock_address(*address)[1])
+
+    def _connect(self, address: tuple[str, int], timeout_s: float) -> "Connection":
+        hello = fields.plain(Hello(job=self._meeting.job, settings=self._settings))
+        self._open_heartbeats(address)
+        return dial(self._loop, address, self, hello, self._meeting.security, timeout_s=timeout_s)
+
+    def _dial_second(self, address: tuple[str, int]) -> None:
+        """Open a connection beside the one that is silent."""
+        self._close_second()
+        try:
+            self._second = self._connect(address, self._seeks.limit_s)
+        except OSError:
+            return  # the first one may still be heard again
+        self._second_address = sock_address(*address)[1]
+
+    def _close_second(self) -> None:
+        if self._second is not None:
+            self._second.close()
+            self._second = None
 
     def opened(self, connection: "Connection", hello: "Message") -> None:
         """Join, as the coordinator has answered."""
         if hello.get("sender") != "coordinator":
             connection.fail("a program other than a relight coordinator listens there")
             return
+        if connection is self._second:
+            self._second = None
+            self._disconnect()
+            self._connection, self._peer = connection, _Coordinator(self._second_address)
+        self._peer.is_held = hello.get("held") is True
         self._finder.answered()
-        address = self._meeting.local_addr or connection.own_address()
-        self.send(self.join._replace(address=address, announce=self._owner.announce()))
+        self._join(connection)
+        self._step(Opened(connection.peer))
+
+    def _join(self, connection: "Connection") -> None:
+        own = connection.own_address()
+        announce = self._owner.announce()
+        if announce is not None:
+            announce = announce._replace(gone=self._gone)
+        self.send(
+            self.join._replace(
+                address=self._meeting.local_addr or own,
+                announce=announce,
+                udp_address=own if self._udp_port else "",
+                udp_port=self._udp_port,
+            )
+        )
         for message in self._owner.messages_after_join():
             self.send(message)
-        self._step(Opened(connection.peer))
 
     def received(self, connection: "Connection", message: "Message") -> None:
         """Handle a message of the coordinator."""
-        del connection
         heard = fields.message(_HEARD, message)
         if isinstance(heard, Redirect):
+            reason = self._finder.redirected(heard.host)
+            if connection is self._second:
+                self._close_second()
+                if heard.host >= 0:
+                    self._finder.seek(may_host=not self.core.turned_away)
+                return
             self._disconnect()
-            self._step(Broken(self._finder.redirected(heard.host), stepped_down=True))
+            self._step(Broken(reason, stepped_down=True))
             return
         if isinstance(heard, Heartbeat):
             self._step(Heard(lets_run=False))
             self._step(Echoed(heard.number))
             return
+        if isinstance(heard, Confirm | GenerationFormed):
+            self._peer.rank = heard.coordinator
+            self._forget_lost()
         if (
             isinstance(heard, GenerationFormed)
             and heard.place.local_world_size != self.join.local_world_size
@@ -417,6 +489,10 @@ class RemoteLink(finders.Seeker):
 
     def closed(self, connection: "Connection", reason: str) -> None:
         """Handle a connection that has ended or could not be made."""
+        if connection is self._second:
+            self._second = None
+            self._finder.failed(refused=connection.refused, working=False)
+            return
         self._drop_connection()
         if self._closed:
             return
@@ -448,9 +524,17 @@ class RemoteLink(finders.Seeker):
 
     def _drop_connection(self) -> None:
         self._connection = None
+        self._close_second()
+        if self._heartbeats is not None and self._peer.is_proof:
+            self._forget_lost()
+            self._lost = self._peer
+            self._heartbeats.probe(self._lost.address)
+        self._peer = _Coordinator(())
+
+    def _forget_lost(self) -> None:
         if self._heartbeats is not None:
-            self._heartbeats.close()
-            self._heartbeats = None
+            self._heartbeats.probe(self._lost.address, on=False)
+        self._lost, self._gone = _Coordinator(()), ()
 
     def _send_heartbeat(self, effect: SendHeartbeat) -> None:
         connection = self._connection
@@ -458,24 +542,65 @@ class RemoteLink(finders.Seeker):
             return
         if effect.over_connection:
             connection.send(fields.to_json(Heartbeat(effect.number)))
-        if not effect.as_datagram:
-            return
-        if self._heartbeats is None:
-            self._open_heartbeats(connection)
-        if self._heartbeats is not None:
+        if effect.as_datagram and self._heartbeats is not None:
             datagram = self._heartbeats.datagram(effect.number, connection.session_key)
-            self._heartbeats.send(datagram, self._datagram_address)
+            self._heartbeats.send(datagram, self._peer.address)
 
-    def _open_heartbeats(self, connection: "Connection") -> None:
-        from relight.host.heartbeats import Heartbeats
+    def _open_heartbeats(self, address: tuple[str, int]) -> None:
+        """Open the socket of datagrams, if there is none for addresses of that kind. The first one
+        also belongs to the spawner and its guard, which are forked later.
+        """
+        family, _ = sock_address(*address)
+        if self._heartbeats is not None and self._family == family:
+            return
+        is_first = self._heartbeats is None and self._owner.announce() is None
+        if self._heartbeats is not None:
+            self._heartbeats.close()
+        self._family = family
+        self._heartbeats = Heartbeats(self._loop, ("", 0), family, self._on_datagram)
+        self._heartbeats.on_unreachable = self._on_unreachable
+        self._udp_port = self._heartbeats.port if is_first else 0
 
-        own = connection.own_address()
-        family = socket.AF_INET6 if ":" in own else socket.AF_INET
-        self._heartbeats = Heartbeats(self._loop, (own, 0), family, self._on_datagram)
+    def held(self) -> tuple[int, ...]:
+        """Return the descriptors that the processes which outlive this agent hold as well, as long
+        as its workers run (host/heartbeats).
+        """
+        fds = []
+        if self._heartbeats is not None:
+            fds.append(self._heartbeats.fileno())
+        if self._coordinator is not None:
+            fds.append(self._coordinator.datagrams_fd)
+        return tuple(fd for fd in fds if fd >= 0)
 
     def _on_datagram(self, data: bytes, sender: "Address") -> None:
         del sender
         if self._connection is not None and self._heartbeats is not None:
             number = self._heartbeats.number_of(data, self._connection.session_key)
             if number is not None:
-                self._step(Echoed(number))
+                self._peer.answers_datagrams = True
+                self._step(Echoed(number, over_connection=False))
+
+    def _on_unreachable(self, address: tuple[str, int]) -> None:
+        """Note that nobody has the coordinator's port any more; tell its successor."""
+        if not self._lost.address or address != self._lost.address[:2]:
+            return
+        self._gone = (self._lost.rank,)
+        if self._connection is not None and self._connection.is_open:
+            self._join(self._connection)
+
+
+class _Coordinator:
+    """What is known of a coordinator: where it takes datagrams, the group rank of its node (-1 if
+    it has none), whether it has answered a datagram, and whether the processes that outlive its
+    agent have the socket, too.
+    """
+
+    def __init__(self, address: "Address") -> None:
+        self.address = address
+        self.rank = -1
+        self.answers_datagrams = self.is_held = False
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether its workers are gone if its machine says that nobody has that address."""
+        return self.rank >= 0 and self.answers_datagrams and self.is_held

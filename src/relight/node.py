@@ -51,6 +51,10 @@ if TYPE_CHECKING:
 
 _LOOK_S = 12.0
 """How long workers that hang are looked at before they are stopped (stacks_before_stop.py)."""
+WITHOUT_COORDINATOR_S = 2.0
+"""After so long without an answer of a coordinator, a preempted node acts alone: the time until it
+is taken away is short.
+"""
 _READY_S = 30.0
 """How long it may take from SIGKILL until this node has reported that its workers have exited:
 large processes exit slowly.
@@ -126,9 +130,9 @@ class Node:
         return formed if isinstance(formed, GenerationFormed) and may_run else None
 
     @property
-    def is_heard(self) -> bool:
-        """Whether there is a coordinator that hears what this node says."""
-        return self._link.has_joined
+    def unheard_s(self) -> float:
+        """For how long no coordinator has answered this node; 0 in its own process."""
+        return self._link.unheard_s()
 
     def get_ready(self, port: int, outcome: Outcome) -> None:
         """Report that no workers run here, and how the last ones ended.
@@ -175,7 +179,7 @@ class Node:
         self.close()
         self._journal.waits_for(lambda: "waiting for the workers of the other nodes to save")
         left_s = self.taken_away_at - self._loop.now()
-        self._loop.run_until(lambda: is_over() or not self.is_heard, left_s)
+        self._loop.run_until(lambda: is_over() or self.unheard_s > WITHOUT_COORDINATOR_S, left_s)
         self._journal.goes_on()
 
     def give_up(self, outcome: Outcome, end: JobEnded) -> None:
@@ -223,7 +227,7 @@ class Node:
                 formed, nodes = last.formed, last.succeeded_nodes
             case _:
                 return None
-        (identity, restart, *_), place = formed
+        (identity, restart, *_), place, _ = formed
         rank, size = place.group_rank, place.group_world_size
         lapsed = self._loop.now() >= self.lease_until
         ended = isinstance(self.state, NodeReady)

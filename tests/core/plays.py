@@ -8,7 +8,8 @@ verbs:
     ready     its workers have ended as they were asked to
     failed    a worker has ended badly; `ends` when all have, with a record of it
     done      all its workers have succeeded
-    lost, leaves
+    lost      that is proven; `leaves` if it says so
+    silent1   nothing was heard of it for 1 s; `heard`: it is, over the connection that it had
     returns   it comes with the workers of its generation; `returns-done` if they have succeeded
     idle      it comes again, without workers
     quiet30   its workers have done nothing for 30 s, and may so for 10 s; `quiet0`: they do again
@@ -18,7 +19,16 @@ A node of the name `task7` has been numbered 7 by its scheduler.
 """
 
 from relight.core.exits import Failure
-from relight.core.group_types import Drop, Effect, Event, GroupSettings, NodeLost, Received
+from relight.core.group_types import (
+    Drop,
+    Effect,
+    Event,
+    GroupSettings,
+    NodeHeard,
+    NodeLost,
+    NodeSilent,
+    Received,
+)
 from relight.core.membership import Membership
 from relight.core.messages import (
     Announce,
@@ -145,6 +155,11 @@ class Table:
             return [Received(node, NodePace(generation, (100, 100), waits, (-1, -1)))]
         if verb == "lost":
             return [NodeLost(node, "no heartbeat")]
+        if verb.startswith("silent"):
+            since = self.now - float(verb.removeprefix("silent") or 0)
+            return [NodeSilent(node, since, "")]
+        if verb == "heard":
+            return [NodeHeard(node)]
         if verb.startswith("ended"):
             announce = self.announce(node)._replace(ended=True)
             failures = (record(host=node),) if "failed" in verb else ()
@@ -157,7 +172,7 @@ class Table:
         return [Received(node, message) for message in messages[verb]]
 
     def announce(self, node: str, *, done: bool = False, lapsed: bool = False) -> Announce:
-        generation, place = self.last[node]
+        generation, place, _ = self.last[node]
         rank, size = place.group_rank, place.group_world_size
         restart = generation.restart
         return Announce(generation.id, restart, rank, size, done, self.succeeded, lapsed)
@@ -226,4 +241,6 @@ class Table:
 
 
 def table(least: int, most: int, max_restarts: int = 3, **others: object) -> Table:
-    return Table(GroupSettings(least, most, max_restarts, **others))
+    """Return one whose leases end soon."""
+    short: dict[str, object] = {"lost_after_s": 2.0, **others}
+    return Table(GroupSettings(least, most, max_restarts, **short))

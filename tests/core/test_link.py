@@ -34,7 +34,8 @@ from relight.core.supervision import FOR_EVER
 from relight.errors import EXIT_GROUP, EXIT_USAGE
 from relight.events import Tick
 
-SETTINGS = LinkSettings("there", 0.25, 1.0, 1.25, 20.0, 10.0)
+LEASE_S = 9.0
+SETTINGS = LinkSettings("there", 0.5, LEASE_S, 10.0, 20.0, 10.0)
 
 
 class Played:
@@ -58,7 +59,7 @@ class Played:
         (heartbeat,) = self.step(Opened("10.0.0.1:29400"))
         assert heartbeat == SendHeartbeat(1, over_connection=True, as_datagram=False)
         self.step(Echoed(1))
-        assert self.step(Heard(lets_run=True)) == [LetWorkersRun(self.now + 1.0)]
+        assert self.step(Heard(lets_run=True)) == [LetWorkersRun(self.now + LEASE_S)]
         assert self.link.state is LinkState.CONNECTED
         return self
 
@@ -70,10 +71,11 @@ class Played:
 def test_a_lease_counts_from_when_the_echoed_heartbeat_was_sent() -> None:
     """However late an echo comes, what it gives ends a lease after the heartbeat."""
     played = Played().connected()
-    sent_at = played.now + 0.25
-    assert SendHeartbeat(2, over_connection=True, as_datagram=False) in played.step(Tick(), 0.25)
-    assert played.step(Echoed(2), 0.9) == [LetWorkersRun(sent_at + 1.0)]
-    assert played.step(Echoed(2)) == []  # an echo that is repeated
+    effects = played.step(Tick(), 0.5)
+    sent_at = played.now
+    assert SendHeartbeat(3, over_connection=True, as_datagram=False) in effects
+    assert played.step(Echoed(3), 8.0) == [LetWorkersRun(sent_at + LEASE_S)]
+    assert played.step(Echoed(3)) == []  # an echo that is repeated
 
 
 def test_an_echo_renews_no_lease_before_the_coordinator_has_confirmed() -> None:
@@ -84,17 +86,33 @@ def test_an_echo_renews_no_lease_before_the_coordinator_has_confirmed() -> None:
     assert played.step(Echoed(1), 0.01) == []
     assert played.step(Heard(lets_run=False)) == []
     assert played.link.state is LinkState.JOINING
-    assert played.step(Heard(lets_run=True)) == [LetWorkersRun(101.0)]
+    assert played.step(Heard(lets_run=True)) == [LetWorkersRun(100.0 + LEASE_S)]
 
 
-def test_a_late_echo_makes_heartbeats_quicker_and_silence_ends_the_connection() -> None:
-    """Three go at once then, as datagrams, later one every 50 ms; after `lost_after_s` the
-    coordinator is given up.
-    """
+def test_a_new_connection_shows_where_datagrams_come_from_until_one_is_answered() -> None:
+    show = SendHeartbeat(2, over_connection=False, as_datagram=True)
     played = Played().connected()
-    played.step(Tick(), 0.25)
-    late = SendHeartbeat(3, over_connection=False, as_datagram=True)
-    assert played.step(Tick(), 0.25) == [late]
+    assert show in played.step(Tick(), 0.5)
+    assert sum(isinstance(each, SendHeartbeat) for each in played.step(Tick(), 0.5)) == 2
+    played.step(Echoed(2, over_connection=False))
+    played.step(Echoed(5))
+    assert sum(isinstance(each, SendHeartbeat) for each in played.step(Tick(), 0.5)) == 1
+
+
+def datagrams_answered() -> Played:
+    """Return a connected link whose datagrams have been answered."""
+    played = Played().connected()
+    played.step(Tick(), 0.5)
+    played.step(Echoed(2, over_connection=False))
+    played.step(Echoed(3))
+    return played
+
+
+def test_a_late_echo_makes_heartbeats_quicker() -> None:
+    """Three go at once then, as datagrams, later one every 50 ms."""
+    played = datagrams_answered()
+    played.step(Tick(), 0.5)
+    assert played.step(Tick(), 0.5) == [SendHeartbeat(5, over_connection=False, as_datagram=True)]
     pauses = []
     for _ in range(4):
         due = played.link.deadline()
@@ -103,20 +121,75 @@ def test_a_late_echo_makes_heartbeats_quicker_and_silence_ends_the_connection() 
         (sent,) = played.step(Tick(), due - played.now)
         assert isinstance(sent, SendHeartbeat) and sent.as_datagram
     assert pauses == [0.01, 0.01, 0.05, 0.05]
-    effects = played.step(Tick(), 1.0)
-    assert effects[0] == Disconnect() and effects[-2:] == [CoordinatorLost(), Seek()]
-    assert "no heartbeat from it for 1.6 s" in str(effects[1])
+
+
+def silent_until(played: Played, seconds: float) -> list[Effect]:
+    """Let a coordinator be silent; return what the link wants meanwhile."""
+    effects, end = list[Effect](), played.now + seconds
+    while (due := played.link.deadline()) is not None and due <= end:
+        effects += played.step(Tick(), due - played.now)
+    played.now = end
+    return effects
+
+
+def test_a_silent_coordinator_is_sought_again_beside_its_connection() -> None:
+    """First after 1.5 s, then at growing intervals; the lease of the workers runs on."""
+    played = datagrams_answered()
+    seeks = [each for each in silent_until(played, 9.4) if isinstance(each, Seek)]
+    assert [each.limit_s for each in seeks] == [1.5, 3.0, 4.0]
+    assert all(each.beside for each in seeks)
+    assert played.link.state is LinkState.CONNECTED
+
+
+def test_a_second_connection_takes_the_place_of_a_silent_one() -> None:
+    """Its coordinator has to confirm the workers; until then their lease is that of the first."""
+    played = datagrams_answered()
+    silent_until(played, 3.0)
+    assert not any(isinstance(each, LetWorkersRun) for each in played.step(Opened("10.0.0.2:1")))
+    assert played.link.state is LinkState.JOINING
+    assert LetWorkersRun(played.now + LEASE_S) in played.step(Heard(lets_run=True))
+
+
+def test_datagrams_alone_do_not_keep_a_connection() -> None:
+    """They renew the lease; but messages come over the connection only."""
+    played = datagrams_answered()
+    seeks = 0
+    for _ in range(60):
+        for effect in played.step(Tick(), 0.05):
+            match effect:
+                case SendHeartbeat(number, as_datagram=True):
+                    played.step(Echoed(number, over_connection=False))
+                case Seek(beside=True):
+                    seeks += 1
+    assert seeks == 1
+    assert played.now - played.link.echoed_at < 1.0
+
+
+def test_a_coordinator_that_is_silent_for_too_long_is_given_up() -> None:
+    played = datagrams_answered()
+    effects = silent_until(played, 10.2)
+    assert Disconnect() in effects and effects[-2:] == [CoordinatorLost(), Seek()]
+    assert any("no heartbeat from it for 10." in str(each) for each in effects)
     assert played.link.state is LinkState.SEEKING
+
+
+def test_what_this_process_slept_through_is_held_against_no_coordinator() -> None:
+    """It is given up only if it stays silent for as long again."""
+    played = datagrams_answered()
+    played.step(Tick(), 9.9)  # half a second late or more: nobody knows what was said meanwhile
+    played.step(Tick(), 1.0)
+    assert played.link.state is LinkState.CONNECTED
+    assert Disconnect() in silent_until(played, 10.0)
 
 
 def test_echoes_that_are_always_late_keep_the_connection_where_datagrams_are_dropped() -> None:
     """The connection carries a heartbeat each interval, whatever goes as a datagram beside it."""
     played = Played().connected()
     sent: list[tuple[float, int]] = []
-    leased_until = played.now + 1.0
-    for _ in range(1000):  # 50 s; an echo takes 0.6 s, more than two intervals
+    leased_until = played.now + LEASE_S
+    for _ in range(1000):  # 50 s; an echo takes 0.9 s, nearly two intervals
         played.now += 0.05
-        while sent and played.now >= sent[0][0] + 0.6:
+        while sent and played.now >= sent[0][0] + 0.9:
             for effect in played.step(Echoed(sent.pop(0)[1])):
                 if isinstance(effect, LetWorkersRun):
                     leased_until = effect.until
@@ -124,6 +197,8 @@ def test_echoes_that_are_always_late_keep_the_connection_where_datagrams_are_dro
             match effect:
                 case SendHeartbeat(number, over_connection=True):
                     sent.append((played.now, number))
+                case Seek():
+                    raise AssertionError("it looks for another one")
         assert played.link.state is LinkState.CONNECTED
         assert leased_until > played.now
 
@@ -137,37 +212,24 @@ def test_a_coordinator_that_closes_each_connection_at_once_is_not_dialled_withou
     assert isinstance(played.lost(seconds=1.0)[-1], Seek)
 
 
-@pytest.mark.parametrize(
-    ("refusal", "seconds", "renewed"),
-    [
-        (Refusal.HINT, 0.5, True),
-        (Refusal.PROOF, 0.5, True),
-        (Refusal.NOTHING, 0.5, False),
-        (Refusal.HINT, 1.1, False),
-        (Refusal.PROOF, 1.1, False),
-    ],
-)
-def test_a_refusal_renews_a_lease_that_is_not_over(
-    refusal: Refusal, seconds: float, renewed: bool
-) -> None:
-    """If it says that no process coordinates; a lease that is over stays over in any case."""
+def test_a_refusal_by_this_machine_renews_a_lease_that_is_not_over() -> None:
+    """No process coordinates then. A lease that is over stays over."""
+    for seconds, renewed in ((0.5, True), (LEASE_S + 0.1, False)):
+        played = Played().connected()
+        played.lost()
+        effects = played.lost(Refusal.PROOF, seconds)
+        assert (LetWorkersRun(played.now + LEASE_S) in effects) == renewed
+
+
+def test_a_lease_ends_some_seconds_after_another_machine_has_refused() -> None:
+    """A firewall may have sent that, and may have told the coordinator that this node is gone."""
     played = Played().connected()
     played.lost()
-    effects = played.lost(refusal, seconds)
-    assert (LetWorkersRun(played.now + 1.0) in effects) == renewed
-
-
-def test_a_refusal_that_a_firewall_may_have_sent_is_believed_for_some_seconds() -> None:
-    """One from this machine itself for as long as it lasts."""
-    for refusal, limit_s in ((Refusal.HINT, REFUSALS_S), (Refusal.PROOF, FOR_EVER)):
-        played = Played().connected()
-        echoed_at = played.now
-        played.lost()
-        while played.now < echoed_at + 9:
-            effects = played.lost(refusal, 0.5)
-            assert (LetWorkersRun(played.now + 1.0) in effects) == (
-                played.now < echoed_at + limit_s
-            )
+    until = played.now + 1.0 + REFUSALS_S
+    assert LetWorkersRun(until) in played.lost(Refusal.HINT, 1.0)
+    assert not any(isinstance(each, LetWorkersRun) for each in played.lost(Refusal.HINT, 1.0))
+    played.step(Opened("x"))
+    assert LetWorkersRun(played.now + LEASE_S) in played.step(Heard(lets_run=True))
 
 
 def test_a_coordinator_that_was_there_meanwhile_may_have_gone_on() -> None:
@@ -176,7 +238,7 @@ def test_a_coordinator_that_was_there_meanwhile_may_have_gone_on() -> None:
     played.lost()
     played.step(Opened("x"), 0.1)
     played.lost()
-    assert not any(isinstance(effect, LetWorkersRun) for effect in played.lost(Refusal.HINT, 0.1))
+    assert not any(isinstance(each, LetWorkersRun) for each in played.lost(Refusal.PROOF, 0.1))
 
 
 def test_the_host_of_the_one_place_goes_on_with_a_lease_that_is_not_over() -> None:
@@ -186,7 +248,7 @@ def test_the_host_of_the_one_place_goes_on_with_a_lease_that_is_not_over() -> No
     assert played.step(Hosting(FOR_EVER), 0.5) == [LetWorkersRun(FOR_EVER), Disconnect()]
     played = Played().connected()
     played.lost()
-    assert played.step(Hosting(FOR_EVER), 1.5) == [Disconnect()]
+    assert played.step(Hosting(FOR_EVER), LEASE_S + 0.5) == [Disconnect()]
     assert played.step(Heard(lets_run=True)) == [LetWorkersRun(FOR_EVER)]
 
 
@@ -200,14 +262,14 @@ def test_the_host_of_the_one_place_waits_for_a_word_if_a_coordinator_was_there_i
     assert played.step(Heard(lets_run=True)) == [LetWorkersRun(FOR_EVER)]
 
 
-def test_a_host_that_others_may_replace_runs_as_long_as_that_is_certain() -> None:
-    """And not before its generation is confirmed; when it steps down its lease is over at once."""
+def test_the_workers_of_a_host_run_as_long_as_those_of_a_node_that_it_answers_last() -> None:
+    """And not before its generation is confirmed; also after it has stepped down."""
     played = Played().connected()
     played.lost()
     assert played.step(Hosting(110.0), 0.5) == [Disconnect()]
-    assert played.step(Heard(lets_run=True)) == [LetWorkersRun(110.0)]
-    assert played.step(Hosting(111.0), 1.0) == [LetWorkersRun(111.0)]
-    assert played.step(SteppedDown(3.0), 1.0) == [LetWorkersRun(played.now)]
+    assert played.step(Heard(lets_run=True)) == [LetWorkersRun(110.0 + LEASE_S)]
+    assert played.step(Hosting(111.0), 1.0) == [LetWorkersRun(111.0 + LEASE_S)]
+    assert played.step(SteppedDown(3.0), 1.0) == [LetWorkersRun(played.now + LEASE_S)]
     assert played.link.state is LinkState.SEEKING
     assert played.link.deadline() == played.now + 3.0
 
@@ -306,7 +368,7 @@ def test_after_the_end_of_the_job_no_other_coordinator_is_sought(how: str) -> No
     if how == "closed":
         effects = played.lost()
     elif how == "silent":
-        effects = played.step(Tick(), 1.5)
+        effects = silent_until(played, 12.0)
     else:
         effects = played.step(SteppedDown())
     kinds = {type(each) for each in effects}

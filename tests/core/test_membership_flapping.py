@@ -157,7 +157,7 @@ def spares_come(game: Table, latest: GenerationId, names: str = "st") -> None:
 
 def test_spares_that_come_first_to_a_new_coordinator_do_not_begin_beside_the_old_group() -> None:
     """They have heard of a generation, whose nodes may only be slow to come: as long as a lease."""
-    game = table(2, 2, rejoin_s=1.75)
+    game = table(2, 2, lost_after_s=1.75)
     spares_come(game, formed(4))
     game.play("""
         1.7 -
@@ -168,22 +168,22 @@ def test_spares_that_come_first_to_a_new_coordinator_do_not_begin_beside_the_old
 
 def test_the_join_timeout_forms_no_generation_beside_the_old_group_either() -> None:
     """Enough nodes are here, and it passes while the workers of others may run."""
-    game = table(2, 3, rejoin_s=1.75, join_timeout_s=600.0).play("""
+    game = table(2, 3, lost_after_s=1.75, join_timeout_s=600.0).play("""
         0 s joins
         599 -
     """)
     spares_come(game, formed(4), "t")
     game.play("""
         600 -
-        600.7 -
-        600.8 -
+        600.4 -
+        600.5 -
         -> form 5: s t
     """)
 
 
 def test_a_join_timeout_that_is_shorter_than_a_lease_waits_for_its_end_too() -> None:
     """And the group asks to be called then, not again and again until then."""
-    game = table(2, 3, rejoin_s=1.75, join_timeout_s=0.5)
+    game = table(2, 3, lost_after_s=1.75, join_timeout_s=0.5)
     spares_come(game, formed(4))
     game.play("""
         1 -
@@ -197,7 +197,7 @@ def test_a_join_timeout_that_is_shorter_than_a_lease_waits_for_its_end_too() -> 
 
 def test_the_old_group_goes_on_when_it_comes_to_a_new_coordinator_after_the_spares() -> None:
     """The spares stay spares."""
-    old = table(2, 2, rejoin_s=1.75).play("""
+    old = table(2, 2, lost_after_s=1.75).play("""
         0 a b joins
         -> form 0: a b
     """)

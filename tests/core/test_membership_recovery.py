@@ -101,9 +101,8 @@ def test_a_preempted_node_that_is_lost_during_the_recovery_is_not_waited_for() -
         9.1 b returns
         9.2 a lost
         9.3 c returns
-        11.2 -
         -> stop 1: b c
-        11.3 b c ready
+        9.4 b c ready
         -> form 2 restart 1: b c
     """)
 
@@ -461,7 +460,7 @@ def test_nodes_that_had_all_stopped_wait_for_those_that_may_have_gone_on_without
         -> form 1: a b
     """)
     later = old.follow()
-    generation, place = later.last["a"]
+    generation, place, _ = later.last["a"]
     later.last["y"] = GenerationFormed(
         generation._replace(id=formed(1)), place._replace(group_world_size=1)
     )

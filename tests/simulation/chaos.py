@@ -40,7 +40,7 @@ class Run:
         most = random.randint(100, 300) if large else random.choice((2, 2, 3, 3, 4, 5, 8, 16))
         least = most if random.random() < 0.25 else random.randint(1, most)
         ordered = self.mode == "endpoint" and random.random() < 0.15
-        lost_after_s = 10.0 if large else random.choice((1.25, 1.25, 2.5))
+        lost_after_s = 10.0 if large else random.choice((10.0, 10.0, 3.0))
         self.settings = settings = GroupSettings(
             min_nodes=least,
             max_nodes=most,
@@ -48,7 +48,7 @@ class Run:
             last_call_s=random.choice((0.5, 2.0, 5.0)),
             join_timeout_s=_join_timeout(seed, random.choice((40.0, 60.0))),
             exit_barrier_s=random.choice((0.5, 30.0)),
-            rejoin_s=lost_after_s + 0.5,
+            rejoin_s=1.5,
             ordered=ordered,
             lost_after_s=lost_after_s,
             restart_window_s=world.endings.choice((0.0, 0.0, 0.0, 5.0, 30.0)),
@@ -224,7 +224,7 @@ class Run:
         if self._is_odd():
             self._odd.append(process)
             lost_after_s = settings.lost_after_s * self.world.extras.choice((0.5, 2.0))
-            settings = settings._replace(lost_after_s=lost_after_s, rejoin_s=lost_after_s + 0.5)
+            settings = settings._replace(lost_after_s=lost_after_s)
             self.world.log(f"{process.name} gives up who is silent for {lost_after_s} s")
         meeting = stage.meeting(settings, hosts, register, self._ttl_s, address, node_rank)
         if self._commands and self.mode == "endpoint":

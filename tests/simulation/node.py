@@ -140,7 +140,7 @@ class Workers:
         self._used_s, self._seen_at, self._ran = 0.0, self.world.now, True
         node.workers = self
         self.steps = Steps(self, list(self.pids))
-        self.process.at_death.append(self._die)
+        self.process.at_death.append(self._orphan)
         self.world.watch.begins(node, self.formed)
         for local_rank, rank in enumerate(self.ranks):
             self._tell(WorkerStarted(local_rank, rank, local_rank))
@@ -207,7 +207,8 @@ class Workers:
             return
         if self._timer is None or look_at < self._timer.when:
             self._timer = Timer(look_at, lambda: None)
-            self.world.at(self.process.host.in_world(look_at), self._on_lease, self._timer)
+            at = self.process.host.in_world(look_at) + self.world.freezer_late_s
+            self.world.at(at, self._on_lease, self._timer)
 
     def _check_processes(self) -> None:
         if self.standing and self.processes.running:
@@ -279,6 +280,13 @@ class Workers:
             if not self._alive:
                 self.world.watch.runs(self)
             self._tell(WorkerExited(local_rank, exitcode))
+
+    def _orphan(self) -> None:
+        """The agent is gone: its guard kills them in a moment."""
+        if self.process.host.up:
+            self.world.after(self.world.guard_s, self._die)
+        else:
+            self._die()
 
     def _die(self) -> None:
         self._alive.clear()

@@ -356,34 +356,67 @@ class Heartbeats(heartbeats.Heartbeats):
         self.process: Process = loop.process
         self.world = self.process.world
         self.on_datagram = on_datagram
-        self.port = address[1] or self.world.random.randrange(32768, 61000)
+        self.on_unreachable: Callable[[tuple[str, int]], None] = lambda _: None
+        self._loop = loop
+        self._probed: dict[Any, int] = {}
+        self._timer: Any = None
+        self._number = address[1] or self.world.random.randrange(32768, 61000)
         self._boxes = _boxes(self.world)
-        self._at = self.process.host.number, self.port
-        self._boxes[self._at] = self
-        self.process.at_death.append(self.close)
+        self._at = self.process.host.number, self._number
+        self._is_open = self._at not in self._boxes
+        if self._is_open:
+            self._boxes[self._at] = self
+        agents = [each for each in self.world.watch.agents if each.process is self.process]
+        self._is_held = all(agent.workers is None for agent in agents)
+        self.process.at_death.append(self._orphan)
+
+    @property
+    def port(self) -> int:
+        return self._number if self._is_open else 0
+
+    def fileno(self) -> int:
+        return -1
 
     def close(self) -> None:
+        self._probed.clear()
+        self._is_open = False
         if self._boxes.get(self._at) is self:
             del self._boxes[self._at]
+
+    def _orphan(self) -> None:
+        """Its process is gone; the guard has it as long as workers are there."""
+        self._probed.clear()
+        if self._is_held and self.process.host.up:
+            self.world.after(self.world.guard_s, self.close)
+        else:
+            self.close()
 
     def send(self, data: bytes, target: tuple[Any, ...]) -> None:
         world, here = self.world, self.process.host
         there = world.host_of(str(target[0]), here)
-        if there is None or not world.passes(here, there) or world.refuses(here, there):
+        if there is None or not world.passes(here, there) or not self._is_open:
             return
         if world.random.random() >= world.loss and world.has_datagrams:
+            delay = world.delay(here, there)
+            if world.refuses(here, there):  # a firewall says so in its name
+                world.after(2 * delay, self._be_refused, target)
+                return
             sender = here.address, self.port
-            world.after(
-                world.delay(here, there), self._arrive, there.number, int(target[1]), data, sender
-            )
+            world.after(delay, self._arrive, there, target, data, sender)
 
-    def _arrive(self, host: int, port: int, data: bytes, sender: tuple[str, int]) -> None:
-        box = self._boxes.get((host, port))
-        if box is not None and box.process.host.up:
+    def _arrive(self, there: Host, target: Any, data: bytes, sender: tuple[str, int]) -> None:
+        here = self.process.host
+        box = self._boxes.get((there.number, int(target[1])))
+        if box is not None and there.up:
             box.process.call(box._take, data, sender)
+        elif there.up and not there.paused and self.world.passes(there, here):
+            self.world.after(self.world.delay(there, here), self._be_refused, target)
+
+    def _be_refused(self, target: Any) -> None:
+        self.process.call(lambda: self._on_refused(target) if self._is_open else None)
 
     def _take(self, data: bytes, sender: tuple[str, int]) -> None:
-        if self._boxes.get(self._at) is self:
+        if self._boxes.get(self._at) is self and self.process.alive:
             self.on_datagram(data, sender)
 
 

@@ -16,6 +16,7 @@ from relight.cli import coordinator
 from relight.core.commands import Command
 from relight.core.election import Election
 from relight.core.group_types import GroupSettings
+from relight.core.lease import lease_s
 from relight.core.link import Link
 from relight.core.membership import Membership
 from relight.env import Environment
@@ -121,7 +122,7 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     "relight.host.connection": {"dial": sockets.dial, "resolve": sockets.resolve},
     "relight.host.dns": {"resolve": sockets.resolve, "outward_address": lambda: ""},
     "relight.host.background": {"call": sockets.call},
-    "relight.link": {"dial": sockets.dial},
+    "relight.link": {"dial": sockets.dial, "Heartbeats": sockets.Heartbeats},
     "relight.rendezvous.endpoint_finder": {"resolve": sockets.resolve},
     "relight.rendezvous.election_finder": {
         "dial": sockets.dial, "resolve": sockets.resolve, "Heartbeats": sockets.Heartbeats,
@@ -208,7 +209,7 @@ def meeting(
         job="job", where="there", register=register, ttl_s=ttl_s, hosts=hosts, alone=False,
         hosted=None if not settings.ordered else node_rank == 0,
         local_addr=address, fixed_port=False,
-        node_rank=node_rank, interval_s=settings.lost_after_s / 5,
-        lease_s=0.8 * settings.lost_after_s, checkpoint_s=10.0, dial_s=5.0,
+        node_rank=node_rank, interval_s=min(0.5, settings.lost_after_s / 5),
+        lease_s=lease_s(settings.lost_after_s), checkpoint_s=10.0, dial_s=5.0,
         seek_s=settings.join_timeout_s, close_s=5.0, security=Security(),
     )  # fmt: skip

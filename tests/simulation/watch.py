@@ -53,7 +53,7 @@ from relight.core.group_types import (
     Received,
     Send,
 )
-from relight.core.lease import Refusal
+from relight.core.lease import Refusal, lease_s
 from relight.core.link import Broken, Heard, Opened
 from relight.core.messages import (
     Confirm,
@@ -93,6 +93,7 @@ class Formation:
     ) -> None:
         self.coordinator = coordinator.number
         self.process = coordinator.process
+        self.id = formed.generation.id
         self.number = formed.generation.number
         self.restart = formed.generation.restart
         self.nodes = nodes
@@ -158,11 +159,11 @@ class Watch:
         self.strict = strict
         """Whether two generations never live at the same time, not even for a while."""
         self._elected = elected
-        """Whether a coordinator only begins when all leases of the one before are over."""
         self._firewall = firewall
         self._evicts = evicts
         """Whether nodes that a firewall refuses may evict a coordinator that lives."""
-        self._lease_s = 0.8 * settings.lost_after_s * (1 + 2 * world.clocks) + 1e-6
+        self._lease_s = lease_s(settings.lost_after_s) * (1 + 2 * world.clocks)
+        self._lease_s += world.freezer_late_s + 1e-6
         self.tolerated_s = self._lease_s + refused_s
         """How long workers may run on whose node was lost by the end of its connection."""
         self.on_coordinator: Callable[[Process], None] = lambda process: None
@@ -192,7 +193,6 @@ class Watch:
         """The last time that a coordinator had nodes try to reach each other."""
         self._preempted: dict[tuple[int, GenerationId], set[str]] = {}
         """The nodes that have told a coordinator that they are preempted."""
-        self._silent: set[str] = set()
         self._answered: dict[Process, float] = {}
         self._absent_at = 0.0
         """When nobody coordinated, the last time that it was looked at."""
@@ -210,20 +210,8 @@ class Watch:
         """Return a number for a group that begins."""
         self._see_absence()
         self._coordinators += 1
-        if self._elected:
-            self._see_leases()
         self.on_coordinator(self.world.me())
         return self._coordinators
-
-    def _see_leases(self) -> None:
-        """See whether the leases that the coordinator before has given are over."""
-        for agent in self.agents:
-            workers = agent.workers
-            if workers is not None and workers.run:
-                raise Failure(
-                    f"C{self._coordinators} begins while {agent.name} runs generation "
-                    f"{workers.formed.generation.number}"
-                )
 
     def coordinating(self) -> "WatchedMembership | None":
         """Return the group that decides at this moment."""
@@ -263,8 +251,10 @@ class Watch:
         formation = self._by_coordinator.get(coordinator.number)
         if formation is not None and isinstance(event, NodeLost):
             formation.lose(event.node, self.world.now)
-            if event.reason.startswith("no heartbeat"):
-                self._silent.add(event.node)
+            formation.dropped.add(event.node)
+            lost = self._with.get(event.node)
+            if lost is not None and lost.alive and not (self._firewall or self._evicts):
+                raise Failure(f"{lost.name} is lost at once, although it lives")
         if formation is not None:
             self._see_change(formation, event)
             for effect in effects:
@@ -302,7 +292,6 @@ class Watch:
             self._see_reached(coordinator, forms)
             self._formed(coordinator, forms)
         confirmed = {node for node, message in sent if isinstance(message, Confirm)}
-        self._silent -= confirmed  # they are back, and get another lease
         if coordinator.state is GroupState.RUNNING and len(confirmed) > 1:
             # One that was told to begin, and has not, ran a generation before.
             formations = {self._of[node] for node in confirmed if self._runs(node)}
@@ -510,7 +499,7 @@ class Watch:
         ordered = sorted(forms.items(), key=lambda item: item[1].place.group_rank)
         first = ordered[0][1]
         rank = 0
-        for index, (node, (generation, place)) in enumerate(ordered):
+        for index, (node, (generation, place, _)) in enumerate(ordered):
             told = (place.group_rank, place.first_rank, place.group_world_size, place.world_size)
             if told != (index, rank, len(forms), first.place.world_size):
                 raise Failure(f"{node} is told {place}, but ranks so far are {index}, {rank}")
@@ -525,7 +514,7 @@ class Watch:
             raise Failure(f"restart {first.generation.restart} is above the budget")
         before = self._by_coordinator.get(coordinator.number)
         if before is not None:
-            if running := before.dropped & before.running.keys():
+            if not self._firewall and (running := before.dropped & before.running.keys()):
                 raise Failure(f"workers of {running}, which are dropped, run beside the next ones")
             if first.generation.number <= before.number:
                 raise Failure(f"generation {first.generation.number} after {before.number}")
@@ -539,7 +528,7 @@ class Watch:
         if before is None:
             self._see_unknown(coordinator)
         formation = Formation(coordinator, first, dict(ordered))
-        self._see_older(formation)
+        self._see_older(coordinator.number, formation)
         self.formations.append(formation)
         self._by_coordinator[coordinator.number] = formation
         self._by_id[first.generation.id] = formation
@@ -555,15 +544,17 @@ class Watch:
             if other.live and self.world.now < at + self._lease_s:
                 raise Failure(f"C{number} forms one beside {other}, although it has heard of that")
 
-    def _see_older(self, formation: Formation) -> None:
-        """See which workers of generations before still run."""
+    def _see_older(self, coordinator: int, formation: Formation) -> None:
+        """See which workers of generations before still run: none of one that the coordinator knows
+        of; others may until the end of their lease.
+        """
         formation.at = self.world.now
         for older in self.formations:
+            is_known = older.coordinator == coordinator or (coordinator, older.id) in self._heard
             for node, workers in older.running.items():
-                if node in self._silent and not self._firewall:
-                    raise Failure(f"{workers.node.name} was dropped and still runs {older}")
+                if is_known and not (self._firewall or self._evicts):
+                    raise Failure(f"{workers.node.name} runs {older}, and C{coordinator} knows it")
                 self.world.after(self.tolerated_s, self._still_runs, older, node)
-        self._silent.clear()
 
     def _newer(self, formation: Formation) -> list[Formation]:
         """Return the generations formed later whose workers run somewhere."""
@@ -608,7 +599,7 @@ class Watch:
             raise Failure(f"two live generations: {older}, and {newer}")
         self.overlaps += 1
         self.world.log(f"two live generations: {older}, and {newer}")
-        overlap_s = self.tolerated_s if same else 1.5 * 0.8 * self.settings.lost_after_s
+        overlap_s = self.tolerated_s if same else 1.5 * self._lease_s
         self.world.after(overlap_s, self._still_live, older, newer, overlap_s)
 
     def _still_live(self, older: Formation, newer: Formation, seconds: float) -> None:

@@ -266,6 +266,11 @@ class World:
         self.step_s = 0.0
         """How long a step of workers takes on average, after which they ask whether to save a
         checkpoint; 0 if they never ask."""
+        lateness = random.Random(f"{seed}, lateness")
+        self.freezer_late_s = lateness.choice((0.0, 0.0, 0.4, 0.8))
+        """How late the workers of a node are frozen; with the error of clocks, at most a second."""
+        self.guard_s = lateness.choice((0.0, 0.05, 0.3))
+        """How long workers live on after an agent that was killed."""
         self.has_datagrams = random.Random(f"{seed}, datagrams").random() < 0.9
         """Whether datagrams arrive; some firewalls drop them all."""
         self.now = 0.0

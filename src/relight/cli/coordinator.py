@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
             f"relight coordinator takes flags only, not {parsed.command[0]}",
             hint="relight coordinator --bind HOST:PORT",
         )
-    meeting, settings, notes = _meeting(parsed, env)
+    meeting, _, notes = _meeting(parsed, env)
     for module in _LOADED:
         __import__(module)
     loop = Loop()
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
     port = sock.getsockname()[1]
     finder = Finder()
     if meeting.register is not None:
-        finder = RegisterFinder(loop, meeting, settings.lost_after_s, port)
+        finder = RegisterFinder(loop, meeting, port)
     coordinator = Coordinator(loop, sock, meeting.security, finder, lambda c: c.close(), say)
     verbose = parsed.values["verbose"]
     if verbose:
@@ -114,7 +114,6 @@ def main(argv: list[str]) -> int:
         say(f"note: {note}")
     candidate = None
     if meeting.register is not None:
-        coordinator.longest_lost_after_s = settings.lost_after_s
         candidate = _Candidate(loop, meeting, finder, coordinator, port, say, verbose=verbose)
     else:
         say(f"coordinating the jobs that meet at {where}")

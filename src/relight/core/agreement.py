@@ -19,7 +19,21 @@ AT_ONCE = 0
 """The workers could not agree: each leaves at its next call."""
 _PATIENCE_S = 5.0
 """How long it may take; a few messages between all nodes take milliseconds."""
+_LONGEST_S = 15.0
+"""How long it may take while a node that has not answered is silent, at most half of the time that
+workers have to save.
+"""
+_AGAIN_S = 1.0
 _MARGIN_GROWS = 8
+
+
+def longest_s(limit_s: float) -> float:
+    """Return how long an agreement may take.
+
+    Args:
+        limit_s: how long the workers have after that; 0 for no limit.
+    """
+    return max(_PATIENCE_S, min(_LONGEST_S, limit_s / 2 or _LONGEST_S))
 
 
 class Agreement:
@@ -39,8 +53,9 @@ class Agreement:
         """The call that nodes were told last."""
         self.until = now + _PATIENCE_S
         """When the search ends in any case."""
+        self._silent_until = now + longest_s(limit_s)
         self._nodes = set(nodes)
-        self._silent = set(nodes)
+        self._unanswered = set(nodes)
         self._most = 0  # calls of any worker
         self._margin = 1
 
@@ -52,30 +67,37 @@ class Agreement:
     @property
     def is_answered(self) -> bool:
         """Whether all nodes have answered."""
-        return not self._silent
+        return not self._unanswered
 
     def answer(self, node: str, limit: int, calls: int) -> None:
         """Take a node's answer: the most calls of one of its workers after it was told a limit."""
         if limit == self.limit:
-            self._silent.discard(node)
+            self._unanswered.discard(node)
             self._most = max(self._most, calls)
 
     def remove(self, node: str) -> None:
         """Do without a node whose workers have succeeded."""
         self._nodes.discard(node)
-        self._silent.discard(node)
+        self._unanswered.discard(node)
 
-    def conclude(self, now: float) -> int | None:
+    def conclude(self, now: float, silent: Iterable[str] = ()) -> int | None:
         """Return the call on which the workers agree, or AT_ONCE; None if the nodes are to be told
         a new limit, or have to answer.
+
+        Args:
+            now: the time.
+            silent: nodes that may not have been told the limit yet, and may come back.
         """
+        waits = any(node in self._unanswered for node in silent)
+        if waits and self.until < self._silent_until:
+            self.until = min(max(self.until, now + _AGAIN_S), self._silent_until)
         if now >= self.until:
             return AT_ONCE
-        if self._silent:
+        if self._unanswered:
             return None
         if self.limit > self._most:
             return self.limit
         self.limit = self._most + self._margin
         self._margin *= _MARGIN_GROWS
-        self._silent = set(self._nodes)
+        self._unanswered = set(self._nodes)
         return None

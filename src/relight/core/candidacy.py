@@ -10,9 +10,10 @@ the register names this process (`held`), and is renewed again and again. It end
 - too few nodes are left to train, and another holder may reach more (`has_too_few`).
 
 A hold lapses in the register when it was not renewed for its time to live. This process counts that
-time from *before* it asked, and subtracts the leases that it may have given and a margin for
-clocks. So its hold ends before the register can name a successor whose workers run, even if this
-process or the register was suspended meanwhile.
+time from *before* it asked, and subtracts a margin for clocks. So its hold ends before the register
+can name a successor, even if this process or the register was suspended meanwhile. Workers may
+still run on leases that it has given; the successor goes on with their generation, or forms another
+when those leases are over (core/membership).
 
 While the register does not answer, it can't name a successor, so the holder goes on. There is one
 exception: a firewall of the holder's own machine may refuse its agents and cut it off from the
@@ -37,6 +38,10 @@ SIGN_OF_LIFE_S = 0.8
 """A holder that has not renewed for so long, more than two renewal intervals, may have ended."""
 
 
+_NOT_URGENT_S = 2.5
+"""The same where no workers wait for a new coordinator."""
+
+
 class Refused(NamedTuple):
     """A connection to the holder was refused. `at_first`: at the first address of its record.
     `is_ours`: the address belongs to this machine. `is_loopback`: it may also belong to another
@@ -57,19 +62,15 @@ class Candidacy:
 
     Args:
         ttl_s: a hold lapses if it is not renewed for so long.
-        lease_s: how long workers run on the leases that a holder gave.
-        lost_after_s: a node that is silent for longer is lost.
     """
 
-    def __init__(self, ttl_s: float, lease_s: float, lost_after_s: float) -> None:
+    def __init__(self, ttl_s: float) -> None:
         self.until = 0.0
         """Until when this process certainly is the holder; 0 if it is not."""
         self.confirmed_at = 0.0
         """When the last confirmed request was sent."""
-        # At least half of a TTL: rendezvous/conf sees to it that this outlasts a lease.
-        self._held_s = max(ttl_s - lease_s - MARGIN_S, ttl_s / 2)
+        self._held_s = ttl_s - MARGIN_S
         self._ttl_s = ttl_s
-        self._lost_after_s = lost_after_s
         self._enough = False
         """Whether enough nodes have reached this holder to train."""
         self._reached = ""
@@ -118,8 +119,7 @@ class Candidacy:
         is_evidence = same_host if is_loopback else reached or is_ours
         if not (at_first and is_evidence):
             return None
-        # Without workers here nothing is urgent: wait until all leases of its group have expired.
-        return SIGN_OF_LIFE_S if here or is_ours else self._lost_after_s * 2
+        return SIGN_OF_LIFE_S if here or is_ours else _NOT_URGENT_S
 
     def is_alive(self, now: float) -> bool:
         """Return whether a holder that refuses connections must live, as it renews its record."""

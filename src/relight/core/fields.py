@@ -52,6 +52,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "local_rank": (0, 1 << 20),
     "rank": (0, 1 << 40),
     "succeeded_ranks": (0, 1 << 40),
+    "gone": (0, 1 << 20),
+    "coordinator": (-1, 1 << 20),
     "ranks": (0, 1 << 40),
     "looks": (0, 1 << 20),
     "waits": (0, 1 << 20),
@@ -91,7 +93,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "clock_error_s": _SECONDS,
     "mtime_ns": (-(1 << 64), 1 << 64),
 }
-_NAMES = {"node", "host", "failed_host", "hosts", "name", "user", "address", "addresses", "own",
+_NAMES = {"node", "host", "udp_address", "failed_host", "hosts", "name", "user", "address", "addresses", "own",
           "resolved", "seen_as", "role", "master_addr", "incarnation", "stage",
           "origin"}  # fmt: skip
 _OF_LINES = {"message", "reason", "text", "cause", "report", "error_file"}

@@ -16,7 +16,9 @@ from relight.core.group_types import (
     Event,
     GroupSettings,
     GroupState,
+    NodeHeard,
     NodeLost,
+    NodeSilent,
     Received,
 )
 from relight.core.membership import Membership
@@ -25,6 +27,8 @@ from relight.events import GroupBegan, GroupStep, Tick
 from relight.typed import Any, NamedTuple
 
 _MOST_SHOWN = 160
+Seen = NodeSilent | NodeHeard | NodeLost
+"""What a coordinator sees of a node, besides its messages."""
 
 
 class GroupRecorder:
@@ -154,7 +158,7 @@ def _of_input(event: Event) -> Message:
     match event:
         case Received(node, message):
             return {"type": "received", "node": node, "message": fields.to_json(message)}
-        case NodeLost():
+        case NodeSilent() | NodeHeard() | NodeLost():
             return fields.to_json(event)
         case Tick():
             return {"type": "tick"}
@@ -184,5 +188,5 @@ def _input_of(found: Message) -> Event:
             return Tick()
         case {"type": "received", "node": str(node), "message": dict(message)}:
             return Received(node, fields.message(FromAgent, message))
-    lost: NodeLost = fields.message(NodeLost, found)
-    return lost
+    seen: Seen = fields.message(Seen, found)
+    return seen

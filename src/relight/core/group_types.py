@@ -13,9 +13,9 @@ class GroupSettings(NamedTuple):
     `ordered`: every node brings its rank (the static rendezvous). `rejoin_s`: how long the nodes of
     a live generation may take to reach a new coordinator. `gently`: newcomers are let in only after
     the workers have saved a checkpoint. `lost_after_s`: a node that is silent for so long is lost;
-    the leases of workers follow from it, so it is equal on all nodes of a job. `restart_window_s`:
-    the time within which `max_restarts` are allowed; 0 for the whole job. `smart`: see
-    `core/restarts`.
+    the leases of workers follow from it (`core/lease`), so it is equal on all nodes of a job.
+    `restart_window_s`: the time within which `max_restarts` are allowed; 0 for the whole job.
+    `smart`: see `core/restarts`.
     """
 
     min_nodes: int
@@ -24,10 +24,10 @@ class GroupSettings(NamedTuple):
     last_call_s: float = 5.0
     join_timeout_s: float = 600.0
     exit_barrier_s: float = 300.0
-    rejoin_s: float = 2.0
+    rejoin_s: float = 1.5
     ordered: bool = False
     gently: bool = False
-    lost_after_s: float = 1.25
+    lost_after_s: float = 10.0
     restart_window_s: float = 0.0
     smart: bool = False
 
@@ -72,8 +72,24 @@ class Received(NamedTuple):
     message: FromAgent
 
 
+class NodeSilent(NamedTuple):
+    """Event: nothing was heard of a node since a time: its connection has ended, or stays silent.
+    That proves nothing.
+    """
+
+    node: str
+    since: float
+    reason: str
+
+
+class NodeHeard(NamedTuple):
+    """Event: a silent node is heard again, over the connection that it had."""
+
+    node: str
+
+
 class NodeLost(NamedTuple):
-    """Event: a node is unreachable."""
+    """Event: a node is gone, workers and all. That is proven, or it is not a node of this group."""
 
     node: str
     reason: str
@@ -94,5 +110,5 @@ class Drop(NamedTuple):
     node: str
 
 
-Event = Received | NodeLost | Tick
+Event = Received | NodeSilent | NodeHeard | NodeLost | Tick
 Effect = Send | Drop

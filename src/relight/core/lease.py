@@ -2,17 +2,17 @@
 
 A lease begins when the coordinator confirms the workers' generation, over the connection to it or
 in this process. It is counted from when the echoed heartbeat was *sent*. The coordinator received
-that heartbeat later, and waits for longer than a lease, by a margin for clocks, before it counts
-the node as lost. So the lease is over before the other nodes go on.
+that heartbeat later, and waits for `MARGIN_S` longer than a lease before it counts a silent node as
+lost. So the lease is over before the other nodes go on, even if the process that freezes the
+workers is late by that margin.
 
 The lease is renewed if
 
 - a heartbeat is echoed over a connection that has confirmed the generation,
 - the coordinator is in this process, has confirmed the generation, and is certain to be the only
   one for longer,
-- a connection to the coordinator is refused in a way that shows that it has ended and has no
-  successor; a refusal by another machine may come from a firewall, so it counts only for
-  `REFUSALS_S` after the last echo, or
+- a connection to the only endpoint is refused on its own machine: no coordinator can have gone on,
+  or
 - this process becomes the host of the only endpoint: no other node can have gone on without it.
 
 It is not renewed
@@ -23,6 +23,10 @@ It is not renewed
 - by a refusal or by hosting, if this node has since reached a coordinator that did not confirm the
   workers here.
 
+It ends `REFUSALS_S` after the first refusal by another machine, if no coordinator has confirmed the
+workers by then: what refuses this node may be a firewall, which may also have told the coordinator,
+in the same words, that this node is gone (docs/decisions/0027).
+
 Invariants (`check`): unless the coordinator is in this process, a lease never ends later than
 `lease_s` from now.
 """
@@ -31,8 +35,19 @@ from enum import Enum
 
 from relight.core.supervision import FOR_EVER
 
+MARGIN_S = 1.0
+"""How much longer than a lease a silent node is waited for: how late its workers may be frozen."""
 REFUSALS_S = 5.0
-"""How long a refused connection counts: long enough to start a coordinator again."""
+"""How long workers may run on while another machine refuses: long enough to start a coordinator
+again.
+"""
+
+
+def lease_s(lost_after_s: float) -> float:
+    """Return how long workers run after a heartbeat that was answered, if a node that is silent is
+    lost after `lost_after_s`.
+    """
+    return lost_after_s - MARGIN_S
 
 
 class Refusal(Enum):
@@ -55,6 +70,8 @@ class Lease:
         self._lease_s = lease_s
         self._doubtful = False
         """Whether other nodes may have gone on without the workers here."""
+        self._refused_since: float | None = None
+        """When another machine first refused a connection, since the last renewal."""
         self._hosted_until = float("-inf")
         """Until when the coordinator was certainly in this process."""
         self._confirmed_here = False
@@ -75,15 +92,19 @@ class Lease:
         """Count from the last heartbeat that was echoed, over a connection that has confirmed the
         workers.
         """
+        self._refused_since = None
         self.until = echoed_at + self._lease_s
 
-    def on_refused_connection(self, refusal: Refusal, echoed_at: float, now: float) -> None:
-        """Renew the lease if a refused connection shows that no coordinator can have gone on."""
-        believed = refusal is Refusal.PROOF or (
-            refusal is Refusal.HINT and now < echoed_at + REFUSALS_S
-        )
-        if believed and not self._doubtful and now < self.until:
+    def on_refused_connection(self, refusal: Refusal, now: float) -> None:
+        """Renew the lease if a refusal shows that no coordinator can have gone on; otherwise see to
+        it that it ends in time.
+        """
+        if refusal is Refusal.PROOF and not self._doubtful and now < self.until:
             self.until = now + self._lease_s
+        elif refusal is Refusal.HINT:
+            if self._refused_since is None:
+                self._refused_since = now
+            self.until = min(self.until, self._refused_since + REFUSALS_S)
 
     def begin_hosting(self, until: float, now: float) -> None:
         """Note that the coordinator is in this process from now on, for certain until a time."""
@@ -94,22 +115,26 @@ class Lease:
         self.host(until)
 
     def host(self, until: float) -> None:
-        """Note that the coordinator is certainly in this process until a time."""
-        self._hosted_until = until
+        """Note that the coordinator is certainly in this process until a time. The lease of the
+        workers here is that of a node which it answers last of all.
+        """
+        self._hosted_until, self._refused_since = until, None
         if self._confirmed_here:
-            self.until = until
+            self.until = until + self._lease_s
 
     def confirm_here(self) -> None:
         """Note that the coordinator in this process has confirmed the workers."""
-        self._confirmed_here = True
-        self.until = self._hosted_until
+        self._confirmed_here, self._doubtful = True, False
+        self.until = self._hosted_until + self._lease_s
 
     def stop_hosting(self, now: float) -> None:
-        """Note that the coordinator is in this process no longer."""
+        """Note that the coordinator is in this process no longer: the workers here may run for as
+        long as those of a node that it answered last.
+        """
+        if self._confirmed_here:
+            self.until = min(self.until, now + self._lease_s)
         self._confirmed_here = False
-        self.until = min(self.until, now)  # the next coordinator may be at work
 
     def check(self, now: float, *, hosting: bool) -> None:
         """Assert the invariants."""
-        latest = now + self._lease_s
-        assert self.until <= (max(latest, self._hosted_until) if hosting else latest)
+        assert self.until <= (max(now, self._hosted_until) if hosting else now) + self._lease_s

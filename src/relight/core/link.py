@@ -12,9 +12,16 @@ when to try again.
     CONNECTED  each echo of a heartbeat renews the lease
       | the coordinator is now in this process                 -> HOSTING
       | the connection ends, or no echo comes for too long     -> SEEKING; the lease is not renewed
+      | no echo comes for a moment: the finder is asked again,
+      | and a second connection takes the place of the first,
+      | once a coordinator has answered over it                -> JOINING
     HOSTING    the coordinator is in this process; the lease lasts as long as that is certain
       | it coordinates no longer                               -> SEEKING, the lease is over
     OVER       the agent has left, or has to give up
+
+TCP repeats what a cut has swallowed after 0.2 s, 0.4 s and so on: after a cut of 8 s, a connection
+is silent for 4 s more. A new one opens at once. Datagrams tell both ends meanwhile that they live,
+but some firewalls drop them all, and only a connection brings messages.
 
 Once the coordinator has said that the job has ended, this node seeks no other one: the end of the
 connection, or of hosting, leads to OVER. Otherwise it could join another run of the job, and no
@@ -41,8 +48,20 @@ TURNED_AWAY_S = 30.0
 """How long to try again after a coordinator turned this node away: it may belong to an earlier run
 of the job, with another token, which is about to end.
 """
+_SHOW_TIMES = 5
+_SHOW_AFTER_S = 0.2
+"""Not at once: the first datagram loads what makes its code."""
 BURST_S = 0.05
 """Seconds between heartbeats while the last one has no echo."""
+REDIAL_S = 1.5
+"""A connection over which no echo has come for so long is replaced. Another coordinator may have
+been elected, too."""
+_REDIAL_LONGEST_S = 4.0
+"""A second connection that is not open after `REDIAL_S` is replaced as well; each has twice as long
+as the one before, up to this: the other machine may be far away, or busy.
+"""
+STALL_S = 0.5
+"""If a timer of this process is late by more, what seems silent may be due to this process."""
 LATE_INTERVALS = 1.6
 """In heartbeat intervals. If an echo takes longer, packets may be lost, and TCP would delay later
 heartbeats: they are then sent as datagrams, too. A firewall may drop those, so the connection
@@ -70,7 +89,7 @@ class LinkSettings(NamedTuple):
     """The settings of the job that concern the link. Times in seconds.
 
     `where` is the endpoint, as shown to users. `interval_s` is the time between heartbeats. A
-    coordinator that sends nothing for `lost_after_s` is lost. The agent gives up if it finds no
+    coordinator that is silent for `lost_after_s` is lost. The agent gives up if it finds no
     first coordinator within `seek_s`, or no new one within `join_timeout_s` of losing the last one.
     """
 
@@ -95,9 +114,10 @@ class Heard(NamedTuple):
 
 
 class Echoed(NamedTuple):
-    """Event: the echo of a heartbeat has come."""
+    """Event: the echo of a heartbeat has come, over the connection or as a datagram."""
 
     number: int
+    over_connection: bool = True
 
 
 class Broken(NamedTuple):
@@ -158,7 +178,12 @@ Event = (
 
 
 class Seek(NamedTuple):
-    """Effect: ask the finder."""
+    """Effect: ask the finder. `beside`: there is a connection; keep it until a coordinator answers
+    over another one, for which it has `limit_s`.
+    """
+
+    beside: bool = False
+    limit_s: float = 0.0
 
 
 class SendHeartbeat(NamedTuple):
@@ -209,8 +234,23 @@ class _Session:
         """Whether the coordinator has sent a message."""
         self.late = 0
         """How many heartbeats in a row were sent while the echo was late."""
+        self.over_connection_at = now
+        """When the last echo came over the connection."""
+        self.redial_at = now + REDIAL_S
+        self.redial_s = REDIAL_S
+        self.datagrams_arrive = False
+        self._shown = 0
         self._sent_at: dict[int, float] = {}
         self._number = 0
+
+    def shows_address(self, now: float) -> bool:
+        """Return whether to send a datagram for the only reason that the other end learns where
+        they come from, and this one that they arrive.
+        """
+        if self.datagrams_arrive or self._shown >= _SHOW_TIMES or now < self.opened_at + _SHOW_AFTER_S:
+            return False
+        self._shown += 1
+        return True
 
     def send(self, now: float) -> int:
         """Note a new heartbeat; return its number."""
@@ -264,6 +304,8 @@ class Link:
         self.settings = settings
         self.echoed_at = float("-inf")
         """Send time of the last heartbeat that has an echo."""
+        self._awake_at = float("-inf")
+        """Until when this process itself has slept."""
         self._job_over = False
         self._lease = Lease(settings.lease_s)
         self._session: _Session | None = None
@@ -287,7 +329,7 @@ class Link:
             return []
         leased_until, session = self._lease.until, self._session
         match event:
-            case Opened(peer) if self.state is LinkState.SEEKING:
+            case Opened(peer) if self.state not in (LinkState.HOSTING, LinkState.OVER):
                 self._open(peer, now)
             case Heard(lets_run) if session is not None:
                 session.heard = True
@@ -296,8 +338,8 @@ class Link:
                     self._lease.confirm(self.echoed_at)
             case Heard(lets_run) if self.state is LinkState.HOSTING and lets_run:
                 self._lease.confirm_here()
-            case Echoed(number) if session is not None:
-                self._echo(session.echo(number))
+            case Echoed(number, over_connection) if session is not None:
+                self._echo(session, number, over_connection=over_connection)
             case Broken() if self.state is not LinkState.HOSTING:
                 self._break(event, now)
             case Dialing() if self.state is LinkState.SEEKING:
@@ -404,7 +446,7 @@ class Link:
         reason, refusal, turned_away, stepped_down = event
         session, self._session = self._session, None
         self.state, self._due = LinkState.SEEKING, None
-        self._lease.on_refused_connection(refusal, self.echoed_at, now)
+        self._lease.on_refused_connection(refusal, now)
         if turned_away:
             self._search.turn_away(reason, now)
         if session is not None and session.heard:
@@ -428,12 +470,24 @@ class Link:
         self._effects.append(Disconnect())
 
     def _send_heartbeat(self, session: _Session, now: float) -> None:
-        settings, silent_s = self.settings, now - self.echoed_at
-        if silent_s > settings.lost_after_s:
+        settings = self.settings
+        if self._due is not None and now > self._due + STALL_S:
+            # Whether it was silent is not known. It has twice the patience in all.
+            self._awake_at = min(now, self.echoed_at + settings.lost_after_s)
+        silent_s = now - self.echoed_at
+        if now - max(self.echoed_at, self._awake_at) > settings.lost_after_s:
             self._effects.append(Disconnect())
             self._break(Broken(f"no heartbeat from it for {silent_s:.1f} s"), now)
             return
+        redial_at = max(session.redial_at, session.over_connection_at + REDIAL_S)
+        if now >= redial_at and not self._job_over:
+            session.redial_at = now + session.redial_s
+            self._effects.append(Seek(beside=True, limit_s=session.redial_s))
+            session.redial_s = min(2 * session.redial_s, _REDIAL_LONGEST_S)
         late = silent_s > settings.interval_s * LATE_INTERVALS
+        if session.shows_address(now):
+            show = SendHeartbeat(session.send(now), over_connection=False, as_datagram=True)
+            self._effects.append(show)
         session.late = session.late + 1 if late else 0
         number = session.send(now)
         is_regular = not late or number % max(1, round(settings.interval_s / BURST_S)) == 0
@@ -443,7 +497,12 @@ class Link:
         else:
             self._due = now + settings.interval_s
 
-    def _echo(self, sent_at: float | None) -> None:
+    def _echo(self, session: _Session, number: int, *, over_connection: bool) -> None:
+        if over_connection:
+            session.over_connection_at, session.redial_s = self._last, REDIAL_S
+        else:
+            session.datagrams_arrive = True
+        sent_at = session.echo(number)
         if sent_at is None:
             return
         self.echoed_at = max(self.echoed_at, sent_at)

@@ -10,6 +10,7 @@ from relight.core import ranks, waiting
 from relight.core.group_types import GroupSettings
 from relight.core.messages import Join, NodeReady
 from relight.core.ranks import GenerationId
+from relight.core.silence import Silence, Silent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Members:
         """Nodes that have left the job while workers of their generation are being stopped, and
         whether they wait until all have stopped.
         """
+        self.silence = Silence(settings.lost_after_s)
         self._settings = settings
         self._by_node: dict[str, Member] = {}
         self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their NodeReady
@@ -81,6 +83,14 @@ class Members:
         other = holder.join if holder is not None and holder.node != join.node else None
         return waiting.refusal(self._settings, join, other)
 
+    def silent_holder(self, join: Join) -> str:
+        """Return the host of a silent node that has the node rank of a newcomer, empty if none has:
+        it may be gone, and the newcomer be its successor.
+        """
+        holder = self._by_node_rank.get(join.node_rank, join.node)
+        taken = self._settings.ordered and holder != join.node and holder in self.silence
+        return self._by_node[holder].join.host if taken else ""
+
     def admit(self, join: Join, now: float) -> list[tuple[str, str]]:
         """Add a node, or update one that joins again; return the notes to send: pairs of a node and
         a text.
@@ -105,35 +115,52 @@ class Members:
         member.ready = None
         member.idle = join.announce is None or join.announce.ended
         self._ready.pop(node, None)
+        self.silence.end(node, now)
         return notes
 
-    def remove(self, member: Member) -> None:
-        """Remove a node that is no longer connected, or is done with the job."""
+    def remove(self, member: Member, now: float) -> None:
+        """Remove a node that is gone, or is done with the job."""
         del self._by_node[member.node]
-        self._by_node_rank.pop(member.join.node_rank, None)
+        if self._by_node_rank.get(member.join.node_rank) == member.node:
+            del self._by_node_rank[member.join.node_rank]
         self._ready.pop(member.node, None)
+        self.silence.forget(member.node, now)
         if self.reachability is not None:
             self.reachability.remove(member.node)
 
     def lose(self, member: Member, now: float) -> None:
         """Remove a node that is gone before its job has ended."""
-        self.remove(member)
+        self.remove(member, now)
         if self._flapping is None:
             from relight.core.flapping import Flapping
 
             self._flapping = Flapping()
         self._flapping.gone(member.join.host, now - member.arrived_at)
 
+    # Silence. A silent node is in no new generation, ready or not.
+
+    def fall_silent(self, member: Member, since: float, reason: str) -> None:
+        """Note that nothing was heard of a node since a time."""
+        self.silence.begin(member.node, Silent(member.join.host, since, reason))
+        self._ready.pop(member.node, None)
+
+    def hear(self, member: Member, now: float) -> None:
+        """Note that a node is heard again, over the connection that it had."""
+        self.silence.end(member.node, now)
+        if member.ready is not None:
+            self._ready[member.node] = None
+
     # Readiness.
 
     def is_ready(self, node: str) -> bool:
         """Return whether a node has no workers and waits for a generation."""
-        return node in self._ready
+        return node in self._by_node and self._by_node[node].ready is not None
 
     def set_ready(self, member: Member, ready: NodeReady) -> None:
         """Note that a node has no workers and waits for a generation."""
         member.ready = ready
-        self._ready[member.node] = None
+        if member.node not in self.silence:
+            self._ready[member.node] = None
         if self.reachability is not None:
             self.reachability.set_ready(member.node, ready.prober)
 
@@ -151,7 +178,7 @@ class Members:
         return len(self._ready)
 
     def not_ready(self) -> list[Member]:
-        """Return the nodes that are not ready."""
+        """Return the nodes that are not ready, or silent."""
         return [member for member in self if member.node not in self._ready]
 
     def regular(self) -> list[Member]:

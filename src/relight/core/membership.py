@@ -63,7 +63,9 @@ from relight.core.group_types import (
     Event,
     GroupSettings,
     GroupState,
+    NodeHeard,
     NodeLost,
+    NodeSilent,
     Received,
     Send,
 )
@@ -203,6 +205,9 @@ class _Ending:
         self.saves = False  # a former coordinator has told the workers to save and leave
         self.stopping: _Stopping | None = None  # set once the generation was told to stop
         self.failure_cause = ""  # why a worker failed; empty if none has
+        self.blamed_at: float | None = None  # when it failed, if it blames a peer
+        self.blamed_by = ""  # the node of that worker
+        self.addresses: dict[str, str] = {}  # of all its nodes, also of those that are gone
         self.failed_host = ""  # of the failure, or of a node that was lost
         self.membership_changed = False  # a node was lost or let in during this stop
         self.has_lost_node = False
@@ -249,6 +254,7 @@ class Membership:
         self._numbers = _Numbers(origin)
         self._cause = "start"
         self._ending = _Ending(0.0)
+        self._began_at: float | None = None
         self._recover_until: float | None = None  # lost nodes may still return with workers
         self._wait_reasons = _RateLimit()
         self._success_reports = _RateLimit()
@@ -256,11 +262,18 @@ class Membership:
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return the messages to send and the nodes to drop."""
+        if self._began_at is None:
+            self._began_at = now
         match event:
             case Received(_, Join() as join):
                 self._on_join(join, now)
             case Received(node, message) if node in self.members:
                 self._on_message(self.members[node], message, now)
+            case NodeSilent(node, since, reason) if node in self.members:
+                self.members.fall_silent(self.members[node], since, reason)
+                self._wait_reasons.is_pending = True
+            case NodeHeard(node) if node in self.members:
+                self._hear(self.members[node], now)
             case NodeLost(node, reason) if node in self.members:
                 self._lose(self.members[node], f"was lost: {reason}", now)
         self._advance(now)
@@ -295,6 +308,9 @@ class Membership:
             times += self._ending.stopping.deadlines()
         if self._recover_until is not None:
             times.append(self._recover_until)
+        silence_due = self.members.silence.deadline()
+        if silence_due is not None and self.end is None:
+            times.append(silence_due)
         if self._wait_reasons.is_pending and self.state in (
             GroupState.GATHERING,
             GroupState.RUNNING,
@@ -319,8 +335,11 @@ class Membership:
         return len(self.members) + self.roster.done_and_gone + left
 
     def lost(self) -> int:
-        """Return how many nodes of the live or last generation are gone before they succeeded."""
-        return self.roster.lost
+        """Return how many nodes of the live or last generation are gone before they succeeded, or
+        may be.
+        """
+        silent = sum(node in self.roster.active for node in self.members.silence)
+        return self.roster.lost + silent
 
     def explain(self, now: float) -> str:
         """Return in words what the group is waiting for."""
@@ -344,11 +363,14 @@ class Membership:
                     return waiting.not_ready(late, left)
                 return waiting.last_call(hosts, settings.max_nodes, settings.last_call_s)
             case GroupState.RUNNING:
-                nodes = many(len(self.roster), "node")
-                return f"generation {self.generation.number} runs on {nodes}"
+                nodes, silent = many(len(self.roster), "node"), self.members.silence.explain(now)
+                runs = f"generation {self.generation.number} runs on {nodes}"
+                return f"{runs}; {silent}" if silent else runs
             case GroupState.STOPPING if self.roster.active:
                 late = [self.members[node].join.host for node in sorted(self.roster.active)]
-                return f"waiting for workers to stop on {waiting.names(late)} ({self._cause})"
+                silent = self.members.silence.explain(now)
+                cause = f"{self._cause}; {silent}" if silent else self._cause
+                return f"waiting for workers to stop on {waiting.names(late)} ({cause})"
             case GroupState.STOPPING | GroupState.RECOVERING:
                 return waiting.coming_back(self.roster.lost, self.generation.number)
             case GroupState.ENDED:
@@ -387,6 +409,10 @@ class Membership:
         if self.end is not None:
             self._send(join.node, self.end)
             return
+        if holder := self.members.silent_holder(join):
+            self._send(join.node, Note(waiting.held_by_silent(join, holder)))
+            self._effects.append(Drop(join.node))  # it tries again
+            return
         if refusal := self.members.refusal(join):
             self._send(join.node, JobEnded(EXIT_USAGE, refusal, (), None))
             if self.state is GroupState.GATHERING:  # the others would wait in vain
@@ -420,7 +446,7 @@ class Membership:
             self.restart = min(max(self.restart, announce.restart), self._most_restarts())
             self.roster, self._ending = Roster([None] * size), _Ending(now)
             self.roster.may_be_over = announce.may_be_over
-            self._recover_until = now + self.settings.rejoin_s
+            self._recover_until = self._until_others_are_back(now)
         live = self.state in (GroupState.RUNNING, GroupState.RECOVERING, GroupState.STOPPING)
         known = possible and live and (generation, size) == (self.generation, len(self.roster))
         stopping = self._ending.stopping
@@ -429,9 +455,11 @@ class Membership:
             self._supersede(member, now)
             return
         self.roster.may_be_over = self.roster.may_be_over and announce.may_be_over
+        self._ending.addresses[node] = member.join.address
         if self.state is GroupState.RECOVERING:
             self._ending.saves |= announce.saves
         self.roster.mark_succeeded(announce.succeeded)
+        self.roster.mark_gone(announce.gone)
         if node not in self.roster.done:
             self.roster.active.add(node)
         if self.state is GroupState.STOPPING:
@@ -460,6 +488,20 @@ class Membership:
             sure, sure_before = not announce.may_be_over, not self.roster.may_be_over
             return (sure, number) > (sure_before, before)
         return number > before
+
+    def _until_others_are_back(self, now: float) -> float:
+        """Return until when nodes may come with workers that a former coordinator let run: their
+        leases are over `lost_after_s` after this one has begun.
+        """
+        assert self._began_at is not None
+        return max(now + self.settings.rejoin_s, self._began_at + self.settings.lost_after_s)
+
+    def _hear(self, member: Member, now: float) -> None:
+        """Go on with a silent node that is heard again."""
+        self.members.hear(member, now)
+        stopping = self._ending.stopping
+        if stopping is not None and stopping.drop_at is None and member.node in self.roster.active:
+            stopping.wait_for(member.join.stop_s, now)
 
     def _succeed(self, node: str, now: float) -> None:
         self.roster.finish(node, now)
@@ -491,7 +533,10 @@ class Membership:
             case NodesProbed() if self.members.reachability is not None:
                 self.members.reachability.answer(node, message)
             case WorkerFailed(_, reason, blames_peer) if current:
-                self._ending.failure_cause = self._ending.failure_cause or reason
+                if not self._ending.failure_cause:
+                    self._ending.failure_cause = reason
+                    if blames_peer:
+                        self._ending.blamed_at, self._ending.blamed_by = now, node
                 if self.state is GroupState.RUNNING:
                     stop = StopWorkers(
                         self.generation, reason, gently=False, takes_stacks=blames_peer
@@ -510,6 +555,8 @@ class Membership:
                 self._ending.preempted[node] = message
             case CheckpointCalls(_, limit, calls) if current and self._ending.agreement is not None:
                 self._ending.agreement.answer(node, limit, calls)
+            case NodeLeaving(reason) if self.end is not None:
+                self._lose(member, f"left: {reason}", now, orderly=True)
             case NodeLeaving(reason, waits):
                 self.members.leaving[node] = waits
                 self._lose(member, f"left: {reason}", now, orderly=True)
@@ -546,7 +593,7 @@ class Membership:
         if self.generation == NO_GENERATION:  # a new coordinator learns how many restarts were used
             self.restart = max(self.restart, min(ready.restart, self._most_restarts()))
             if self._numbers.latest.number >= 0 and not self._gathering.unknown_may_run_until:
-                self._gathering.unknown_may_run_until = now + self.settings.rejoin_s
+                self._gathering.unknown_may_run_until = self._until_others_are_back(now)
         asks = ready.prober is not None and self.end is None
         if asks and self.members.reachability is None:
             from relight.core.reachability import Reachability
@@ -565,12 +612,12 @@ class Membership:
                 if not was_ready:  # it is unfit: too few nodes may be left for a coordinator
                     self._wait_reasons.at = now
             return
-        had_ended_well = node in self.roster.done
+        had_ended_well, group_rank = node in self.roster.done, self.roster.group_ranks[node]
         self.roster.remove(node)
         if had_ended_well:
             return  # the others don't need it
         if self.state is GroupState.RECOVERING and not orderly:
-            self._recover_until = now + self.settings.rejoin_s
+            self.roster.mark_gone((group_rank,))  # its workers have ended, or their lease has
         elif self.state is GroupState.RECOVERING and self._ending.saves:
             self._ending.membership_changed = True  # it has saved; others may still do so
         else:
@@ -581,13 +628,18 @@ class Membership:
                 self._stop(f"{member.join.host} {what}", now)
             elif self.state is GroupState.STOPPING:
                 self._cause = f"{member.join.host} {what}"
-            if self.state is GroupState.STOPPING and not self.roster.group_ranks and not orderly:
-                self._recover_until = now + self.settings.rejoin_s
 
     # What follows from them.
 
     def _advance(self, now: float) -> None:
         """Go on as far as possible."""
+        silence = self.members.silence
+        if self.end is None:
+            for node in silence.lost(now):
+                self._effects.append(Drop(node))
+                self._lose(self.members[node], f"was lost: {silence.reason(node, now)}", now)
+            for line in silence.news(now):
+                self._tell_all(line)
         reachability = self.members.reachability
         if reachability is not None and reachability.is_over(now):
             self._leave_out_unreachable(reachability, now)
@@ -620,18 +672,18 @@ class Membership:
         self.members.leaving.clear()
 
     def _wait_for_lost(self, until: float, now: float) -> None:
-        missing = self.roster.lost > 0
+        lost = self.roster.lost > 0
         recovering = self.state is GroupState.RECOVERING
-        unsure = not missing and recovering and (self._may_be_over() or self._awaits_report())
-        if now < until and (missing or unsure):
+        unsure = not lost and recovering and (self._may_be_over() or self._awaits_report())
+        if now < until and (self.roster.missing > 0 or unsure):
             return
         self._recover_until = None
-        self._ending.membership_changed |= missing
+        self._ending.membership_changed |= lost
         if not recovering:
             return
         if self._ending.saves and not self._ending.failure_cause:
             self._confirm(self.roster.group_ranks)  # frozen workers can't save
-        if missing:
+        if lost:
             self._stop("a node was lost when the coordinator was lost", now)
         elif self._ending.failure_cause or self.roster.has_idle():
             self._stop(
@@ -688,7 +740,7 @@ class Membership:
             if now < done_at + self.settings.exit_barrier_s:
                 break
             self.roster.remove(node)
-            self.members.remove(self.members[node])
+            self.members.remove(self.members[node], now)
             reason = "its workers succeeded; others still run"
             self._send(node, JobEnded(EXIT_OK, reason, (), None, others_run=True))
         newcomers = self._newcomers(now)
@@ -723,7 +775,7 @@ class Membership:
 
     def _go_on_agreeing(self, agreement: "Agreement", now: float) -> None:
         before = agreement.limit
-        call = agreement.conclude(now)
+        call = agreement.conclude(now, self.members.silence)
         if call is not None:
             self._ending.membership_changed = True
             last = StopWorkers(
@@ -768,7 +820,10 @@ class Membership:
             return
         stopping.drop_at = None
         here = [self.members[node] for node in sorted(self.roster.active)]
-        late = [member for member in here if member.join.stop_s is not None]
+        late = [
+            member for member in here
+            if member.join.stop_s is not None and member.node not in self.members.silence
+        ]  # fmt: skip
         for member in late:
             stopping.dropped.add(member.node)
             self._effects.append(Drop(member.node))
@@ -776,7 +831,7 @@ class Membership:
             self.members.lose(member, now)
         if late:
             self._ending.membership_changed = True
-            self._recover_until = now + self.settings.rejoin_s  # until their leases have expired
+            self._recover_until = now + self.settings.lost_after_s  # until their leases are over
             hosts = [member.join.host for member in late]
             self._cause = f"{waiting.names(hosts)} did not stop in time"
             self._tell_all(waiting.dropped(hosts))
@@ -791,6 +846,8 @@ class Membership:
         self.state, self._gathering.since = GroupState.GATHERING, now
         self._gathering.not_before = 0.0
         self._gathering.departure = ""
+        if ending.blamed_at is not None and self._was_silent(ending.blamed_at):
+            ending.membership_changed = True  # the failure followed from it
         if ending.failure_cause and not ending.membership_changed:
             self._after_failure(ending, now)
         elif ending.has_lost_node and self.settings.smart:
@@ -801,6 +858,17 @@ class Membership:
             if delay_s:
                 self._cause += f"; the workers start in {waiting.duration(delay_s, digits=1)}"
             self._wait_before_next(delay_s, now)
+
+    def _was_silent(self, failed_at: float) -> bool:
+        """Return whether a peer that a failed worker blames was silent then: the one that it names,
+        else any.
+        """
+        ending = self._ending
+        reports = (failure.report for failure in ending.failures if failure.report is not None)
+        text = " ".join(report.message for report in reports)
+        named = {node for node, address in ending.addresses.items() if address and address in text}
+        suspects = {*(named or ending.addresses), ending.blamed_by}
+        return self.members.silence.explains(failed_at, suspects)
 
     def _after_failure(self, ending: _Ending, now: float) -> None:
         from relight.core import verdict  # large, and only needed after a failure
@@ -850,7 +918,9 @@ class Membership:
     def _forms_at(self) -> float:
         """Return when the nodes that are ready form a generation, if none comes or goes."""
         if self.generation != NO_GENERATION:
-            return self._gathering.not_before
+            silence = self.members.silence  # a survivor that is silent keeps its place meanwhile
+            back = (silence.lost_at(node) for node in silence if node in self.roster)
+            return max(self._gathering.not_before, *back, 0.0)
         over = 0.0 if self._is_full() else min(self._last_call_until(), self._gives_up_at())
         return max(over, self._others_run_until())
 
@@ -896,6 +966,8 @@ class Membership:
         assert first.ready is not None
         self.generation, failed_host = self._numbers.next(), self._ending.failed_host
         self.state, self._ending = GroupState.RUNNING, _Ending(now)
+        self._ending.addresses = {member.node: member.join.address for member in members}
+        self.members.silence.begin_generation()
         self.roster = Roster([member.node for member in members])
         self._success_reports.is_pending = False
         self._gathering.enough_since = None
@@ -979,7 +1051,8 @@ class Membership:
     def _has_room(self) -> bool:
         """Return whether waiting nodes may be let in. A job that is about to end lets in none."""
         may = self.members.count_ready() > 0 and not self.roster.is_ending
-        return may and len(self.roster) < self.settings.max_nodes
+        silent = any(node in self.roster for node in self.members.silence)
+        return may and not silent and len(self.roster) < self.settings.max_nodes
 
     def _let_in_at(self) -> float:
         """Return when waiting nodes are let in: together, if within one last call."""

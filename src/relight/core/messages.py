@@ -22,7 +22,9 @@ class Announce(NamedTuple):
     have succeeded, as far as this node was told: those nodes may have left, so that a new
     coordinator can't ask them. `lapsed`: the lease of the workers is over, so other nodes may have
     gone on without them. `ended`: the workers have ended, and not all of them well; a `NodeReady`
-    follows, with their failures. `saves`: they were told to save a checkpoint and leave.
+    follows, with their failures. `saves`: they were told to save a checkpoint and leave. `gone` are
+    the group ranks of nodes whose workers have certainly ended, as that of a coordinator whose
+    machine says that no process of its agent is left.
     """
 
     generation: GenerationId
@@ -34,6 +36,7 @@ class Announce(NamedTuple):
     lapsed: bool = False
     ended: bool = False
     saves: bool = False
+    gone: tuple[int, ...] = ()
 
     @property
     def may_be_over(self) -> bool:
@@ -48,7 +51,9 @@ class Join(NamedTuple):
     rendezvous; elsewhere the number that its scheduler gave it, or -1; ranks are in the order of
     these numbers. `facts` should be equal on all nodes. `stop_s` is how long it may take from
     `StopWorkers` to `NodeReady` before the node is dropped; None means that the group waits for it
-    in any case. `answers`: it knows `Question`, which agents of older versions do not.
+    in any case. `answers`: it knows `Question`, which agents of older versions do not. `udp_port`
+    at `udp_address` belongs to the agent and to the processes that outlive it as long as its workers
+    do: if the machine says that nobody has it, they are gone; 0 for none.
     """
 
     node: str
@@ -64,6 +69,8 @@ class Join(NamedTuple):
     announce: Announce | None
     stop_s: float | None = None
     answers: bool = False
+    udp_address: str = ""
+    udp_port: int = 0
 
 
 class Target(NamedTuple):
@@ -204,10 +211,14 @@ class StartProbes(NamedTuple):
 
 
 class GenerationFormed(NamedTuple):
-    """A new generation was formed with this node, at this place in it: start its workers."""
+    """A new generation was formed with this node, at this place in it: start its workers.
+
+    `coordinator` is the group rank of the node that coordinates, -1 if it has none.
+    """
 
     generation: Generation
     place: Place
+    coordinator: int = -1
 
 
 class CheckpointLimit(NamedTuple):
@@ -238,11 +249,13 @@ class StopWorkers(NamedTuple):
 
 class Confirm(NamedTuple):
     """The generation that this node is in is still live: its workers may run. `succeeded` are the
-    group ranks of nodes whose workers have succeeded.
+    group ranks of nodes whose workers have succeeded. `coordinator` is the group rank of the node
+    that coordinates, -1 if it has none.
     """
 
     generation: GenerationId
     succeeded: tuple[int, ...] = ()
+    coordinator: int = -1
 
 
 class SlowNode(NamedTuple):

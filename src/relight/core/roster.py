@@ -46,6 +46,7 @@ class Roster:
         self._quiet: dict[str, tuple[float, float]] = {}  # nodes whose workers do nothing
         self._succeeded_at = 0.0  # when the workers of the latest node succeeded
         self._done_and_gone: set[int] = set()  # group ranks of nodes that succeeded and are gone
+        self._gone: set[int] = set()  # group ranks of nodes whose workers have certainly ended
 
     def __len__(self) -> int:
         """Return how many nodes the generation has, including those that are gone."""
@@ -64,6 +65,11 @@ class Roster:
     def lost(self) -> int:
         """How many nodes are gone, or not here yet, whose workers have not succeeded."""
         return self.order.count(None) - len(self._done_and_gone)
+
+    @property
+    def missing(self) -> int:
+        """How many of the nodes that are lost may still come, or have workers that run."""
+        return self.order.count(None) - len(self._done_and_gone | self._gone)
 
     @property
     def succeeded(self) -> tuple[int, ...]:
@@ -87,6 +93,7 @@ class Roster:
             self.order[group_rank] = node
             self.group_ranks[node] = group_rank
             self._done_and_gone.discard(group_rank)
+            self._gone.discard(group_rank)
         return self.order[group_rank] == node
 
     def finish(self, node: str, now: float) -> None:
@@ -101,6 +108,12 @@ class Roster:
         for group_rank in group_ranks:
             if 0 <= group_rank < len(self.order) and self.order[group_rank] is None:
                 self._done_and_gone.add(group_rank)
+
+    def mark_gone(self, group_ranks: Sequence[int]) -> None:
+        """Note whose workers have certainly ended, or been frozen, for good."""
+        for group_rank in group_ranks:
+            if 0 <= group_rank < len(self.order) and self.order[group_rank] is None:
+                self._gone.add(group_rank)
 
     def set_quiet(self, node: str, since: float, limit_s: float) -> None:
         """Note that the workers of a node have done nothing since a time, and how long they may;
@@ -146,4 +159,4 @@ class Roster:
         assert self.active | self.done.keys() <= self.group_ranks.keys()
         assert not self.active & self.done.keys()
         assert self._quiet.keys() <= self.active
-        assert all(self.order[group_rank] is None for group_rank in self._done_and_gone)
+        assert all(self.order[rank] is None for rank in self._done_and_gone | self._gone)

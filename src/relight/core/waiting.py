@@ -51,6 +51,14 @@ def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
     return ""
 
 
+def held_by_silent(join: Join, host: str) -> str:
+    """Return the line for a node whose node rank a silent node has."""
+    return (
+        f"--node-rank={join.node_rank} belongs to {host}, which is silent; {join.host} may join "
+        "once that is known to be gone"
+    )
+
+
 def other_lost_after(asked_s: float, settings: GroupSettings) -> str:
     """Return why a node with another heartbeat timeout can't join, or an empty string."""
     if asked_s == settings.lost_after_s:
@@ -59,15 +67,6 @@ def other_lost_after(asked_s: float, settings: GroupSettings) -> str:
         "keep_alive_interval * keep_alive_max_attempt of --rdzv-conf is "
         f"{asked_s:g} s on this node, but the job was started with {settings.lost_after_s:g} s; "
         "give all nodes the same"
-    )
-
-
-def lost_after_too_long(asked_s: float, longest_s: float) -> str:
-    """Return why a coordinator named by a register refuses a longer heartbeat timeout."""
-    return (
-        "keep_alive_interval * keep_alive_max_attempt of --rdzv-conf is "
-        f"{asked_s:g} s on this node, and {longest_s:g} s for relight coordinator, which has to "
-        "give up the register in time; set the same for both"
     )
 
 
@@ -106,6 +105,17 @@ def on_probation(host: str, times: int, seconds: float) -> str:
         f"{host} has joined and gone {times} times; it may join after staying connected "
         f"for {duration(seconds)}"
     )
+
+
+def silent(hosts: Sequence[str], seconds: float, lost_after_s: float) -> str:
+    """Return the line for nodes of which nothing is heard, and which may be well."""
+    return f"no heartbeat from {names(hosts)} for {seconds:.1f} s; waiting up to {lost_after_s:g} s"
+
+
+def heard_again(hosts: Sequence[str], seconds: float) -> str:
+    """Return the line for nodes that are no longer silent."""
+    most = "at most " if len(hosts) > 1 else ""
+    return f"{names(hosts)} can be heard again, after {most}{seconds:.1f} s"
 
 
 def dropped(hosts: Sequence[str]) -> str:

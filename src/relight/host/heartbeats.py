@@ -3,19 +3,39 @@
 A datagram is a key that identifies the connection (8 bytes), a number (8 bytes, big-endian) or a
 ballot, and an authentication code over both (8 bytes of keyed BLAKE2b, RFC 7693), made with the
 connection's session key.
+
+If nobody has the port to which a datagram goes, the machine says so (ICMP port unreachable, RFC 792
+and 4443). An agent's socket also belongs to the processes that outlive it as long as its workers
+do, so that answer proves that they are all gone. It may also come from a firewall or a gateway in
+between, which is why only an address counts that has sent datagrams itself.
 """
 
+import errno
 import socket
 import struct
 from collections.abc import Callable
 from functools import partial
 
-from relight.host.loop import Loop
+from relight.host.loop import Loop, Timer
 from relight.typed import Any
 
 Address = tuple[Any, ...]
 """An address of the socket module."""
 SIZE = 24
+PROBE_S = 0.05
+"""How often a port is probed whose process may have ended."""
+_PROBE_LONGER_S = 0.25
+_PROBES_AT_FIRST = 20
+_OPEN_AGAIN_S = 1.0
+_RECVERR = (socket.IPPROTO_IP, 11), (socket.IPPROTO_IPV6, 25)
+"""IP_RECVERR and IPV6_RECVERR (linux/in.h, in6.h): errors can be read, with the address that they
+concern, from MSG_ERRQUEUE (ip(7)).
+"""
+_MSG_ERRQUEUE = 0x2000
+_error = struct.Struct("=IBBBxII")
+"""struct sock_extended_err (linux/errqueue.h): errno, origin, type, code, info, data."""
+_FROM_NETWORK = (2, 3)
+"""SO_EE_ORIGIN_ICMP and SO_EE_ORIGIN_ICMP6."""
 _MOST_BYTES = 1200
 """No network fragments a datagram of that size (RFC 8200 requires packets of 1,280 bytes)."""
 _AT_ONCE = 256
@@ -30,6 +50,10 @@ class Heartbeats:
         address: where to bind, host and port; port 0 for any.
         family: of the address.
         on_datagram: called with each datagram and its sender.
+
+    Attributes:
+        on_unreachable: called with an address, host and port, to which a datagram was sent and that
+            nobody has.
     """
 
     def __init__(
@@ -39,19 +63,71 @@ class Heartbeats:
         family: int,
         on_datagram: Callable[[bytes, Address], None],
     ) -> None:
+        self.on_unreachable: Callable[[tuple[str, int]], None] = lambda _: None
         self._loop = loop
         self._on_datagram = on_datagram
         self._socket: socket.socket | None = None
+        self._probed: dict[Address, int] = {}
+        self._timer: Timer | None = None
+        self._open(address, family)
+
+    def _open(self, address: tuple[str, int], family: int) -> None:
+        self._timer = None
         try:
             self._socket = socket.socket(family, socket.SOCK_DGRAM)
             self._socket.setblocking(False)
             self._socket.bind(address)
-            loop.on_readable(self._socket, self._receive)
-        except OSError:
+            self._loop.on_readable(self._socket, self._receive)
+        except OSError as error:
             self.close()  # heartbeats go over the connection as well
+            if error.errno == errno.EADDRINUSE:  # by what is left of an agent before this one
+                self._timer = self._loop.call_after(
+                    _OPEN_AGAIN_S, lambda: self._open(address, family)
+                )
+            return
+        for option in _RECVERR:
+            try:
+                self._socket.setsockopt(*option, 1)
+            except OSError:
+                pass  # not of this family; without either, nothing proves that a process has ended
+
+    @property
+    def port(self) -> int:
+        """The port, 0 if there is none."""
+        return 0 if self._socket is None else int(self._socket.getsockname()[1])
+
+    def fileno(self) -> int:
+        """Return the descriptor, -1 if there is none."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def probe(self, target: Address, *, on: bool = True) -> None:
+        """Send datagrams to an address again and again, so that its machine can say that nobody has
+        it; or stop that.
+        """
+        if on:
+            self._probed.setdefault(target, 0)
+        else:
+            self._probed.pop(target, None)
+        if self._timer is None and self._probed:
+            self._send_probes()
+
+    def _send_probes(self) -> None:
+        self._timer = None
+        for target in self._probed:
+            self._probed[target] += 1
+            self.send(b"", target)
+        if self._probed:
+            first = min(self._probed.values()) <= _PROBES_AT_FIRST
+            self._timer = self._loop.call_after(
+                PROBE_S if first else _PROBE_LONGER_S, self._send_probes
+            )
 
     def close(self) -> None:
         """Close the socket."""
+        self._probed.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._socket is not None:
             self._loop.forget(self._socket)
             self._socket.close()
@@ -59,11 +135,16 @@ class Heartbeats:
 
     def send(self, data: bytes, target: Address) -> None:
         """Send a datagram; it is dropped if that fails."""
-        if self._socket is not None:
+        if self._socket is None:
+            return
+        for _ in range(2):  # the first may fail as an earlier one has not arrived anywhere
             try:
                 self._socket.sendto(data, target)
+            except ConnectionRefusedError:
+                continue
             except OSError:
                 return
+            return
 
     @staticmethod
     def key_of(session_key: bytes) -> bytes:
@@ -100,9 +181,41 @@ class Heartbeats:
                 return
             try:
                 data, sender = self._socket.recvfrom(_MOST_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                continue  # it is in the queue of errors, too
+            self._loop.attempt(partial(self._on_datagram, data, sender), "a datagram")
+        self._receive_errors()
+
+    def _receive_errors(self) -> None:
+        for _ in range(_AT_ONCE):
+            if self._socket is None:
+                return
+            try:
+                _, controls, _, target = self._socket.recvmsg(0, 512, _MSG_ERRQUEUE)
             except OSError:
                 return
-            self._loop.attempt(partial(self._on_datagram, data, sender), "a datagram")
+            for level, kind, data in controls:
+                if (level, kind) in _RECVERR and _is_refusal(data):
+                    self._loop.attempt(partial(self._on_refused, target), "a refused datagram")
+
+    def _on_refused(self, target: Address) -> None:
+        self._probed = {each: n for each, n in self._probed.items() if each[:2] != target[:2]}
+        self.on_unreachable((str(target[0]), int(target[1])))
+
+
+def numeric(address: Address) -> tuple[str, int]:
+    """Return the host and port of an address; a socket for both kinds names an IPv4 one in IPv6."""
+    return str(address[0]).removeprefix("::ffff:"), int(address[1])
+
+
+def _is_refusal(data: bytes) -> bool:
+    """Return whether the network says that nobody has a port; `data` is a sock_extended_err."""
+    if len(data) < _error.size:
+        return False
+    number, origin, *_ = _error.unpack_from(data)
+    return number == errno.ECONNREFUSED and origin in _FROM_NETWORK
 
 
 def _code(content: bytes, session_key: bytes) -> bytes:

@@ -146,7 +146,7 @@ class Child:
             os.close(self._fds.pop())
 
 
-def stand_guard(agent: int) -> int:
+def stand_guard(agent: int, held: Collection[int] = ()) -> int:
     """Fork, continue in the child, and stay as its guard in the parent.
 
     If the agent ends, the guard kills all descendants; if the child is killed, the guard kills the
@@ -154,6 +154,7 @@ def stand_guard(agent: int) -> int:
 
     Args:
         agent: the parent of this process.
+        held: descriptors that the guard keeps as long as it lives.
 
     Returns:
         The descriptor of a pipe to the guard. It is for the path of a directory, which the guard
@@ -166,17 +167,17 @@ def stand_guard(agent: int) -> int:
     directory, to_guard = os.pipe()
     pid = os.fork()
     if pid:
-        _guard(pid, agent, directory)
+        _guard(pid, agent, directory, held)
     os.close(directory)
     return to_guard
 
 
-def _guard(pid: int, agent: int, directory: int) -> None:
+def _guard(pid: int, agent: int, directory: int, held: Collection[int]) -> None:
     """Guard a child of this process; does not return."""
     try:
         poll = select.poll()
         die_with_parent(signal.SIGCONT)  # a stopped guard must see that the agent is gone
-        close_all_but((directory,))  # or peers of the agent would not see its connections end
+        close_all_but((directory, *held))  # or peers of the agent would not see its connections end
         child = os.pidfd_open(pid)
         poll.register(child, select.POLLIN)
         if not poll.poll(_START_MS):

@@ -239,9 +239,9 @@ class Child:
             os.close(fd)
 
 
-def stand_guard(agent: int) -> int:
+def stand_guard(agent: int, held: Collection[int] = ()) -> int:
     """Do nothing, and return no descriptor (-1): the guardian does this, as far as possible."""
-    del agent
+    del agent, held
     return -1
 
 

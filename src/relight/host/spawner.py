@@ -47,7 +47,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from relight.errors import EXIT_INTERNAL, EXIT_MACHINE, mistake
 from relight.host import generation_pipe, system
@@ -291,6 +291,8 @@ class SpawnerProcess:
     """
 
     def __init__(self) -> None:
+        self.held: Callable[[], Collection[int]] = tuple
+        """Returns descriptors that the spawner and its guard keep as long as they live."""
         self._pid = 0
         self._idle_pid = 0
         """The spawner's own pid, which it tells when it waits for a generation; 0 if it has not."""
@@ -319,7 +321,7 @@ class SpawnerProcess:
             return fork(plans, scratch)
         control, theirs = socket.socketpair()
         with theirs:
-            self._pid, connection = _fork(plans, scratch, theirs)
+            self._pid, connection = _fork(plans, scratch, theirs, self.held())
         self._control = control
         return self._pid, connection
 
@@ -397,11 +399,14 @@ def fork(plans: Sequence[WorkerPlan], scratch: str = "") -> tuple[int, socket.so
     Raises:
         OSError: no process can be forked, or no descriptor is left.
     """
-    return _fork(plans, scratch, None)
+    return _fork(plans, scratch, None, ())
 
 
 def _fork(
-    plans: Sequence[WorkerPlan], scratch: str, control: socket.socket | None
+    plans: Sequence[WorkerPlan],
+    scratch: str,
+    control: socket.socket | None,
+    held: Collection[int],
 ) -> tuple[int, socket.socket]:
     ours, theirs = socket.socketpair()
     agent, actions = os.getpid(), own_actions()
@@ -411,7 +416,7 @@ def _fork(
         pid = system.fork()
         if pid == 0:
             plan = GenerationPlan(list(plans), theirs.detach(), 0, scratch)
-            _live(_FirstSpawner(plan, agent, actions), control, mask)
+            _live(_FirstSpawner(plan, agent, actions), control, held, mask)
     except OSError:
         ours.close()
         raise
@@ -448,13 +453,16 @@ class _FirstSpawner(Spawner):
         system.rename_process(f"worker spawner of {self.pid_of_agent}")
 
 
-def _live(first: _FirstSpawner, control: socket.socket | None, mask: Any) -> NoReturn:
+def _live(
+    first: _FirstSpawner, control: socket.socket | None, held: Collection[int], mask: Any
+) -> NoReturn:
     """Be the spawner of the first generation, and of those that come through `control`."""
     gc.disable()  # finalizing the agent's objects here would close our descriptors
     spawner: Spawner = first
     try:
-        to_guard = system.stand_guard(first.pid_of_agent)
-        first.leave_agent({to_guard} if control is None else {to_guard, control.fileno()})
+        to_guard = system.stand_guard(first.pid_of_agent, held)
+        controls = () if control is None else (control.fileno(),)
+        first.leave_agent({to_guard, *controls, *held})
         parents = first.pid_of_agent, os.getppid()
         told = ""
         while True:

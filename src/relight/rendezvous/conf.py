@@ -18,8 +18,14 @@ from relight.values import BACKENDS, MOST_SECONDS
 _TIMEOUT_S = 900.0
 """torchrun's default for `timeout`, which some backends use as `join_timeout` (launcher/api.py)."""
 _MOST_ATTEMPTS = 1_000_000
-LEAST_LOST_AFTER_S = 0.5
-"""Least `lost_after_s`: a node that is merely busy must not count as lost."""
+LEAST_LOST_AFTER_S = 2.0
+"""Least `lost_after_s`: a node that is merely busy must not count as lost, nor be frozen."""
+LEAST_TTL_S = 2.0
+_LONGEST_INTERVAL_S = 0.5
+_TTL_SHARE = 0.6
+"""How long a hold on a register lasts by default, as a share of the time for which a silent node is
+waited for: once the hold has lapsed, the successor waits that long before it forms a generation.
+"""
 
 
 class Conf(NamedTuple):
@@ -28,7 +34,7 @@ class Conf(NamedTuple):
     join_timeout: float = 600.0
     last_call_timeout: float = 5.0
     close_timeout: float = 30.0
-    keep_alive_interval: float = 0.25
+    keep_alive_interval: float = 2.0
     keep_alive_max_attempt: int = 5
     heartbeat_timeout: float = 5.0
     read_timeout: float | None = None
@@ -40,7 +46,7 @@ class Conf(NamedTuple):
     timeout: float | None = None
     """Static and etcd: torchrun's name for `join_timeout`, which already has its value."""
     takeover: str = "majority"
-    lease_ttl: float = 15.0
+    lease_ttl: float | None = None
     token_file: str = ""
     tls_cert: str = ""
     tls_key: str = ""
@@ -61,12 +67,16 @@ class Conf(NamedTuple):
     @property
     def ttl_s(self) -> float:
         """How long a hold on a register lasts."""
-        return max(self.lease_ttl, 2 * self.lost_after_s)
+        if self.lease_ttl is not None:
+            return self.lease_ttl
+        return max(LEAST_TTL_S, _TTL_SHARE * self.lost_after_s)
 
     @property
-    def lease_s(self) -> float:
-        """How long a node may hear nothing: it must stop before the coordinator gives it up."""
-        return 0.8 * self.lost_after_s
+    def interval_s(self) -> float:
+        """The time between two heartbeats, however long the interval that users set: they also show
+        that a connection is broken.
+        """
+        return min(self.keep_alive_interval, _LONGEST_INTERVAL_S)
 
 
 class Key(NamedTuple):
@@ -311,11 +321,10 @@ def _check_file(name: str, path: str, read_file: Callable[[str], bytes]) -> None
 
 
 def _check_together(conf: Conf, given: Mapping[str, Any]) -> None:
-    if "lease_ttl" in given and conf.lease_ttl < conf.ttl_s:
+    if conf.ttl_s < LEAST_TTL_S:
         raise UsageError(
-            f"--rdzv-conf: lease_ttl={conf.lease_ttl:g} is less than twice the "
-            f"{conf.lost_after_s:g} s after which a silent node is lost",
-            hint="leave it out for 15 s, or lower keep_alive_interval",
+            f"--rdzv-conf: lease_ttl={conf.ttl_s:g} is less than {LEAST_TTL_S:g} s",
+            hint="leave it out for 6 s",
         )
     if conf.lost_after_s > MOST_SECONDS:
         raise UsageError(

@@ -32,6 +32,10 @@ from relight.host.ports import is_ours, listen
 from relight.rendezvous.finder import CoordinatorAt, CoordinatorHere, Finder, NotFound, Seeker
 from relight.rendezvous.meeting import Meeting
 
+_VOTE_S = 1.0
+"""How long a vote counts. It need not outlast a lease: who is elected goes on with the generation
+that runs, and forms another when all leases are over (core/membership).
+"""
 _PING_S = 0.25
 """How often each other host gets a heartbeat."""
 _SILENT_S = 1.0
@@ -103,12 +107,11 @@ class ElectionFinder(Finder):
         self._seeker.found(CoordinatorAt(address, self._limit_s()))
 
     def _limit_s(self) -> float:
-        """Return how long to wait for an answer: as long as a lease, so that a host that is gone
-        costs little time; longer if that does not lead to the coordinator, which may be far away.
+        """Return how long to wait for an answer: not long, so that a host that is gone costs little
+        time; longer if that does not lead to the coordinator, which may be far away.
         """
         rounds = 1 + self._unanswered // len(self._addresses)
-        lease_s = self._meeting.lease_s
-        return max(lease_s, min(lease_s * rounds, self._meeting.dial_s))
+        return min(_VOTE_S * rounds, max(_VOTE_S, self._meeting.dial_s))
 
     def coordinator_lost(self) -> None:
         """Note that the coordinator had answered in time, before it was lost."""
@@ -211,7 +214,7 @@ class Elector:
     Args:
         loop: the agent's loop.
         meeting: where and how the nodes meet.
-        settings: what the user asked for; votes count for as long as leases.
+        settings: what the user asked for.
         me: the index of this host in the list.
         addresses: the addresses of each host.
         on_role: called repeatedly with whether this host is the coordinator.
@@ -238,24 +241,21 @@ class Elector:
         names = [host for host, _ in meeting.hosts]
         incarnation = os.urandom(8).hex()
         self._election = Election(
-            names, me, incarnation, loop.now(), vote_s=meeting.lease_s, alone=meeting.alone
+            names, me, incarnation, loop.now(), vote_s=_VOTE_S, alone=meeting.alone
         )
         self._outgoing: dict[int, Connection] = {}
         self._incoming: dict[Connection, None] = {}  # in the order of their arrival
         self._ballots = Ballots(loop)
         self._turn = 0
-        self._elected_at = 0.0
         self._closed = False
         self._alarm = Alarm(loop, partial(self._step, Tick()))
         self._ping_timer = loop.call_after(0, self._ping)
 
     def coordinates(self) -> bool:
-        """Return whether this host is the coordinator now.
-
-        It starts only when the leases that its predecessor may have given are over.
+        """Return whether this host is the coordinator now. Workers may still run on leases that its
+        predecessor has given.
         """
-        now = self._loop.now()
-        return self._election.coordinates(now) and now >= self._elected_at + self._meeting.lease_s
+        return self._election.coordinates(self._loop.now())
 
     def coordinator_index(self) -> int:
         """Return which host is the coordinator, -1 if that is not known."""
@@ -272,7 +272,6 @@ class Elector:
     def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
         """Take the connection that another elector has opened."""
         if settings is not None and settings.lost_after_s != self._settings.lost_after_s:
-            # How long a vote lasts follows from it, and must be equal on all hosts.
             connection.fail(waiting.other_lost_after(settings.lost_after_s, self._settings))
             return
         connection.owner = self
@@ -358,7 +357,7 @@ class Elector:
                     if connection is not None and connection.is_open:
                         connection.send(fields.to_json(message))
                 case BecomeCoordinator():
-                    self._elected_at = self._loop.now()
+                    pass  # `coordinates` says so from now on
         self._alarm.set(self._election.deadline())
         after = self._election.state
         if after is not before:

@@ -169,7 +169,7 @@ def of(loop: Loop, meeting: Meeting, settings: GroupSettings) -> Finder:
     if meeting.register is not None:
         from relight.rendezvous.register_finder import RegisterFinder
 
-        return RegisterFinder(loop, meeting, settings.lost_after_s)
+        return RegisterFinder(loop, meeting)
     if len(meeting.hosts) > 1:
         from relight.rendezvous.election_finder import ElectionFinder
 

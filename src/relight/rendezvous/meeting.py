@@ -8,6 +8,7 @@ others   a register (etcd, a file, a plug-in) names the host and its address
 import os
 
 from relight.core.group_types import GroupSettings
+from relight.core.lease import lease_s
 from relight.env import Environment
 from relight.errors import UsageError
 from relight.host.connection import Security
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_ENDPOINT_PORT = 29400
 _DIAL_S = 5.0
-_REJOIN_S = 0.5
+_REJOIN_S = 1.5
 """How long an agent may take to find a new coordinator once it has lost the old one."""
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # the name of the variable
 REPLICA = "RELIGHT_REPLICA_ID"
@@ -128,8 +129,8 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
         local_addr=spec.local_addr or (hosts[0][0] if static and node_rank == 0 else ""),
         fixed_port=static,
         node_rank=node_rank,
-        interval_s=conf.keep_alive_interval,
-        lease_s=conf.lease_s,
+        interval_s=conf.interval_s,
+        lease_s=lease_s(conf.lost_after_s),
         checkpoint_s=conf.checkpoint_timeout,
         dial_s=min(_DIAL_S, conf.read_timeout or _DIAL_S),
         seek_s=2 * conf.read_timeout if hosts and conf.read_timeout else conf.join_timeout,
@@ -143,7 +144,7 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
         last_call_s=conf.last_call_timeout,
         join_timeout_s=conf.join_timeout,
         exit_barrier_s=_exit_barrier_s(spec, conf, env),
-        rejoin_s=conf.lost_after_s + _REJOIN_S,
+        rejoin_s=_REJOIN_S,
         ordered=static,
         gently=spec.membership_change == "at-checkpoint",
         lost_after_s=conf.lost_after_s,

@@ -33,6 +33,7 @@ _SILENT_S = 5.0
 """A register that has not answered for so long is reported as silent."""
 _SILENT = f"it has not answered for {_SILENT_S:g} s"
 _ASK_AGAIN_S = 0.3
+_ANSWER_S = 2.0
 _STAND_BACK_S = 3.0
 
 
@@ -43,15 +44,14 @@ class RegisterFinder(Finder):
     Args:
         loop: the loop of the process.
         meeting: where the nodes meet; has a register.
-        lost_after_s: a node that is silent for longer is lost.
         port: the port of this process; 0 to bind any port when it is needed.
     """
 
-    def __init__(self, loop: Loop, meeting: Meeting, lost_after_s: float, port: int = 0) -> None:
+    def __init__(self, loop: Loop, meeting: Meeting, port: int = 0) -> None:
         assert meeting.register is not None
         self._loop = loop
         self._meeting = meeting
-        self._candidacy = Candidacy(meeting.ttl_s, meeting.lease_s, lost_after_s)
+        self._candidacy = Candidacy(meeting.ttl_s)
         self._candidate = Candidate(
             loop,
             meeting.register,
@@ -186,7 +186,7 @@ class RegisterFinder(Finder):
                 self._seeker.found(NotFound(error, _ASK_AGAIN_S))
                 return
             self._dialled = _Dialled(record, contact, addresses[0][0], is_first)
-            timeout_s = 2 * self._meeting.lease_s
+            timeout_s = _ANSWER_S
             self._seeker.found(CoordinatorAt(addresses[0], timeout_s, contact.host))
 
         dns.resolve(self._loop, name, contact.port, on_addresses)

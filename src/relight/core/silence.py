@@ -1,0 +1,173 @@
+"""Which nodes are silent, how long they are waited for, and what users are told of it.
+
+    HEARD    | nothing was heard of a node for a while, or its connection has ended -> SILENT
+    SILENT   | it is heard again                                                    -> HEARD
+             | it has been silent for `lost_after_s`                                -> lost
+             | something proves that it is gone                                     -> lost
+
+Silence proves nothing: a switch fails over, a virtual machine moves, a data loader takes all
+processors. So a silent node is waited for, and users are told after a second. All nodes may fall
+silent at once, so the lines for users name many nodes, and a step takes the same time for any
+number of them.
+"""
+
+import heapq
+from collections.abc import Iterator
+
+from relight.core import waiting
+from relight.typed import NamedTuple
+
+TELL_AFTER_S = 1.0
+"""A silence that is over sooner is not reported, and explains no failure."""
+_TELL_EVERY_S = 1.0
+"""Least time between two lines: nodes rarely fall silent at the same moment."""
+_AFTERMATH_S = 2.0
+"""How long after a silence a worker may fail because of it."""
+
+
+class Silent(NamedTuple):
+    """A node of which nothing was heard since a time. `reason`: how its connection has ended."""
+
+    host: str
+    since: float
+    reason: str
+
+
+class Silence:
+    """The nodes that are silent.
+
+    Args:
+        lost_after_s: how long a silent node is waited for.
+    """
+
+    def __init__(self, lost_after_s: float) -> None:
+        self._lost_after_s = lost_after_s
+        self._nodes: dict[str, Silent] = {}
+        self._lost_at: list[tuple[float, str]] = []  # a heap; may have nodes that were heard again
+        self._untold: dict[str, None] = {}  # in the order in which they fell silent
+        self._returned: dict[str, float] = {}  # hosts that users were told of, and for how long
+        self._tell_at = 0.0
+        self._past: list[tuple[str, float, float]] = []
+        """The nodes that were silent for long enough to be told of, since and until when."""
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._nodes
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def begin(self, node: str, silent: Silent) -> None:
+        """Note that a node is silent. If that is known, note that its connection has ended as well,
+        or that it is not to blame for some of the time.
+        """
+        before = self._nodes.get(node)
+        if before is None:
+            self._untold[node] = None
+        else:
+            silent = silent._replace(reason=silent.reason or before.reason)
+            silent = silent._replace(since=max(silent.since, before.since))
+        if before is None or before.since != silent.since:
+            heapq.heappush(self._lost_at, (silent.since + self._lost_after_s, node))
+        self._nodes[node] = silent
+
+    def end(self, node: str, now: float) -> None:
+        """Note that a node is heard again, or gone."""
+        silent = self._nodes.pop(node, None)
+        if silent is None:
+            return
+        if now - silent.since >= TELL_AFTER_S:
+            self._past.append((node, silent.since, now))
+            if node not in self._untold:
+                self._returned[silent.host] = now - silent.since
+        self._untold.pop(node, None)
+
+    def forget(self, node: str, now: float) -> None:
+        """Note that a node is gone: users are told why elsewhere."""
+        silent = self._nodes.get(node)
+        self.end(node, now)
+        if silent is not None:
+            self._returned.pop(silent.host, None)
+
+    def begin_generation(self) -> None:
+        """Forget silences that were over before."""
+        self._past.clear()
+
+    def reason(self, node: str, now: float) -> str:
+        """Return why a silent node is lost."""
+        silent = self._nodes[node]
+        why = f" ({silent.reason})" if silent.reason else ""
+        return f"no heartbeat for {now - silent.since:.1f} s{why}"
+
+    def lost(self, now: float) -> list[str]:
+        """Return the nodes that have been silent for too long."""
+        overdue = []
+        while self._lost_at and self._lost_at[0][0] <= now:
+            lost_at, node = heapq.heappop(self._lost_at)
+            if self._is_current(lost_at, node):
+                overdue.append(node)
+        return overdue
+
+    def lost_at(self, node: str) -> float:
+        """Return when a silent node will be lost."""
+        return self._nodes[node].since + self._lost_after_s
+
+    def explains(self, failed_at: float, suspects: set[str]) -> bool:
+        """Return whether a worker that blames a peer may have failed because of a silence of one of
+        these nodes.
+        """
+        past = [(node, since, until) for node, since, until in self._past]
+        present = [(node, silent.since, float("inf")) for node, silent in self._nodes.items()]
+        return any(
+            node in suspects and since <= failed_at <= until + _AFTERMATH_S
+            for node, since, until in (*past, *present)
+        )
+
+    def deadline(self) -> float | None:
+        """Return when something is due, None if nothing is."""
+        while self._lost_at and not self._is_current(*self._lost_at[0]):
+            heapq.heappop(self._lost_at)
+        times = [self._lost_at[0][0]] if self._lost_at else []
+        if self._untold:
+            first = self._nodes[next(iter(self._untold))]
+            times.append(max(self._tell_at, first.since + TELL_AFTER_S))
+        if self._returned:
+            times.append(self._tell_at)
+        return min(times, default=None)
+
+    def news(self, now: float) -> list[str]:
+        """Return the lines for users that are due."""
+        if now < self._tell_at:
+            return []
+        silent = [
+            self._nodes[node] for node in self._untold
+            if now - self._nodes[node].since >= TELL_AFTER_S
+        ]  # fmt: skip
+        lines = []
+        if silent:
+            self._untold = {
+                node: None for node in self._untold
+                if now - self._nodes[node].since < TELL_AFTER_S
+            }  # fmt: skip
+            lines.append(waiting.silent(
+                [each.host for each in silent], now - silent[0].since, self._lost_after_s
+            ))  # fmt: skip
+        if self._returned:
+            lines.append(waiting.heard_again(list(self._returned), max(self._returned.values())))
+            self._returned.clear()
+        if lines:
+            self._tell_at = now + _TELL_EVERY_S
+        return lines
+
+    def explain(self, now: float) -> str:
+        """Return in words which nodes are silent; empty if none is for long enough."""
+        long = [each for each in self._nodes.values() if now - each.since >= TELL_AFTER_S]
+        if not long:
+            return ""
+        hosts = [each.host for each in long]
+        return waiting.silent(hosts, now - min(each.since for each in long), self._lost_after_s)
+
+    def _is_current(self, lost_at: float, node: str) -> bool:
+        return node in self._nodes and self.lost_at(node) == lost_at

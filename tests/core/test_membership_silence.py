@@ -1,0 +1,280 @@
+"""Silent nodes: a group waits for them, tells its users, and acts at once on proof only."""
+
+from plays import Table, record, table
+
+from relight.core.exits import ErrorReport, FailureKind
+from relight.core.group_types import Received
+from relight.core.messages import NodeReady, Note, WorkerFailed
+
+
+def running(least: int = 1, most: int = 3, **others: object) -> Table:
+    """Return a group of three nodes that runs generation 0, with the patience of users."""
+    return table(least, most, **{"lost_after_s": 10.0, **others}).play("""
+        0 a b c joins
+        -> form 0: a b c
+    """)
+
+
+def notes(game: Table, node: str) -> list[str]:
+    """Return what users of a node were told."""
+    return [each.text for each in game.heard[node] if isinstance(each, Note)]
+
+
+def test_a_node_that_is_silent_for_a_while_harms_nobody() -> None:
+    running().play("""
+        20 b silent1
+        28.5 b heard
+        60 -
+    """)
+
+
+def test_a_node_that_stays_silent_is_lost_after_its_time() -> None:
+    """The time counts from when it was heard last. Its lease has ended a second before."""
+    game = running().play("""
+        20 b silent1
+        28.9 -
+        29 -
+        -> drop: b
+        -> stop 0: a c
+        29.1 a c ready
+        -> form 1: a c
+    """)
+    assert game.reason("a") == "b was lost: no heartbeat for 10.0 s"
+
+
+def test_proof_ends_the_wait_for_a_silent_node() -> None:
+    running().play("""
+        20 b silent
+        20.1 b lost
+        -> stop 0: a c
+        20.2 a c ready
+        -> form 1: a c
+    """)
+
+
+def test_users_of_all_nodes_are_told_of_a_silence_after_a_second() -> None:
+    game = running().play("""
+        20 b silent0.9
+        20.05 -
+    """)
+    assert notes(game, "a") == []
+    game.play("""
+        20.1 -
+        25 b heard
+        26 -
+    """)
+    assert notes(game, "a") == notes(game, "c") == [
+        "no heartbeat from b for 1.0 s; waiting up to 10 s",
+        "b can be heard again, after 5.9 s",
+    ]
+
+
+def test_a_silence_that_is_over_within_a_second_is_not_told() -> None:
+    game = running().play("""
+        20 b silent0.8
+        20.1 b heard
+        40 -
+    """)
+    assert notes(game, "a") == []
+
+
+def test_nodes_that_fall_silent_together_are_told_in_one_line() -> None:
+    game = running().play("""
+        20 b c silent0.9
+        21 b c heard
+        23 -
+    """)
+    assert notes(game, "a") == [
+        "no heartbeat from b, c for 1.0 s; waiting up to 10 s",
+        "b, c can be heard again, after at most 1.9 s",
+    ]
+
+
+def test_the_state_of_a_group_names_the_silent_nodes() -> None:
+    game = running().play("""
+        20 b silent2
+    """)
+    silent = "no heartbeat from b for 2.0 s; waiting up to 10 s"
+    assert game.group.explain(game.now) == f"generation 0 runs on 3 nodes; {silent}"
+
+
+def test_no_node_is_let_in_while_another_is_silent() -> None:
+    table(1, 4, last_call_s=1.0, lost_after_s=10.0).play("""
+        0 a b c joins
+        1 -
+        -> form 0: a b c
+        20 b silent
+        20 d joins
+        25 -
+        25 b heard
+        -> stop 0: a b c
+    """)
+
+
+def test_a_survivor_that_falls_silent_while_the_others_stop_keeps_its_place() -> None:
+    """The next generation waits for it, even if there are enough nodes without it."""
+    running().play("""
+        20 a failed
+        -> stop 0: a b c
+        20.1 a ends
+        20.2 b ready
+        20.3 b silent
+        20.4 c ready
+        23 -
+        24 b heard
+        -> form 1 restart 1: a b c
+    """)
+
+
+def test_a_generation_forms_without_a_survivor_that_stays_silent() -> None:
+    running().play("""
+        20 a failed
+        -> stop 0: a b c
+        20.1 a ends
+        20.2 c ready
+        20.3 b silent
+        30.2 -
+        30.3 -
+        -> drop: b
+        -> form 1: a c
+    """)
+
+
+def test_a_newcomer_that_is_silent_is_not_waited_for() -> None:
+    table(2, 3, last_call_s=5.0, lost_after_s=20.0).play("""
+        0 a b joins
+        1 b silent
+        9 c joins
+        14 -
+        -> form 0: a c
+    """)
+
+
+def test_a_node_that_reconnects_is_confirmed_and_heard() -> None:
+    """The end of its connection proves nothing."""
+    running().play("""
+        20 b silent
+        20.2 b returns
+        -> confirm 0: b
+        60 -
+    """)
+
+
+def blames(game: Table, node: str, text: str) -> None:
+    """A worker of a node fails, and says that a peer is gone."""
+    generation = game.last[node].generation.id
+    game.step(Received(node, WorkerFailed(generation, f"a worker failed on {node}", True)))
+    report = ErrorReport(FailureKind.RECORDED, "RuntimeError", text, "train.py:1", "", ())
+    failure = record(host=node)._replace(report=report)
+    game.step(Received(node, NodeReady(generation, 29500, (failure,), ())))
+
+
+def test_a_failure_because_of_a_silent_peer_spends_no_restart() -> None:
+    """The others stop at once, and start when the lease of the peer is over, or it is back."""
+    game = running().play("""
+        20 b silent1
+    """)
+    blames(game, "a", "Connection closed by peer")
+    game.play("""
+        20 -
+        -> look and stop 0: a b c
+        20.1 c ready
+        29 -
+        -> drop: b
+        -> form 1: a c
+    """)
+
+
+def test_a_failure_just_after_a_silence_spends_no_restart() -> None:
+    game = running().play("""
+        20 b silent1
+        24 b heard
+        25 -
+    """)
+    blames(game, "a", "Connection closed by peer")
+    game.play("""
+        25 -
+        -> look and stop 0: a b c
+        25.1 b c ready
+        -> form 1: a b c
+    """)
+
+
+def test_a_failure_that_names_another_peer_than_the_silent_one_spends_a_restart() -> None:
+    game = running().play("""
+        20 b silent1
+    """)
+    addresses = game.group._ending.addresses
+    addresses.update(a="10.0.0.1", b="10.0.0.2", c="10.0.0.3")
+    blames(game, "a", "[10.0.0.3]:4711: Connection closed by peer")
+    game.play("""
+        20 -
+        -> look and stop 0: a b c
+        20.1 c ready
+        21 b heard
+        21 b ready
+        -> form 1 restart 1: a b c
+    """)
+
+
+def test_a_failure_that_blames_nobody_spends_a_restart_whoever_is_silent() -> None:
+    running().play("""
+        20 b silent1
+        20 a failed
+        -> stop 0: a b c
+        20.1 a ends
+        20.2 c ready
+        21 b heard
+        21 b ready
+        -> form 1 restart 1: a b c
+    """)
+
+
+def test_a_successor_forms_at_once_if_the_old_coordinator_is_proven_to_be_gone() -> None:
+    """The nodes bring the proof; without it, the lease of its workers is waited for."""
+    game = running()
+    proven = game.follow()
+    for node in "bc":
+        announce = proven.announce(node)._replace(gone=(0,))
+        proven.now = 9.0
+        proven.step(Received(node, proven.join(node, announce)))
+    assert proven.sent() == ["stop 0: b c"]
+    game.follow().play("""
+        9 b c returns
+        18.9 -
+        19 -
+        -> stop 0: b c
+    """)
+
+
+def test_a_node_with_the_rank_of_a_silent_one_comes_again_later() -> None:
+    """The silent node may be gone, and this one its successor; or it may come back."""
+    game = table(2, 2, ordered=True, lost_after_s=10.0).play("""
+        0 node0 node1 joins
+        -> form 0: node0 node1
+        20 node1 silent
+        21 node1/2 joins
+        -> drop: node1/2
+        30 -
+        -> drop: node1
+        -> stop 0: node0
+        30.1 node0 ready
+        30.2 node1/2 joins
+        -> form 1: node0 node1/2
+    """)
+    assert "which is silent" in notes(game, "node1/2")[0]
+
+
+def test_the_common_save_waits_for_a_silent_node() -> None:
+    """The workers of all nodes are held until it has answered; then all save at one call."""
+    running().play("""
+        20 a preempted
+        -> limit 0 0: a b c
+        20.1 a c called3
+        20.2 b silent
+        27 b heard
+        27.1 b called4
+        -> limit 5 0: a b c
+        27.2 a b c called4
+        -> at 5 stop 0: a b c
+    """)
