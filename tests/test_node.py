@@ -359,7 +359,8 @@ def test_a_node_that_has_saved_stays_for_the_others(
     code, _ = leaving.as_preempted(Workers(), Outcome(), lambda: bool(over))
     assert link.sent[-1] == NodeLeaving("it is preempted (got SIGTERM)", waits=True)
     assert code == EXIT_PREEMPTED
-    assert clock.time - begun == pytest.approx(job.grace_s if what == "time is over" else 3.0, abs=0.01)
+    seconds = job.grace_s if what == "time is over" else 3.0
+    assert clock.time - begun == pytest.approx(seconds, abs=0.01)
 
 
 def test_a_preempted_node_whose_workers_were_stopped_is_not_to_blame(

@@ -59,14 +59,17 @@ def test_torchruns_keys_of_other_backends_give_a_note(backend: str) -> None:
         assert "\n" not in notes[0]
 
 
-def test_defaults_notice_a_lost_node_after_1250_ms() -> None:
-    """Nothing given: a lost node is noticed after 1.25 s, and acts on its own after 1 s."""
+def test_a_silent_node_is_waited_for_ten_seconds_by_default() -> None:
     values, notes = conf("")
     assert notes == []
     assert (values.join_timeout, values.last_call_timeout, values.close_timeout) == (600, 5, 30)
-    assert values.lost_after_s == pytest.approx(1.25)
-    assert values.lease_s == pytest.approx(1.0)
+    assert (values.lost_after_s, values.interval_s, values.ttl_s) == (10.0, 0.5, 6.0)
     assert (values.is_host, values.rank, values.takeover) == (None, None, "majority")
+
+
+def test_heartbeats_are_frequent_however_long_the_interval_of_torchrun() -> None:
+    values, _ = conf("keep_alive_interval=5,keep_alive_max_attempt=3,lease_ttl=3", "etcd")
+    assert (values.lost_after_s, values.interval_s, values.ttl_s) == (15.0, 0.5, 3.0)
 
 
 def test_each_value_arrives_in_the_field_of_its_key() -> None:
@@ -96,7 +99,8 @@ def test_a_time_that_is_not_above_0_is_refused_by_its_key(name: str, value: str)
         ("keep_alive_max_attempt=0", "c10d", "keep_alive_max_attempt=0: expected a whole number"),
         ("keep_alive_max_attempt=2.5", "c10d", "expected a whole number"),
         ("keep_alive_max_attempt=inf", "c10d", "expected a whole number"),
-        ("keep_alive_interval=0.1,keep_alive_max_attempt=4", "c10d", r"is 0.4 s; .* 0.5 s"),
+        ("keep_alive_interval=0.4,keep_alive_max_attempt=4", "c10d", r"is 1.6 s; .* 2 s"),
+        ("lease_ttl=1", "etcd", "lease_ttl=1 is less than 2 s"),
         ("is_host=maybe", "c10d", "is_host=maybe: expected 1, true"),
         ("rank=-1", "static", "rank=-1: expected a whole number"),
         ("takeover=me", "c10d", "takeover=me: expected majority or alone"),

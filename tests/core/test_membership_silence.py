@@ -63,10 +63,14 @@ def test_users_of_all_nodes_are_told_of_a_silence_after_a_second() -> None:
         25 b heard
         26 -
     """)
-    assert notes(game, "a") == notes(game, "c") == [
-        "no heartbeat from b for 1.0 s; waiting up to 10 s",
-        "b can be heard again, after 5.9 s",
-    ]
+    assert (
+        notes(game, "a")
+        == notes(game, "c")
+        == [
+            "no heartbeat from b for 1.0 s; waiting up to 10 s",
+            "b can be heard again, after 5.9 s",
+        ]
+    )
 
 
 def test_a_silence_that_is_over_within_a_second_is_not_told() -> None:

@@ -93,9 +93,9 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "clock_error_s": _SECONDS,
     "mtime_ns": (-(1 << 64), 1 << 64),
 }
-_NAMES = {"node", "host", "udp_address", "failed_host", "hosts", "name", "user", "address", "addresses", "own",
+_NAMES = {"node", "host", "failed_host", "hosts", "name", "user", "address", "addresses", "own",
           "resolved", "seen_as", "role", "master_addr", "incarnation", "stage",
-          "origin"}  # fmt: skip
+          "origin", "udp_address"}  # fmt: skip
 _OF_LINES = {"message", "reason", "text", "cause", "report", "error_file"}
 _EXACT = {"args", "command", "commands", "env", "value", "cwd", "path", "workspace", "directory",
           "log_dir", "script", "stdout", "stderr", "combined", "report_path", "answer",

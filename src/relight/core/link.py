@@ -244,10 +244,14 @@ class _Session:
         self._number = 0
 
     def shows_address(self, now: float) -> bool:
-        """Return whether to send a datagram for the only reason that the other end learns where
-        they come from, and this one that they arrive.
+        """Return whether to send a datagram only to show the other end where they come from, and
+        to find out whether they arrive.
         """
-        if self.datagrams_arrive or self._shown >= _SHOW_TIMES or now < self.opened_at + _SHOW_AFTER_S:
+        if (
+            self.datagrams_arrive
+            or self._shown >= _SHOW_TIMES
+            or now < self.opened_at + _SHOW_AFTER_S
+        ):
             return False
         self._shown += 1
         return True

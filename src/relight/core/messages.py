@@ -52,8 +52,8 @@ class Join(NamedTuple):
     these numbers. `facts` should be equal on all nodes. `stop_s` is how long it may take from
     `StopWorkers` to `NodeReady` before the node is dropped; None means that the group waits for it
     in any case. `answers`: it knows `Question`, which agents of older versions do not. `udp_port`
-    at `udp_address` belongs to the agent and to the processes that outlive it as long as its workers
-    do: if the machine says that nobody has it, they are gone; 0 for none.
+    at `udp_address` belongs to the agent and to the processes that outlive it, as long as its
+    workers do: if the machine says that nobody has it, they are gone; 0 for none.
     """
 
     node: str
