@@ -104,10 +104,10 @@ class RemoteLink(finders.Seeker):
         self._connection: Connection | None = None
         self._second: Connection | None = None
         """Is to take the place of a connection that is silent."""
-        self._heartbeats: Heartbeats | None = None
-        self._family = 0
-        self._udp_port = 0
-        """The port of datagrams; 0 if processes that outlive this agent do not have it."""
+        self._heartbeats: dict[int, Heartbeats] = {}
+        """By the family of addresses. They are open before the spawner and its guard are forked,
+        which have them, too.
+        """
         self._peer = _Coordinator(())
         """The coordinator at the other end of the connection."""
         self._second_address: Address = ()
@@ -124,6 +124,10 @@ class RemoteLink(finders.Seeker):
     def open(self, owner: LinkOwner) -> None:
         """Find the coordinator, or become it, and join."""
         self._owner = owner
+        for family in (socket.AF_INET, socket.AF_INET6):
+            heartbeats = Heartbeats(self._loop, ("", 0), family, self._on_datagram)
+            heartbeats.on_unreachable = self._on_unreachable
+            self._heartbeats[family] = heartbeats
         self.say(f"{self._meeting.who} meets at {self._meeting.where}")
         self._finder.open(self)
         self._step(Tick())
@@ -194,6 +198,8 @@ class RemoteLink(finders.Seeker):
         self._closed = True
         self._step(Left())
         self._disconnect()
+        for heartbeats in self._heartbeats.values():
+            heartbeats.close()
         self._finder.close()
 
     def _serve_others(self, stop_waiting: Callable[[], bool]) -> None:
@@ -409,7 +415,6 @@ class RemoteLink(finders.Seeker):
 
     def _connect(self, address: tuple[str, int], timeout_s: float) -> "Connection":
         hello = fields.plain(Hello(job=self._meeting.job, settings=self._settings))
-        self._open_heartbeats(address)
         return dial(self._loop, address, self, hello, self._meeting.security, timeout_s=timeout_s)
 
     def _dial_second(self, address: tuple[str, int]) -> None:
@@ -449,8 +454,8 @@ class RemoteLink(finders.Seeker):
             self.join._replace(
                 address=self._meeting.local_addr or own,
                 announce=announce,
-                udp_address=own if self._udp_port else "",
-                udp_port=self._udp_port,
+                udp_address=own,
+                udp_port=self._heartbeats_to(self._peer).port,
             )
         )
         for message in self._owner.messages_after_join():
@@ -525,15 +530,15 @@ class RemoteLink(finders.Seeker):
     def _drop_connection(self) -> None:
         self._connection = None
         self._close_second()
-        if self._heartbeats is not None and self._peer.is_proof:
+        if self._peer.is_proof:
             self._forget_lost()
             self._lost = self._peer
-            self._heartbeats.probe(self._lost.address)
+            self._heartbeats_to(self._lost).probe(self._lost.address)
         self._peer = _Coordinator(())
 
     def _forget_lost(self) -> None:
-        if self._heartbeats is not None:
-            self._heartbeats.probe(self._lost.address, on=False)
+        if self._lost.address:
+            self._heartbeats_to(self._lost).probe(self._lost.address, on=False)
         self._lost, self._gone = _Coordinator(()), ()
 
     def _send_heartbeat(self, effect: SendHeartbeat) -> None:
@@ -542,40 +547,26 @@ class RemoteLink(finders.Seeker):
             return
         if effect.over_connection:
             connection.send(fields.to_json(Heartbeat(effect.number)))
-        if effect.as_datagram and self._heartbeats is not None:
-            datagram = self._heartbeats.datagram(effect.number, connection.session_key)
-            self._heartbeats.send(datagram, self._peer.address)
+        if effect.as_datagram:
+            datagram = Heartbeats.datagram(effect.number, connection.session_key)
+            self._heartbeats_to(self._peer).send(datagram, self._peer.address)
 
-    def _open_heartbeats(self, address: tuple[str, int]) -> None:
-        """Open the socket of datagrams, if there is none for addresses of that kind. The first one
-        also belongs to the spawner and its guard, which are forked later.
-        """
-        family, _ = sock_address(*address)
-        if self._heartbeats is not None and self._family == family:
-            return
-        is_first = self._heartbeats is None and self._owner.announce() is None
-        if self._heartbeats is not None:
-            self._heartbeats.close()
-        self._family = family
-        self._heartbeats = Heartbeats(self._loop, ("", 0), family, self._on_datagram)
-        self._heartbeats.on_unreachable = self._on_unreachable
-        self._udp_port = self._heartbeats.port if is_first else 0
+    def _heartbeats_to(self, peer: "_Coordinator") -> Heartbeats:
+        return self._heartbeats[socket.AF_INET6 if ":" in peer.address[0] else socket.AF_INET]
 
     def held(self) -> tuple[int, ...]:
         """Return the descriptors that the processes which outlive this agent hold as well, as long
         as its workers run (host/heartbeats).
         """
-        fds = []
-        if self._heartbeats is not None:
-            fds.append(self._heartbeats.fileno())
+        fds = [each.fileno() for each in self._heartbeats.values()]
         if self._coordinator is not None:
             fds.append(self._coordinator.datagrams_fd)
         return tuple(fd for fd in fds if fd >= 0)
 
     def _on_datagram(self, data: bytes, sender: "Address") -> None:
         del sender
-        if self._connection is not None and self._heartbeats is not None:
-            number = self._heartbeats.number_of(data, self._connection.session_key)
+        if self._connection is not None:
+            number = Heartbeats.number_of(data, self._connection.session_key)
             if number is not None:
                 self._peer.answers_datagrams = True
                 self._step(Echoed(number, over_connection=False))

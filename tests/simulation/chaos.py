@@ -117,9 +117,10 @@ class Run:
             kinds += ("foreign signals", "foreign signals")
         self._kinds = kinds
         strict, refused_s = self.mode == "hosts", 0.0
-        if self.mode == "endpoint" and {"reject", "reset", "one end", "all reset"} & set(kinds):
+        if "reject" in kinds and world.walls_lie:
             refused_s = REFUSALS_S
-        firewall = "reject" in kinds and self.mode == "endpoint"
+        firewall = "reject" in kinds and world.walls_lie
+        strict = strict and not firewall
         evicts = "reject" in kinds and self.mode == "register"
         longest = settings._replace(lost_after_s=settings.lost_after_s * (1 + self._unequal))
         self.watch = Watch(

@@ -380,16 +380,23 @@ class Heartbeats(heartbeats.Heartbeats):
     def close(self) -> None:
         self._probed.clear()
         self._is_open = False
+        agents = [each for each in self.world.watch.agents if each.process is self.process]
+        if self._is_held and any(agent.workers is not None for agent in agents):
+            return  # their spawner has it, too
+        self._free()
+
+    def _free(self) -> None:
         if self._boxes.get(self._at) is self:
             del self._boxes[self._at]
 
     def _orphan(self) -> None:
         """Its process is gone; the guard has it as long as workers are there."""
         self._probed.clear()
+        self._is_open = False
         if self._is_held and self.process.host.up:
-            self.world.after(self.world.guard_s, self.close)
+            self.world.after(self.world.guard_s, self._free)
         else:
-            self.close()
+            self._free()
 
     def send(self, data: bytes, target: tuple[Any, ...]) -> None:
         world, here = self.world, self.process.host
@@ -398,8 +405,9 @@ class Heartbeats(heartbeats.Heartbeats):
             return
         if world.random.random() >= world.loss and world.has_datagrams:
             delay = world.delay(here, there)
-            if world.refuses(here, there):  # a firewall says so in its name
-                world.after(2 * delay, self._be_refused, target)
+            if world.refuses(here, there):
+                if world.walls_lie:
+                    world.after(2 * delay, self._be_refused, target)
                 return
             sender = here.address, self.port
             world.after(delay, self._arrive, there, target, data, sender)
@@ -416,7 +424,7 @@ class Heartbeats(heartbeats.Heartbeats):
         self.process.call(lambda: self._on_refused(target) if self._is_open else None)
 
     def _take(self, data: bytes, sender: tuple[str, int]) -> None:
-        if self._boxes.get(self._at) is self and self.process.alive:
+        if self._is_open:
             self.on_datagram(data, sender)
 
 

@@ -269,6 +269,10 @@ class World:
         lateness = random.Random(f"{seed}, lateness")
         self.freezer_late_s = lateness.choice((0.0, 0.0, 0.4, 0.8))
         """How late the workers of a node are frozen; with the error of clocks, at most a second."""
+        self.walls_lie = lateness.random() < 0.25
+        """Whether a machine's own firewall refuses, and says that nobody has a port; else it is one
+        in between.
+        """
         self.guard_s = lateness.choice((0.0, 0.05, 0.3))
         """How long workers live on after an agent that was killed."""
         self.has_datagrams = random.Random(f"{seed}, datagrams").random() < 0.9

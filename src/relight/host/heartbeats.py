@@ -6,13 +6,14 @@ connection's session key.
 
 If nobody has the port to which a datagram goes, the machine says so (ICMP port unreachable, RFC 792
 and 4443). An agent's socket also belongs to the processes that outlive it as long as its workers
-do, so that answer proves that they are all gone. It may also come from a firewall or a gateway in
-between, which is why only an address counts that has sent datagrams itself.
+do, so that answer proves that they are all gone. It counts only if that machine itself says so, and
+no firewall or gateway in between, of an address that has sent datagrams before.
 """
 
 import errno
 import socket
 import struct
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -36,6 +37,8 @@ _error = struct.Struct("=IBBBxII")
 """struct sock_extended_err (linux/errqueue.h): errno, origin, type, code, info, data."""
 _FROM_NETWORK = (2, 3)
 """SO_EE_ORIGIN_ICMP and SO_EE_ORIGIN_ICMP6."""
+_OFFENDER = 8
+"""Least size of SO_EE_OFFENDER, a sockaddr_in or sockaddr_in6 after the error."""
 _MOST_BYTES = 1200
 """No network fragments a datagram of that size (RFC 8200 requires packets of 1,280 bytes)."""
 _AT_ONCE = 256
@@ -197,7 +200,7 @@ class Heartbeats:
             except OSError:
                 return
             for level, kind, data in controls:
-                if (level, kind) in _RECVERR and _is_refusal(data):
+                if (level, kind) in _RECVERR and _is_refusal(data, numeric(target)[0]):
                     self._loop.attempt(partial(self._on_refused, target), "a refused datagram")
 
     def _on_refused(self, target: Address) -> None:
@@ -210,12 +213,25 @@ def numeric(address: Address) -> tuple[str, int]:
     return str(address[0]).removeprefix("::ffff:"), int(address[1])
 
 
-def _is_refusal(data: bytes) -> bool:
-    """Return whether the network says that nobody has a port; `data` is a sock_extended_err."""
-    if len(data) < _error.size:
+def _is_refusal(data: bytes, host: str) -> bool:
+    """Return whether a machine says of itself that nobody has a port, and no firewall in between;
+    `data` is a sock_extended_err and the address of who says it.
+    """
+    if len(data) < _error.size + _OFFENDER:
         return False
     number, origin, *_ = _error.unpack_from(data)
-    return number == errno.ECONNREFUSED and origin in _FROM_NETWORK
+    family = int.from_bytes(data[_error.size : _error.size + 2], sys.byteorder)
+    at = _error.size + (4 if family == socket.AF_INET else 8)
+    size = 4 if family == socket.AF_INET else 16
+    try:
+        offender = socket.inet_ntop(family, data[at : at + size])
+    except (OSError, ValueError):
+        return False
+    return (
+        number == errno.ECONNREFUSED
+        and origin in _FROM_NETWORK
+        and offender.removeprefix("::ffff:") == host.partition("%")[0]
+    )
 
 
 def _code(content: bytes, session_key: bytes) -> bytes:

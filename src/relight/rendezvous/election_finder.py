@@ -122,7 +122,7 @@ class ElectionFinder(Finder):
         del working
         self._unanswered += not refused
         self._turn = self._dialled + 1
-        return "", Refusal.NOTHING
+        return "", Refusal.HINT if refused else Refusal.NOTHING
 
     def redirected(self, host: int) -> str:
         """Note the coordinator that the host names, if it knows one."""

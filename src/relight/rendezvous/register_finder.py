@@ -106,7 +106,7 @@ class RegisterFinder(Finder):
         where = f"the coordinator on {contact.host} refuses at {dns.text_of(address, contact.port)}"
         if self._candidacy.is_alive(now):
             where += ", but still renews its record (is there a firewall?)"
-        return where, Refusal.NOTHING
+        return where, Refusal.HINT
 
     def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
         """Return whether this process is the holder. It ends its hold if a node is gone while
