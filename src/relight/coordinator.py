@@ -216,13 +216,20 @@ class Coordinator:
             if peer.node not in ("", heard.node):
                 raise Malformed("a second node")
             older = self._peers.by_node.get((peer.group, heard.node))
+            absent = self._absent.get((peer.group, heard.node))
+            latest = older or absent
+            if latest is not None and heard.connection < latest.number:
+                self._peers.remove(connection)  # what a cut has held back
+                connection.close()
+                return
+            peer.number = heard.connection
             if older is not None and older is not peer:
                 self._peers.remove(older.connection)  # the agent has reconnected
                 older.connection.close()
             self._peers.join(peer, heard.node)
-            before = self._absent.pop((peer.group, heard.node), None)
-            if before is not None:
-                self._probe(before, on=False)
+            if absent is not None:
+                self._probe(absent, on=False)
+                del self._absent[peer.group, heard.node]
             peer.claimed = heard.udp_address, heard.udp_port
             peer.group.recipients[heard.node] = partial(self._send, peer)
         if peer.node:
@@ -398,6 +405,8 @@ class _Peer:
     def __init__(self, connection: Connection, group: Group) -> None:
         self.connection = connection
         self.group = group
+        self.number = 0
+        """The number of its connection."""
         self.is_silent = False
         self.awake_at = float("-inf")
         """Until when this process itself has slept."""

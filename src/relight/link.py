@@ -102,6 +102,7 @@ class RemoteLink(finders.Seeker):
         self._coordinator: Coordinator | None = None
         self._group: Group | None = None
         self._connection: Connection | None = None
+        self._connections = 0
         self._second: Connection | None = None
         """Is to take the place of a connection that is silent."""
         self._heartbeats: dict[int, Heartbeats] = {}
@@ -440,6 +441,7 @@ class RemoteLink(finders.Seeker):
             self._second = None
             self._disconnect()
             self._connection, self._peer = connection, _Coordinator(self._second_address)
+        self._connections += 1
         self._peer.is_held = hello.get("held") is True
         self._finder.answered()
         self._join(connection)
@@ -456,6 +458,7 @@ class RemoteLink(finders.Seeker):
                 announce=announce,
                 udp_address=own,
                 udp_port=self._heartbeats_to(self._peer).port,
+                connection=self._connections,
             )
         )
         for message in self._owner.messages_after_join():

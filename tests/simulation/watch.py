@@ -263,6 +263,7 @@ class Watch:
                     formation.changed = True
                     formation.lose(effect.node, self.world.now)
                     formation.dropped.add(effect.node)
+        self._see_let_in(coordinator, sent)
         for _, message in sent:
             if isinstance(message, StopWorkers) and message.takes_stacks:
                 if not self._by_id[message.generation].hung:
@@ -289,6 +290,7 @@ class Watch:
             self._tries[coordinator.number] = Try(probes)
         forms = {node: message for node, message in sent if isinstance(message, GenerationFormed)}
         if forms:
+            self._see_silent(coordinator, forms)
             self._see_reached(coordinator, forms)
             self._formed(coordinator, forms)
         confirmed = {node for node, message in sent if isinstance(message, Confirm)}
@@ -317,6 +319,18 @@ class Watch:
         for pair in tried.failed if tried is not None else ():
             if pair <= set(nodes) and not pair <= older:
                 raise Failure(f"{' and '.join(sorted(pair))} do not reach each other")
+
+    def _see_silent(self, coordinator: "WatchedMembership", nodes: Collection[str]) -> None:
+        """See whether a node is in a new generation of which nothing is heard."""
+        if silent := set(coordinator.members.silence) & set(nodes):
+            raise Failure(f"{silent} are silent, and in a new generation")
+
+    def _see_let_in(self, coordinator: "WatchedMembership", sent: Sequence[Send]) -> None:
+        """See whether a generation ends for newcomers while one of its nodes is silent."""
+        silent = set(coordinator.members.silence) & set(coordinator.roster.group_ranks)
+        for _, message in sent:
+            if silent and isinstance(message, StopWorkers) and message.cause.endswith(" joined"):
+                raise Failure(f"{silent} are silent, and {message.cause}")
 
     def _see_preempted(self, coordinator: "WatchedMembership") -> None:
         """See whether the workers of a generation are asked to save if a node is preempted."""

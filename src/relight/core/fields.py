@@ -54,6 +54,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "succeeded_ranks": (0, 1 << 40),
     "gone": (0, 1 << 20),
     "coordinator": (-1, 1 << 20),
+    "connection": (0, 1 << 40),
     "ranks": (0, 1 << 40),
     "looks": (0, 1 << 20),
     "waits": (0, 1 << 20),

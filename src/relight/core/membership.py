@@ -309,7 +309,7 @@ class Membership:
         if self._recover_until is not None:
             times.append(self._recover_until)
         silence_due = self.members.silence.deadline()
-        if silence_due is not None and self.end is None:
+        if silence_due is not None:
             times.append(silence_due)
         if self._wait_reasons.is_pending and self.state in (
             GroupState.GATHERING,
@@ -634,12 +634,11 @@ class Membership:
     def _advance(self, now: float) -> None:
         """Go on as far as possible."""
         silence = self.members.silence
-        if self.end is None:
-            for node in silence.lost(now):
-                self._effects.append(Drop(node))
-                self._lose(self.members[node], f"was lost: {silence.reason(node, now)}", now)
-            for line in silence.news(now):
-                self._tell_all(line)
+        for node in silence.lost(now):
+            self._effects.append(Drop(node))
+            self._lose(self.members[node], f"was lost: {silence.reason(node, now)}", now)
+        for line in silence.news(now):
+            self._tell_all(line)
         reachability = self.members.reachability
         if reachability is not None and reachability.is_over(now):
             self._leave_out_unreachable(reachability, now)

@@ -53,7 +53,8 @@ class Join(NamedTuple):
     `StopWorkers` to `NodeReady` before the node is dropped; None means that the group waits for it
     in any case. `answers`: it knows `Question`, which agents of older versions do not. `udp_port`
     at `udp_address` belongs to the agent and to the processes that outlive it, as long as its
-    workers do: if the machine says that nobody has it, they are gone; 0 for none.
+    workers do: if the machine says that nobody has it, they are gone; 0 for none. `connection`
+    numbers the connections of this agent: what was sent over an earlier one may arrive later.
     """
 
     node: str
@@ -71,6 +72,7 @@ class Join(NamedTuple):
     answers: bool = False
     udp_address: str = ""
     udp_port: int = 0
+    connection: int = 0
 
 
 class Target(NamedTuple):
