@@ -44,6 +44,7 @@ from relight.core.messages import (
     JobEnded,
     Join,
     NodeLeaving,
+    NodesGone,
     Redirect,
 )
 from relight.core.ranks import NO_GENERATION
@@ -578,9 +579,9 @@ class RemoteLink(finders.Seeker):
         """Note that nobody has the coordinator's port any more; tell its successor."""
         if not self._lost.address or address != self._lost.address[:2]:
             return
-        self._gone = (self._lost.rank,)
-        if self._connection is not None and self._connection.is_open:
-            self._join(self._connection)
+        if not self._gone:
+            self._gone = (self._lost.rank,)
+            self.send(NodesGone(self._owner.generation, self._gone))
 
 
 class _Coordinator:

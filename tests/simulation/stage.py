@@ -55,6 +55,7 @@ class WatchedMembership(Membership):
         self.world.log(f"C{self.number} begins at {self.process.name}")
 
     def step(self, event: Any, now: float) -> Any:
+        self.before = self.state, self.generation
         ending = self._ending  # it is another one when the next generation is formed
         effects = super().step(event, now)
         self.check()

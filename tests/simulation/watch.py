@@ -328,8 +328,14 @@ class Watch:
     def _see_let_in(self, coordinator: "WatchedMembership", sent: Sequence[Send]) -> None:
         """See whether a generation ends for newcomers while one of its nodes is silent."""
         silent = set(coordinator.members.silence) & set(coordinator.roster.group_ranks)
+        begins = coordinator.before[0] is GroupState.RUNNING
         for _, message in sent:
-            if silent and isinstance(message, StopWorkers) and message.cause.endswith(" joined"):
+            if (
+                silent
+                and begins
+                and isinstance(message, StopWorkers)
+                and message.cause.endswith(" joined")
+            ):
                 raise Failure(f"{silent} are silent, and {message.cause}")
 
     def _see_preempted(self, coordinator: "WatchedMembership") -> None:
@@ -542,7 +548,7 @@ class Watch:
         if before is None:
             self._see_unknown(coordinator)
         formation = Formation(coordinator, first, dict(ordered))
-        self._see_older(coordinator.number, formation)
+        self._see_older(coordinator, formation)
         self.formations.append(formation)
         self._by_coordinator[coordinator.number] = formation
         self._by_id[first.generation.id] = formation
@@ -558,16 +564,16 @@ class Watch:
             if other.live and self.world.now < at + self._lease_s:
                 raise Failure(f"C{number} forms one beside {other}, although it has heard of that")
 
-    def _see_older(self, coordinator: int, formation: Formation) -> None:
-        """See which workers of generations before still run: none of one that the coordinator knows
-        of; others may until the end of their lease.
+    def _see_older(self, coordinator: "WatchedMembership", formation: Formation) -> None:
+        """See which workers of generations before still run: none of the one that the coordinator
+        has ended; others may until the end of their lease.
         """
         formation.at = self.world.now
         for older in self.formations:
-            is_known = older.coordinator == coordinator or (coordinator, older.id) in self._heard
+            is_known = older.id == coordinator.before[1]
             for node, workers in older.running.items():
                 if is_known and not (self._firewall or self._evicts):
-                    raise Failure(f"{workers.node.name} runs {older}, and C{coordinator} knows it")
+                    raise Failure(f"{workers.node.name} runs {older}, beside {formation}")
                 self.world.after(self.tolerated_s, self._still_runs, older, node)
 
     def _newer(self, formation: Formation) -> list[Formation]:

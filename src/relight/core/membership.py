@@ -85,6 +85,7 @@ from relight.core.messages import (
     NodePreempted,
     NodeQuiet,
     NodeReady,
+    NodesGone,
     NodesProbed,
     Note,
     SlowRanks,
@@ -555,6 +556,8 @@ class Membership:
                 self._ending.preempted[node] = message
             case CheckpointCalls(_, limit, calls) if current and self._ending.agreement is not None:
                 self._ending.agreement.answer(node, limit, calls)
+            case NodesGone(_, gone) if current:
+                self.roster.mark_gone(gone)
             case NodeLeaving(reason) if self.end is not None:
                 self._lose(member, f"left: {reason}", now, orderly=True)
             case NodeLeaving(reason, waits):

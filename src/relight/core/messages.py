@@ -3,8 +3,8 @@
 Each field of a message from the network is checked before the message is used (`core/fields`).
 
     agent -> coordinator    Join NodeReady NodesProbed WorkerFailed WorkersSucceeded NodeQuiet
-                            NodePace NodePreempted CheckpointCalls NodeLeaving AskNodes Answer
-                            Heartbeat
+                            NodePace NodePreempted CheckpointCalls NodeLeaving NodesGone AskNodes
+                            Answer Heartbeat
     coordinator -> agent    StartProbes GenerationFormed CheckpointLimit StopWorkers Confirm
                             SlowRanks WaitReason Note JobEnded Question NodeAnswered Redirect
                             Heartbeat (the echo)
@@ -186,6 +186,13 @@ class NodeLeaving(NamedTuple):
     waits: bool = False
 
 
+class NodesGone(NamedTuple):
+    """The workers of the nodes with these group ranks have certainly ended (`Announce.gone`)."""
+
+    generation: GenerationId
+    gone: tuple[int, ...]
+
+
 class AskNodes(NamedTuple):
     """Somebody on this node asks something about the whole job: a line as for the socket of an
     agent (sight/job_socket). It is sent only to a coordinator that says in its hello that it
@@ -356,6 +363,7 @@ FromAgent = (
     | NodePreempted
     | CheckpointCalls
     | NodeLeaving
+    | NodesGone
     | AskNodes
     | Answer
 )

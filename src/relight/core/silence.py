@@ -103,12 +103,12 @@ class Silence:
 
     def lost(self, now: float) -> list[str]:
         """Return the nodes that have been silent for too long."""
-        overdue = []
+        overdue: dict[str, None] = {}  # the heap may name a node twice
         while self._lost_at and self._lost_at[0][0] <= now:
             lost_at, node = heapq.heappop(self._lost_at)
             if self._is_current(lost_at, node):
-                overdue.append(node)
-        return overdue
+                overdue[node] = None
+        return list(overdue)
 
     def lost_at(self, node: str) -> float:
         """Return when a silent node will be lost."""
