@@ -282,3 +282,14 @@ def test_the_common_save_waits_for_a_silent_node() -> None:
         27.2 a b c called4
         -> at 5 stop 0: a b c
     """)
+
+
+def test_a_node_that_falls_silent_twice_at_one_moment_is_lost_once() -> None:
+    running().play("""
+        20 b silent
+        20 b heard
+        20 b silent
+        30 -
+        -> drop: b
+        -> stop 0: a c
+    """)
