@@ -377,7 +377,10 @@ class WorkerGroup:
             from relight.host.worker_memory import WorkerMemory
 
             error_files = {p.local_rank: self.logs.error_file(p.local_rank) for p in self._plans}
-            self._memory = WorkerMemory(self._services.loop, error_files)
+            services = self._services
+            self._memory = WorkerMemory(
+                services.loop, error_files, self.began, services.journal.say
+            )
         return self._memory
 
     def span(self) -> tuple[float, float] | None:

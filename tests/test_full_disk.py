@@ -1,0 +1,95 @@
+"""A disk that fills up, and a script that writes into shared memory, harm one feature each."""
+
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT_S, RELIGHT, Launch, Start
+
+UNSHARE = ("unshare", "--mount", "--map-root-user")
+FULL = """
+mount -t tmpfs -o size=64k none "$0" && head -c 1M /dev/zero >"$0/filler" 2>/dev/null; exec "$@"
+"""
+Script = Callable[[str], Path]
+REPORTS = """
+import os, time
+from relight.worker import deadline, progress, should_checkpoint
+progress(1)
+assert not should_checkpoint() and deadline() is None
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise ValueError("once")
+"""
+WAITS = """
+import time
+from relight.worker import should_checkpoint
+should_checkpoint()
+print("up", flush=True)
+time.sleep(600)
+"""
+SCRIBBLES = """
+import mmap, os, sys
+from relight import worker
+worker.progress(1)
+file = os.environ["TORCHELASTIC_ERROR_FILE"] + ".shared"
+if sys.argv[1] == "truncate":
+    os.truncate(file, 0)
+else:
+    with open(file, "r+b") as page:
+        page.write(b"\\xff" * 4096)
+    assert not worker.should_checkpoint()
+    worker.progress(2)
+raise ValueError("mine")
+"""
+
+
+def on_full_disk(disk: Path) -> tuple[str, ...]:
+    """Relight where this directory is a full disk."""
+    disk.mkdir()
+    return (*UNSHARE, "sh", "-c", FULL, str(disk), *RELIGHT)
+
+
+@pytest.mark.needs_mounts
+def test_reports_are_lost_on_a_full_disk_and_nothing_else(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    result = launch(
+        "run", "--nproc-per-node=2", "--max-restarts=1", script(REPORTS),
+        command=on_full_disk(disk), TMPDIR=str(disk),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "ValueError: once" in result.stderr
+    notes = [line for line in result.stderr.splitlines() if "have no effect" in line]
+    assert len(notes) == 2, result.stderr  # one in each generation
+    assert "No space left on device" in notes[0] and str(disk) in notes[0]
+
+
+@pytest.mark.needs_mounts
+def test_a_preempted_node_on_a_full_disk_says_why_nothing_is_saved(
+    start: Start, script: Script, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    agent = start(
+        "run", "--on-preempt=SIGUSR1", script(WAITS),
+        command=on_full_disk(disk), variables={"TMPDIR": str(disk)},
+    )  # fmt: skip
+    assert agent.stdout is not None
+    assert agent.stdout.readline() == b"up\n"
+    agent.send_signal(signal.SIGTERM)
+    _, stderr = agent.communicate(timeout=LIMIT_S)
+    assert agent.returncode == 143, stderr
+    assert b"No space left on device; its steps are unknown, and it can't be asked" in stderr
+
+
+@pytest.mark.parametrize("how", ["overwrite", "truncate"])
+def test_nonsense_in_shared_memory_does_not_end_the_agent(
+    launch: Launch, script: Script, how: str
+) -> None:
+    result: subprocess.CompletedProcess[str] = launch(
+        "run", "--hang-timeout=3600", "--max-restarts=1", script(SCRIBBLES), how
+    )
+    assert result.returncode == 1, result.stderr
+    assert "rank 0 raised ValueError: mine" in result.stderr
+    assert "restart 1 of 1" in result.stderr
