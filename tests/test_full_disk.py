@@ -9,6 +9,7 @@ import pytest
 from conftest import LIMIT_S, RELIGHT, Launch, Start
 
 UNSHARE = ("unshare", "--mount", "--map-root-user")
+NO_FILES = 'mount -t tmpfs -o size=1m,nr_inodes="$FILES" none "$0" && exec "$@"'
 FULL = """
 mount -t tmpfs -o size=64k none "$0" && head -c 1M /dev/zero >"$0/filler" 2>/dev/null; exec "$@"
 """
@@ -44,10 +45,17 @@ raise ValueError("mine")
 """
 
 
-def on_full_disk(disk: Path) -> tuple[str, ...]:
+FAILS_ONCE = """
+import os
+print("printed", flush=True)
+assert os.environ["TORCHELASTIC_RESTART_COUNT"] == "1", "once"
+"""
+
+
+def on_full_disk(disk: Path, how: str = FULL) -> tuple[str, ...]:
     """Relight where this directory is a full disk."""
     disk.mkdir()
-    return (*UNSHARE, "sh", "-c", FULL, str(disk), *RELIGHT)
+    return (*UNSHARE, "sh", "-c", how, str(disk), *RELIGHT)
 
 
 @pytest.mark.needs_mounts
@@ -93,3 +101,51 @@ def test_nonsense_in_shared_memory_does_not_end_the_agent(
     assert result.returncode == 1, result.stderr
     assert "rank 0 raised ValueError: mine" in result.stderr
     assert "restart 1 of 1" in result.stderr
+
+
+@pytest.mark.needs_mounts
+@pytest.mark.parametrize("files", [3, 4])
+def test_a_disk_without_room_for_error_files_prevents_no_start_or_restart(
+    launch: Launch, script: Script, tmp_path: Path, files: int
+) -> None:
+    """Of so many, one is the root of the disk, one the directory of the job, one its lock."""
+    disk = tmp_path / "disk"
+    result = launch(
+        "run", "--max-restarts=1", script(FAILS_ONCE),
+        command=on_full_disk(disk, NO_FILES), TMPDIR=str(disk), FILES=str(files),
+        TORCHELASTIC_ENABLE_FILE_TIMER="1",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "AssertionError: once" in result.stderr
+    assert f"torch's file timers have no effect: can't make {disk}/" in result.stderr
+
+
+@pytest.mark.needs_mounts
+@pytest.mark.parametrize("files", [4, 5, 9])
+def test_output_without_room_for_its_log_goes_to_the_console(
+    launch: Launch, script: Script, tmp_path: Path, files: int
+) -> None:
+    """The directory of the attempt, that of the worker, or that of the second attempt."""
+    disk = tmp_path / "disk"
+    result = launch(
+        "run", "--max-restarts=1", "--redirects=3", f"--log-dir={disk}", script(FAILS_ONCE),
+        command=on_full_disk(disk, NO_FILES), FILES=str(files),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "printed" in result.stdout
+    assert f"relight: can't write logs to {disk}/" in result.stderr
+    assert "No space left on device; the output goes to the console" in result.stderr
+
+
+@pytest.mark.needs_mounts
+def test_a_full_disk_ends_filtered_output_with_a_note(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    text = "import sys\nfor i in range(3000):\n  print('wanted', i, 'x' * 90, file=sys.stderr)"
+    result = launch(
+        "run", "--tee=3", "--duplicate-stderr-filters=wanted", f"--log-dir={disk}", script(text),
+        command=on_full_disk(disk, 'mount -t tmpfs -o size=64k none "$0" && exec "$@"'),
+    )  # fmt: skip
+    assert result.returncode == 1, result.stderr
+    assert "filtered_stderr.log gets no more lines: No space left on device" in result.stderr

@@ -108,7 +108,7 @@ class WorkerGroup:
         send: sends a message to the coordinator.
 
     Raises:
-        MachineError: their logs can't be written, or the machine has no file descriptor left.
+        MachineError: the machine has no file descriptor left.
     """
 
     def __init__(

@@ -51,16 +51,19 @@ def test_an_event_has_its_number_and_both_times() -> None:
 
 def test_the_log_goes_on_when_a_full_disk_has_room_again(tmp_path: Path) -> None:
     """A line that is there in part does not spoil the next one."""
-    log = EventLog(str(tmp_path))
+    said: list[str] = []
+    log = EventLog(str(tmp_path), said.append)
     path = tmp_path / "events.jsonl"
     log.write(events.WorkersFrozen(True))
     path.rename(tmp_path / "kept")
     path.mkdir()  # so that writing fails
     log.write(events.WorkersFrozen(False))
+    log.write(events.WorkersFrozen(False))
+    assert said == [f"events are missing in {path}: Is a directory"]
     path.rmdir()
     (tmp_path / "kept").rename(path)
     with path.open("a") as file:
         file.write('{"v": 1, "n": 2, "ev')
     log.write(events.WorkersFrozen(True))
     lines = path.read_text().splitlines()
-    assert [json.loads(lines[at])["n"] for at in (0, -1)] == [1, 3]
+    assert [json.loads(lines[at])["n"] for at in (0, -1)] == [1, 4]
