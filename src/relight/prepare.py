@@ -176,10 +176,19 @@ def _worker_program(command: Command, nproc: int) -> "WorkerProgram | None":
 def _run_directory(spec: LaunchSpec, env: Environment, run_id: str, notes: list[str]) -> str:
     if spec.log_dir == os.devnull or not spec.keeps_logs():
         return ""
-    base = spec.log_dir or files.own_directory(env)
-    directory = files.make_run_directory(os.path.abspath(base), run_id)
-    if not spec.log_dir:
-        notes.append(f"logs are written to {directory}")
+    if spec.log_dir:
+        return files.make_run_directory(os.path.abspath(spec.log_dir), run_id)
+    shared = os.path.abspath(files.temporary_base(env))
+    try:
+        own = files.own_directory(shared)
+    except OSError as error:
+        raise UsageError(
+            f"can't write logs to {error.filename}: {error.strerror}",
+            hint="--log-dir=DIRECTORY names another place",
+        ) from None
+    directory = files.make_run_directory(own, run_id)
+    why = files.why_elsewhere(own)
+    notes.append(f"logs are written to {directory}" + (why and f": {why}"))
     return directory
 
 

@@ -2,9 +2,9 @@
 ones.
 
 They are in a directory that only its user can enter: `$XDG_RUNTIME_DIR/relight/jobs`, or
-`/tmp/relight-UID/jobs`. Each agent that has run for a second has a socket there, `NAME-PID.sock`,
-and each of the last 100 that have ended a file, `NAME-PID.json`. An agent that was killed leaves
-its socket, which the next reader removes.
+`/tmp/relight-UID/jobs` (host/user_sockets). Each agent that has run for a second has a socket
+there, `NAME-PID.sock`, and each of the last 100 that have ended a file, `NAME-PID.json`. An agent
+that was killed leaves its socket, which the next reader removes.
 """
 
 import contextlib
