@@ -15,7 +15,15 @@ from relight.errors import UsageError
 from relight.host import files, interpreter, system
 from relight.node_job import NodeJob
 from relight.spec import DEFAULT_GRACE_S, UNSET_RUN_ID, LaunchSpec, check, check_ranks
-from relight.values import AUTO, BACKENDS, EVENT_HANDLERS, Endpoint, parse_grace
+from relight.values import (
+    AUTO,
+    BACKENDS,
+    EVENT_HANDLERS,
+    STATUS_TOKEN,
+    Endpoint,
+    parse_grace,
+    parse_status_token,
+)
 
 _CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION_INDEX",
             "MASTER_ADDR", "PET_NNODES"}  # fmt: skip
@@ -55,6 +63,7 @@ def prepare(
     if spec.logs_specs != "default":
         raise _no_logs_specs(spec.logs_specs)
     notes = found + check(spec, given)
+    _check_status_token(spec, env)
     _check_keep_warm(spec)
     if spec.keep_warm is not None and "preload" not in given:
         spec = spec._replace(preload=(AUTO,))
@@ -267,6 +276,16 @@ def _run_path() -> tuple[str, ...]:
     from importlib.resources import files as packaged  # in a zip archive (job/launcher_file.py)
 
     return "-c", packaged("relight.worker").joinpath("run_path.py").read_text()
+
+
+def _check_status_token(spec: LaunchSpec, env: Environment) -> None:
+    """Refuse a token of which the page, which is served later, could make no use."""
+    token = env.get(STATUS_TOKEN)
+    if spec.status is not None and token:
+        try:
+            parse_status_token(token)
+        except ValueError as error:
+            raise UsageError(f"{STATUS_TOKEN}: {error}") from None
 
 
 def _count_workers(spec: LaunchSpec, env: Environment) -> int:

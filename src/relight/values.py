@@ -22,6 +22,12 @@ MOST_NAME = 60
 AUTO = "auto"
 """The modules of --preload are those that the script imports."""
 
+STATUS_TOKEN = "RELIGHT_STATUS_TOKEN"  # noqa: S105  # a name
+"""The variable with the token of status pages; without it, each page makes one for itself."""
+_LEAST_TOKEN = 16
+_TOKEN_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~+/-")
+_PUBLIC = "public"
+
 BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "file")
 
 
@@ -109,6 +115,16 @@ class Endpoint(NamedTuple):
         return ",".join([own, *map(str, self.others)])
 
 
+class PageAddress(NamedTuple):
+    """Where a status page is served; `is_public`: whether reading it needs no token."""
+
+    endpoint: Endpoint
+    is_public: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.endpoint},{_PUBLIC}" if self.is_public else str(self.endpoint)
+
+
 class StreamChoice(NamedTuple):
     """Which streams are chosen: a default, and exceptions by local rank."""
 
@@ -193,14 +209,33 @@ def _parse_one_endpoint(text: str) -> Endpoint:
     return Endpoint(host, parse_port(port) if port else None)
 
 
-def parse_listen(text: str) -> Endpoint:
-    """Parse `PORT`, `HOST:PORT` or `[V6]:PORT` of a server of this machine; without a host, only
-    this machine can connect.
+def parse_page(text: str) -> PageAddress:
+    """Parse `PORT`, `HOST:PORT` or `[V6]:PORT` of a page on this machine, with `,public` for one
+    that all may read; `public` alone has any free port. Without a host, only this machine can
+    connect.
     """
-    found = Endpoint("", parse_port(text)) if text.isdecimal() else _parse_one_endpoint(text)
+    where, comma, word = text.partition(",")
+    if text == _PUBLIC:
+        where, word = "0", text
+    elif comma and word != _PUBLIC:
+        raise ValueError(f"expected [HOST:]PORT or [HOST:]PORT,{_PUBLIC}")
+    found = Endpoint("", parse_port(where)) if where.isdecimal() else _parse_one_endpoint(where)
     if found.port is None:
         raise ValueError("expected [HOST:]PORT, such as 8080 or 0.0.0.0:8080")
-    return found if found.host else found._replace(host="127.0.0.1")
+    local = found if found.host else found._replace(host="127.0.0.1")
+    return PageAddress(local, is_public=bool(word))
+
+
+def parse_status_token(text: str) -> str:
+    """Parse the token of status pages: one that a header can carry (RFC 6750, 2.1), and that nobody
+    guesses.
+    """
+    if len(text) < _LEAST_TOKEN or not set(text.rstrip("=")) <= _TOKEN_LETTERS:
+        raise ValueError(
+            f"expected at least {_LEAST_TOKEN} characters of A-Z, a-z, 0-9 and ._~+/-, such as "
+            "from openssl rand -hex 32"
+        )
+    return text
 
 
 def parse_host(text: str) -> str:

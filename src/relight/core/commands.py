@@ -12,6 +12,7 @@ from relight.env import Environment
 from relight.errors import signal_name
 from relight.spec import LaunchSpec
 from relight.typed import NamedTuple
+from relight.values import STATUS_TOKEN
 
 OF_ONE_WORKER = (
     "LOCAL_RANK",
@@ -31,8 +32,8 @@ OF_ONE_WORKER = (
 )
 """Variables that differ between workers or generations."""
 _MACRO = "${local_rank}"
-_OF_AGENTS = ("RELIGHT_TOKEN",)
-"""Variables hidden from the workers: agents prove with them that they belong to the job."""
+_OF_AGENTS = ("RELIGHT_TOKEN", STATUS_TOKEN)
+"""Variables hidden from the workers: agents and users prove with them what they may do."""
 
 
 class Command(NamedTuple):

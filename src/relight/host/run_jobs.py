@@ -32,7 +32,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.node_stacks import NodeStacks
 
-_ENDED = ".json"
+_ENDED, _TOKEN = ".json", ".token"
 _MOST_ENDED = 100
 _TIMEOUT_S = 3.0
 MOST_BYTES = 32 << 20
@@ -183,6 +183,27 @@ class JobDirectory:
         for old in sorted(paths, key=_age)[:-_MOST_ENDED]:
             with contextlib.suppress(OSError):
                 os.unlink(old)
+
+    def make_token(self, job: str, token: str) -> str:
+        """Write the token of a page that this process serves; return the path. Those of pages that
+        were killed are removed.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        for name in self._names(_TOKEN):
+            of, _, pid = name.rpartition(".")
+            runs = os.path.exists(os.path.join(self.path, of + OF_JOB))
+            if not runs and pid.isdecimal() and not agents.lives(int(pid)):
+                self.remove_token(os.path.join(self.path, name + _TOKEN))
+        path = os.path.join(self.path, f"{job}.{os.getpid()}{_TOKEN}")
+        files.replace(path, token)
+        return path
+
+    def remove_token(self, path: str) -> None:
+        """Remove a file of `make_token`."""
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
     def forget(self, job: str) -> None:
         """Remove what is left of a job."""

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 
 from relight.env import Environment
 from relight.host.loop import Loop, Timer
-from relight.values import Endpoint
+from relight.values import PageAddress
 
 _LOOK_S = 1.0
 _END_S = 2.0
@@ -37,7 +37,7 @@ class PageProcess:
         loop: Loop,
         env: Environment,
         job: str,
-        where: Endpoint,
+        where: PageAddress,
         has_rank_0: Callable[[], bool],
     ) -> None:
         self._loop, self._env, self._has_rank_0 = loop, env, has_rank_0

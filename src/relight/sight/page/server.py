@@ -1,14 +1,15 @@
 """The server of a status page: HTTP for a few browsers, and Server-Sent Events for what changes.
 
-    GET  /           the page, with /page.js and /page.css
+    GET  /           the page, with /page.js and /page.css: nothing of the job, without the token
     GET  /stream     the job, and then each second what has changed of it (Server-Sent Events)
     GET  /state      the same once, as JSON
     GET  /output     the end of what a rank has printed: ?rank=3&stream=stderr
     GET  /metrics    for Prometheus
-    POST /stacks     where the ranks of all nodes are; needs the token
-    POST /cancel     stops the job, as ctrl-C does; needs the token
+    POST /stacks     where the ranks of all nodes are
+    POST /cancel     stops the job, as ctrl-C does
 
-Nothing is read while nobody asks. `access` says who gets an answer.
+All but the first needs the token; on a public page, only what acts does. Nothing is read while
+nobody asks. `access` says who gets an answer.
 """
 
 import contextlib
@@ -40,6 +41,7 @@ with it unread, the client would lose the answer (RFC 9112, 9.6).
 """
 _LAST_S = 1.0
 """How long streams may take to send the last state of a job before the server closes."""
+_UNAUTHORIZED = 401
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 _ASSETS = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -73,8 +75,9 @@ class PageServer(ThreadingHTTPServer):
     Args:
         host: the address to listen on.
         port: 0 is any free one.
-        token: what actions need; empty: there are none.
+        token: what proves a right to read and to act; empty on a public page without actions.
         served: the job.
+        is_public: whether all may read.
 
     Raises:
         OSError: the port is taken, or the address is not one of this machine.
@@ -83,9 +86,11 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = _MOST_CONNECTIONS
 
-    def __init__(self, host: str, port: int, token: str, served: Served) -> None:
+    def __init__(
+        self, host: str, port: int, token: str, served: Served, *, is_public: bool = False
+    ) -> None:
         self.address_family, address = _resolved(host, port)
-        self.token, self.served = token, served
+        self.token, self.served, self.is_public = token, served, is_public
         self.names = _names(host)
         self.closing = threading.Event()
         self.streams = threading.BoundedSemaphore(_MOST_STREAMS)
@@ -184,7 +189,10 @@ class _Request(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer what reads."""
         url = self._url
-        refused = access.refusal_of_get(self._headers(), self.server.names, url.path)
+        headers, server = self._headers(), self.server
+        refused = access.refusal_of_get(headers, server.names, url.path)
+        if refused is None and url.path not in _ASSETS and not server.is_public:
+            refused = access.refusal_without_token(headers, server.token)
         if refused is not None:
             self._refuse(refused)
         elif url.path in _ASSETS:
@@ -311,6 +319,8 @@ class _Request(BaseHTTPRequestHandler):
         if length is not None:
             self.send_header("Content-Length", str(length))
         self.send_header("Connection", "close")
+        if status == _UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", "Bearer")
         for name, value in access.HEADERS.items():
             self.send_header(name, value)
         self.end_headers()
