@@ -149,3 +149,18 @@ def test_a_full_disk_ends_filtered_output_with_a_note(
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
     assert "filtered_stderr.log gets no more lines: No space left on device" in result.stderr
+
+
+@pytest.mark.needs_mounts
+def test_a_full_disk_of_the_sockets_keeps_no_job_from_a_warm_start(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    job = 'mkdir -m 700 "$0/run"; XDG_RUNTIME_DIR="$0/run" "$@"; code=$?'
+    how = f'{FULL.partition("exec")[0]} {job}; XDG_RUNTIME_DIR="$0/run" "$1" -m relight warm stop; '
+    result = launch(
+        "run", "-v", "--preload=json", "--keep-warm", script("import json; print(json)"),
+        command=on_full_disk(disk, how + "exit $code"), XDG_CACHE_HOME=str(disk),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "workers start with preloaded modules" in result.stderr

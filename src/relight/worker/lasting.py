@@ -54,8 +54,11 @@ class Lasting:
             guard: the pid of the guard of this process.
         """
         being_made = BeingMade(guard, self._setup["keep"]["script"])
-        os.truncate(self.lock, 0)
-        os.pwrite(self.lock, json.dumps(fields.plain(being_made)).encode(), 0)
+        try:
+            os.truncate(self.lock, 0)
+            os.pwrite(self.lock, json.dumps(fields.plain(being_made)).encode(), 0)
+        except OSError:
+            pass  # a full disk; the lock itself holds
 
     def end_imports(self, variables: Mapping[str, str], watch: Watch) -> None:
         """Note what the imports depend on, and remove the environment of this process.
