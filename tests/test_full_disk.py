@@ -121,14 +121,14 @@ def test_a_disk_without_room_for_error_files_prevents_no_start_or_restart(
 
 
 @pytest.mark.needs_mounts
-@pytest.mark.parametrize("files", [4, 5, 9])
+@pytest.mark.parametrize(("files", "flag"), [(4, "--tee=3"), (5, "--tee=3"), (9, "--redirects=3")])
 def test_output_without_room_for_its_log_goes_to_the_console(
-    launch: Launch, script: Script, tmp_path: Path, files: int
+    launch: Launch, script: Script, tmp_path: Path, files: int, flag: str
 ) -> None:
     """The directory of the attempt, that of the worker, or that of the second attempt."""
     disk = tmp_path / "disk"
     result = launch(
-        "run", "--max-restarts=1", "--redirects=3", f"--log-dir={disk}", script(FAILS_ONCE),
+        "run", "--max-restarts=1", flag, f"--log-dir={disk}", script(FAILS_ONCE),
         command=on_full_disk(disk, NO_FILES), FILES=str(files),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr

@@ -276,3 +276,17 @@ def test_the_last_hundred_ended_jobs_are_kept(jobs: JobDirectory) -> None:
     assert len(kept) == 100
     assert "x-4" in kept
     assert "x-3" not in kept
+
+
+def test_the_token_of_a_page_that_was_killed_is_removed(jobs: JobDirectory) -> None:
+    """If neither the page nor its job is there: pids of another container say nothing."""
+    folder, no_pid = Path(jobs.path), 1 << 23
+    for name in (f"gone-1.{no_pid}.token", f"runs-1.{no_pid}.token", "runs-1.sock"):
+        (folder / name).write_text("x")
+    path = jobs.make_token("mine-1", "secret")
+    assert Path(path).read_text() == "secret"
+    assert Path(path).stat().st_mode & 0o777 == 0o600
+    names = {each.name for each in folder.iterdir()}
+    assert names == {Path(path).name, f"runs-1.{no_pid}.token", "runs-1.sock"}
+    jobs.remove_token(path)
+    assert not Path(path).exists()

@@ -36,6 +36,8 @@ REASONS = {
     "test_orphans.py::test_an_agent_that_waits_for_nodes_has_no_directory": SEVERAL_NODES,
     "test_restarts.py::test_a_gloo_job_survives_every_kill[warm]": PRELOAD,
     "test_secrets.py::test_workers_do_not_have_the_token[warm]": PRELOAD,
+    "test_full_disk.py::test_a_full_disk_of_the_sockets_keeps_no_job_from_a_warm_start": PRELOAD,
+    "host/test_watched_worker.py": PRELOAD,
     "test_failures_on_nodes.py": SEVERAL_NODES,
     "test_function.py::test_torch_workers_of_two_agents_are_one_group": SEVERAL_NODES,
     "test_embedding.py::test_a_result_tells_exit_codes_restarts_and_the_cause[in process]": (

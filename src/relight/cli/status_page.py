@@ -113,23 +113,28 @@ def _token(
 
 
 def _serve(job: handles.Handle, where: PageAddress, until_end: bool, on_terminal: bool) -> int:
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
     variables = env.read().variables
     jobs = JobDirectory(variables)
     with _token(variables, jobs, job.app_id, where, on_terminal) as token:
-        return _serve_with(token, jobs, job, where, until_end)
+        return _serve_until(stop, token, jobs, job, where, until_end)
 
 
-def _serve_with(
-    token: _Token, jobs: JobDirectory, job: handles.Handle, where: PageAddress, until_end: bool
+def _serve_until(
+    stop: threading.Event,
+    token: _Token,
+    jobs: JobDirectory,
+    job: handles.Handle,
+    where: PageAddress,
+    until_end: bool,
 ) -> int:
     actions = _actions(jobs, job)
     watched = WatchedJob(jobs, job.app_id, actions if token.text else ())
     metrics = partial(exposition, watched.reading)
     served = Served(watched.look, watched.output, metrics, actions)
     server = _listening(where, token.text, served)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     threading.Thread(target=server.serve_forever, daemon=True).start()
     host = where.endpoint.host
     address = f"http://{_shown(host)}:{server.port}/{token.fragment}"

@@ -106,7 +106,13 @@ function ask(what, options) {
 }
 
 async function connect() {
-  for await (const message of messages()) take(message);
+  for await (const message of messages()) {
+    try {
+      take(message);
+    } catch (error) {
+      reportError(error);
+    }
+  }
   const job = page.look.job;
   if (page.locked) {
     link("off", "no access");
