@@ -214,7 +214,7 @@ class WorkerGroup:
 
         error_files = (self.logs.error_file(plan.local_rank) for plan in self._plans)
         return self._memory is not None or any(
-            file and os.path.exists(file + SUFFIX) for file in error_files
+            file and os.path.lexists(file + SUFFIX) for file in error_files
         )
 
     def _record_steps(self) -> None:

@@ -191,3 +191,53 @@ def test_the_agent_says_once_that_it_shares_no_memory(tmp_path: Path) -> None:
         "unknown, and it can't be asked to save"
     ]
     found._loop.close()
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no file on a disk get a block."""
+
+    def refuse(fd: int, *_: object) -> None:
+        if not os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setattr(os, "pwrite", refuse)
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("first", ["agent", "worker"])
+def test_without_room_on_the_disk_both_share_memory_all_the_same(
+    tmp_path: Path, first: str
+) -> None:
+    """Whoever comes first; its descriptor is closed with the memory."""
+    before = len(os.listdir("/proc/self/fd"))
+    path = tmp_path / f"0.error.json{words.SUFFIX}"
+    found = WorkerMemory(Loop(), {0: str(tmp_path / "0.error.json")}, 0.0, pytest.fail)
+    if first == "agent":
+        found.agree(1, time.monotonic())
+    page = shared_page.mapped(str(path), make=True)
+    assert path.is_symlink()
+    page[words.CALLS] = 3
+    found.agree(1, time.monotonic())
+    assert (page[words.AGREED], found.calls()) == (1, 3)
+    found.close()
+    assert not path.is_symlink()
+    found._loop.close()
+    del page
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_link_to_anything_else_is_not_followed(tmp_path: Path) -> None:
+    """Its process has ended, and another one has its number now."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    path = tmp_path / f"0.error.json{words.SUFFIX}"
+    with victim.open("r+b") as file:
+        path.symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+        found = WorkerMemory(Loop(), {0: str(tmp_path / "0.error.json")}, 0.0, pytest.fail)
+        assert found.calls() == 0
+        found.agree(1, time.monotonic())
+    assert victim.read_text() == "mine"
+    assert found.calls() == 0  # and once it leads nowhere
+    found._loop.close()

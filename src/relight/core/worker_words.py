@@ -1,8 +1,8 @@
 """The memory that an agent shares with one worker: one page of 8-byte words, in the byte order of
 the machine.
 
-The worker makes it, as a file beside its error file, when it first calls a function of
-`relight.worker`; the agent makes it if it has something to say before. Each word has one writer,
+The worker makes it, at a path beside its error file (shared_page), when it first calls a function
+of `relight.worker`; the agent makes it if it has something to say before. Each word has one writer,
 which never reads it back to decide something. A bug of the script can write anything anywhere, so
 readers take words through the functions below: a word out of bounds is no report.
 """
