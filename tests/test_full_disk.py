@@ -19,7 +19,7 @@ import os, time
 from relight.worker import deadline, progress, should_checkpoint
 progress(1)
 assert not should_checkpoint() and deadline() is None
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == os.environ["RANK"] == "0":
     raise ValueError("once")
 """
 SAVES = """
