@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from conftest import LIMIT_S, TORCHRUN, Launch, Start, WarmTorch
+from conftest import LIMIT_S, TORCHRUN, Launch, Start
+from warm_torch import WarmTorch
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 DIGITS, HELLO, DEMO = (EXAMPLES / f"{name}.py" for name in ("digits", "hello_ddp", "demo"))

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import RELIGHT, clean_environment
 from test_failures_e2e import as_everywhere, check_form, matches, report_of
-from warm_torch import Result, WarmTorch, run_agents, warm_torch  # noqa: F401  # a fixture
+from warm_torch import Result, WarmTorch, run_agents
 
 FAULTS = Path(__file__).parent / "faults_on_nodes"
 NODES = 4
@@ -109,10 +109,10 @@ def test_all_nodes_report_the_right_rank_first(script: Path, place: Path) -> Non
 )
 def test_warm_workers_have_the_same_report(script: Path, warm_torch: WarmTorch) -> None:
     """Workers that are forked from a process with torch fail as others do, on four nodes."""
-    place = warm_torch.place
+    place = warm_torch.folder
     shows_stacks = STACKS in script.with_suffix(".txt").read_text()
     quick = script.stem not in SLOW_EXIT and not shows_stacks
-    results = warm_torch.run(
-        script.read_text(), *flags(script, place), agents=NODES, quick_exit=quick
+    results = warm_torch.run_agents(
+        NODES, script.read_text(), *flags(script, place), quick_exit=quick
     )
     check(results, script, place)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Launch, WarmTorch
+from conftest import LIMIT_S, Launch
+from warm_torch import WarmTorch
 
 Script = Callable[..., Path]
 LONG = "--shutdown-timeout=300"
@@ -84,7 +85,7 @@ sys.exit(3)
 def test_a_worker_in_a_collective_is_not_waited_for(warm_torch: WarmTorch) -> None:
     """A rank that stands in an all-reduce, for another that will never come, is gone at once."""
     flags = ("--nproc-per-node=3", "--max-restarts=1", LONG)
-    result = warm_torch.run(COLLECTIVE, *flags)
+    result = warm_torch.run(COLLECTIVE, *flags, quick_exit=False)
     assert result.returncode == 0, result.stderr
     assert "restart 1 of 1" in result.stderr
 
