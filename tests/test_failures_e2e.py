@@ -331,7 +331,12 @@ if os.environ["RANK"] != "1":
 @pytest.mark.slow
 @pytest.mark.needs_torch
 @pytest.mark.parametrize(
-    "text", [WITHOUT_TORCH_ELSEWHERE + RECORDED, TEXT_RECORD], ids=["record", "text"]
+    "text",
+    [
+        # As `@record` of tests/differential/cases.py.
+        pytest.param(WITHOUT_TORCH_ELSEWHERE + RECORDED, id="record", marks=pytest.mark.long),
+        pytest.param(TEXT_RECORD, id="text"),
+    ],
 )
 def test_the_error_file_is_the_one_that_torchrun_would_write(
     text: str, launch: Launch, script: Script, tmp_path: Path
