@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Launch, Start
+from conftest import LIMIT_S, RELIGHT, Launch, Start
 from test_slow_ranks_by_steps import STEPS
 from warm_torch import WarmTorch
 
@@ -65,7 +65,7 @@ def test_a_slow_node_is_named_on_all_nodes_and_in_the_status(
                     TRAIN, "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file",
                     f"--rdzv-endpoint={tmp_path}/where", "--rdzv-id=slow",
                     "--watch-slow-ranks=10", "--event-log-handler=console",
-                    variables={"SLOW": "1"}, stderr=stderr,
+                    variables={"SLOW": "1"}, stderr=stderr, command=RELIGHT,
                 )
             )  # fmt: skip
     for agent, log in zip(agents, logs, strict=True):

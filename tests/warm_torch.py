@@ -102,7 +102,10 @@ class TorchProcess:
     def clear(self) -> None:
         """Remove what is in the folder, but for an empty script."""
         for entry in self.folder.iterdir():
-            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)  # a killed job may remove it as well
+            else:
+                entry.unlink(missing_ok=True)
         (self.folder / "train.py").touch()
         (self.folder / "is_warm.py").write_text("" if PORTABLE else _IS_WARM)
         (self.folder / "quick_exit.py").write_text(_QUICK_EXIT)
@@ -166,18 +169,27 @@ class WarmTorch:
         text: str,
         *flags: str | Path,
         quick_exit: bool = True,
+        command: tuple[str, ...] = _PATIENT,
         variables: dict[str, str] | None = None,
         **options: object,
     ) -> "subprocess.Popen[bytes]":
-        """Start a script."""
+        """Start a script; `relight status` finds agents whose command is `RELIGHT`."""
+        words = self._command(text, *flags, quick_exit=quick_exit, relight=command)
         return self._start(
-            *self._command(text, *flags, quick_exit=quick_exit), command=(), cwd=self.folder,
+            *words, command=(), cwd=self.folder,
             variables={**self._process.variables, **(variables or {})}, **options,
         )  # fmt: skip
 
-    def _command(self, text: str, *flags: str | Path, quick_exit: bool) -> tuple[str | Path, ...]:
+    def _command(
+        self,
+        text: str,
+        *flags: str | Path,
+        quick_exit: bool,
+        relight: tuple[str, ...] = _PATIENT,
+    ) -> tuple[str | Path, ...]:
         self._process.start()
         helpers = "is_warm, quick_exit" if quick_exit else "is_warm"
         (self.folder / "train.py").write_text(f"import {helpers}; {text}")  # the same lines
-        warm = (*_PATIENT, "run", f"--preload={_MODULES}")
-        return (*((*RELIGHT, "run") if PORTABLE else warm), *flags, "train.py")
+        if PORTABLE:
+            return (*RELIGHT, "run", *flags, "train.py")
+        return (*relight, "run", f"--preload={_MODULES}", *flags, "train.py")
