@@ -67,13 +67,19 @@ ALL = (
 QUICK = (Suite("quick", ("-n", "2", *BY_FILE, "-m", "pure", *pure.PATHS)),)
 
 
-def compile_all() -> None:
-    """Compile relight and the tests, even if the environment forbids Python to keep what it
-    compiles: else each agent would compile relight, and each worker of pytest all tests.
+def compile_all(paths: tuple[str, ...] = ("tests",)) -> None:
+    """Compile relight and the tests below these paths, even if the environment forbids Python to
+    keep what it compiles: else each agent would compile relight, and each worker of pytest all
+    tests.
     """
     python = (sys.executable, "-m")
     subprocess.run([*python, "compileall", "-q", "-j", "0", "src"], cwd=ROOT, check=False)
-    files = [file for file in sorted(ROOT.glob("tests/**/test_*.py")) if not is_compiled(file)]
+    below = tuple(str(ROOT / path) for path in paths)
+    files = [
+        file
+        for file in sorted(ROOT.glob("tests/**/test_*.py"))
+        if str(file).startswith(below) and not is_compiled(file)
+    ]
     command = (*python, "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
     halves = [
         subprocess.Popen(
@@ -120,7 +126,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="pure tests only")
     parser.add_argument("--retry", action="store_true", help="run failed tests once more, alone")
     options = parser.parse_args()
-    compile_all()
+    compile_all(pure.PATHS if options.quick else ("tests",))
     return run(QUICK if options.quick else ALL, retry=options.retry)
 
 
