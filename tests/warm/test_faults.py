@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, Launch, Start
 from test_orphans import below, marked, wait_until_gone, wait_until_up
+from warm_torch import WarmTorch
 
 Script = Callable[..., Path]
 PYTHONPATH = os.environ.get("PYTHONPATH", "")
@@ -206,13 +207,9 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_a_ddp_job_survives_10_kills_of_10(launch: Launch, script: Script) -> None:
+def test_a_ddp_job_survives_10_kills_of_10(warm_torch: WarmTorch) -> None:
     """With torch preloaded, each of 10 restarts is warm, and the result is that of a cold start."""
-    path = script(DDP)
-    result = launch(
-        "run", "--preload=torch,torch._dynamo", "--nproc-per-node=2", "--max-restarts=10", "-v",
-        path,
-    )  # fmt: skip
+    result = warm_torch.run(DDP, "--nproc-per-node=2", "--max-restarts=10", "-v")
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("workers start with preloaded modules") == 11
     assert result.stdout.startswith("trained 10 ")
