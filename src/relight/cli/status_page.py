@@ -3,6 +3,7 @@
 `relight run --status` starts it as well, once workers run.
 """
 
+import contextlib
 import secrets
 import signal
 import socket
@@ -85,6 +86,8 @@ def _serve(job: handles.Handle, where: Endpoint, until_end: bool, on_terminal: b
     if where.host not in _LOCAL:
         say("note: whoever can connect to this port can read the page; the connection is not "
             "encrypted")  # fmt: skip
+    with contextlib.suppress(RelightError):
+        metrics()  # loads what scrapes need: an upgrade may remove or replace it
     end_sending = otel.start(watched.reading, env.read().variables, say)
     if until_end:
         _wait_for_end(watched, stop)
