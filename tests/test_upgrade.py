@@ -1,6 +1,7 @@
 """Jobs that run while relight is upgraded: its files are removed, or replaced."""
 
 import ast
+import os
 import re
 import shutil
 import signal
@@ -12,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Launch, Start, clean_environment
+from conftest import LIMIT_S, PORTABLE, Launch, Start, clean_environment
 from etcd_server import free_ports
 
 import relight
@@ -77,10 +78,13 @@ class RunningAgent:
         lines = self._output.read_text(errors="replace").splitlines()
         return "\n".join(line for line in lines if not line.startswith("import time:"))
 
-    def wait_for(self, pattern: str) -> None:
+    def wait_for(self, pattern: str) -> re.Match[str]:
         """Wait until it has printed this."""
         end = time.monotonic() + LIMIT_S
-        while not re.search(pattern, self._output.read_text(errors="replace"), re.MULTILINE):
+        while True:
+            text = self._output.read_text(errors="replace")
+            if (found := re.search(pattern, text, re.MULTILINE)) is not None:
+                return found
             assert self.process.poll() is None, (pattern, self.text)
             assert time.monotonic() < end, (pattern, self.text)
             time.sleep(0.05)
@@ -164,6 +168,27 @@ def test_job_of_two_nodes_survives_an_upgrade(
     assert not any("internal error" in node.text for node in nodes)
 
 
+@pytest.mark.skipif(PORTABLE, reason="--preload needs Linux")
+@pytest.mark.parametrize("change", CHANGES)
+def test_workers_start_cold_after_an_upgrade_if_the_preloading_process_is_lost(
+    change: str, copy: Copy, start: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A new one would run files of another version, or none."""
+    flags = ("run", "--preload=json", "--max-restarts=3", "--verbose")
+    one = RunningAgent(start, copy, tmp_path / "output", *flags, str(script(WORKER)))
+    ready = one.wait_for(r"preload: pid (\d+) is ready")
+    one.wait_until_loaded()
+    CHANGES[change](copy)
+    (tmp_path / "fail-0").touch()
+    one.wait_for("workers start with preloaded modules")
+    one.wait_for("worker 0 restart 1")
+    os.kill(int(ready[1]), signal.SIGKILL)
+    one.wait_for("the files of relight have changed since this job started")
+    one.wait_for("worker 0 restart [23]")
+    one.process.send_signal(signal.SIGTERM)
+    assert one.process.wait(LIMIT_S) == 143, one.text
+
+
 SAVES = """
 import sys, time
 from relight.worker import progress, should_checkpoint
@@ -212,7 +237,6 @@ LOADED_BEFORE = {
     "relight.host.notice_file": "--on-preempt",
     "relight.host.preloading": "--preload",
     "relight.host.quiet": "--hang-timeout",
-    "relight.host.source": "--preload",
     "relight.host.stacks.pace": "--watch-slow-ranks",
     "relight.host.stuck": "a variable of torch",
     "relight.host.timers": "a variable of torch",

@@ -136,13 +136,13 @@ class Agent:
         """
         broken, preload = True, self._services.preload
         try:
+            self.loop.call_after(_SHOWN_AFTER_S, self._load_later)
             if preload is not None:
                 self.journal.waits_for(lambda: "waiting for the imports of --preload")
                 preload.wait(lambda: bool(self.interruption.signals))
                 self.journal.goes_on()
             self.node.join(self.link, self._network)
             self.loop.call_after(_SHOWN_AFTER_S, self._show_job)
-            self.loop.call_after(_SHOWN_AFTER_S, self._load_later)
             exit_code, reason = self._run()
             self.journal.record(Ended(exit_code, reason))
             self.loop.attempt(lambda: self._show_end(exit_code, reason), "showing the job's end")
