@@ -218,6 +218,27 @@ def test_preempted_job_saves_after_an_upgrade(
     assert "saved" in one.text
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_submitted_job_ends_as_usual_after_an_upgrade(
+    change: str, copy: Copy, launch: Launch, start: Start, tmp_path: Path
+) -> None:
+    """The process that runs it finds out why a replica has failed."""
+    state = {"RELIGHT_STATE_DIR": str(tmp_path / "state")}
+    wait = "echo begun; while [ ! -e go ]; do sleep 0.05; done; echo no such batch >&2; exit 3"
+    words = ("submit", "-s", "local", "--wait", "utils.sh", "--", "sh", "-c", wait)
+    submitted = start(*words, variables={**copy.variables, **state}, stdout=subprocess.PIPE)
+    assert submitted.stdout is not None
+    job = submitted.stdout.readline().decode().strip()
+    while "begun" not in launch("logs", job, **state).stdout:
+        assert submitted.poll() is None
+    CHANGES[change](copy)
+    (tmp_path / "go").touch()
+    assert launch("wait", job, **state).returncode == 3
+    shown = launch("status", job, **state).stdout
+    assert "no such batch" in shown
+    assert "killed" not in shown
+
+
 LOADED = """
 import sys
 from relight import agent, link
