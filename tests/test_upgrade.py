@@ -237,6 +237,7 @@ def test_submitted_job_ends_as_usual_after_an_upgrade(
     shown = launch("status", job, **state).stdout
     assert "no such batch" in shown
     assert "killed" not in shown
+    assert submitted.wait(LIMIT_S) == 3, submitted.stderr
 
 
 LOADED = """
