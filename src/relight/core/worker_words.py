@@ -3,6 +3,8 @@ the machine.
 
 The worker makes it, as a file beside its error file, when it first calls a function of
 `relight.worker`; the agent makes it if it has something to say before. Each word has one writer.
+A change of what words mean changes `SUFFIX`: workers that start after an upgrade may import another
+version than that of their agent, and the two then share nothing.
 """
 
 SIZE = 4096
