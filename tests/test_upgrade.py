@@ -240,15 +240,26 @@ def test_submitted_job_ends_as_usual_after_an_upgrade(
     assert submitted.wait(LIMIT_S) == 3, submitted.stderr
 
 
-LOADED = """
-import sys
+LOADED = {
+    "relight.agent": """
 from relight import agent, link
 from relight.sight import sight
-for module in (*agent._LOADED_FOR_NODES, *agent._LOADED_LATER):
+modules = *agent._LOADED_FOR_NODES, *agent._LOADED_LATER
+""",
+    "relight.cli.coordinator": """
+from relight.cli import coordinator
+modules = *coordinator.LOADED_FOR_NODES, *coordinator.LOADED_LATER
+""",
+}
+IMPORT = """
+import sys
+for module in modules:
     __import__(module)
 print(*sys.modules)
 """
 LOADED_BEFORE = {
+    "relight.cli.mistakes": "a wrong flag",
+    "relight.cli.usage": "--help",
     "relight.failure_report": "--failure-report",
     "relight.health_check": "--health-check",
     "relight.host.checkpoints": "--checkpoints",
@@ -263,6 +274,7 @@ LOADED_BEFORE = {
     "relight.host.stuck": "a variable of torch",
     "relight.host.timers": "a variable of torch",
     "relight.host.tls": "tls_cert",
+    "relight.job.components.dist": "a wrong flag",
     "relight.network_check": "--health-check=network",
     "relight.rendezvous.backends": "a register",
     "relight.rendezvous.election_finder": "an endpoint with several hosts",
@@ -275,16 +287,23 @@ DONE_WITHOUT = {"relight.doctor"}
 """Its caller catches every exception."""
 
 
-def test_running_agent_loads_no_module_of_relight() -> None:
-    """Each import in a function that an agent may call later finds its module loaded."""
+@pytest.mark.parametrize("module", LOADED)
+def test_running_process_loads_no_module_of_relight(module: str) -> None:
+    """Each import in a function that an agent, or `relight coordinator`, may call later finds its
+    module loaded.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", LOADED], stdout=subprocess.PIPE, text=True, check=True,
+        [sys.executable, "-c", LOADED[module] + IMPORT],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
         env=clean_environment(),
-    )  # fmt: skip
+    )
     loaded = set(done.stdout.split())
-    late = {each: path for path in closure("relight.agent") for each in late_imports(path)}
+    late = {each: path for path in closure(module) for each in late_imports(path)}
     missing = {each: str(path) for each, path in late.items() if each not in loaded}
-    assert missing.keys() == LOADED_BEFORE.keys() | DONE_WITHOUT, missing
+    unexpected = missing.keys() - LOADED_BEFORE.keys() - DONE_WITHOUT
+    assert not unexpected, missing
 
 
 def closure(module: str) -> set[Path]:
