@@ -83,8 +83,7 @@ def describe(event: Event) -> str:
                 return "preload: workers start with preloaded modules"
             return f"preload: workers start without preloaded modules: {event.reason}"
         case Mistake():
-            where = "internal error in relight (a bug), please report it"
-            return f"{where}: {event.during}: {event.error}"
+            return event.text
         case Restarting():
             return f"restart {event.restart} of {event.of}: {event.reason}"
         case HealthChecked():

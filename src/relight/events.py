@@ -143,6 +143,12 @@ class Mistake(NamedTuple):
     during: str
     error: str
 
+    @property
+    def text(self) -> str:
+        """The event in words. It is here because the handler of an error imports nothing."""
+        where = "internal error in relight (a bug), please report it"
+        return f"{where}: {self.during}: {self.error}"
+
 
 class Tick(NamedTuple):
     """A deadline has passed."""

@@ -268,14 +268,13 @@ def _check_keep_warm(spec: LaunchSpec) -> None:
 
 
 def _run_path() -> tuple[str, ...]:
+    """Return what Python runs for `--run-path`: a program, not a path, because an upgrade may
+    remove or replace the file before a restart.
+    """
     import relight
 
     path = os.path.join(os.path.dirname(relight.__file__), "worker", "run_path.py")
-    if os.path.exists(path):
-        return (path,)
-    from importlib.resources import files as packaged  # in a zip archive (job/launcher_file.py)
-
-    return "-c", packaged("relight.worker").joinpath("run_path.py").read_text()
+    return "-c", relight.__loader__.get_data(path).decode()
 
 
 def _check_status_token(spec: LaunchSpec, env: Environment) -> None:

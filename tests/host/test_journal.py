@@ -1,6 +1,7 @@
 """The event log of an agent, and who hears of its events."""
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -38,6 +39,20 @@ def test_who_looks_at_the_events_can_not_harm_the_job() -> None:
     assert found.listeners == [heard.append]
     (line,) = said
     assert "an event is shown: KeyError: 1" in line
+
+
+@pytest.mark.mistakes
+def test_mistake_is_told_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be that a module can't be imported any more, as after an upgrade."""
+    said: list[str] = []
+    found = journal(said)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "meta_path", [])
+    for name in [name for name in sys.modules if name.startswith("relight.")]:
+        monkeypatch.delitem(sys.modules, name)
+    found.record_mistake("a question about the job", ModuleNotFoundError("No module named 'x'"))
+    (line,) = said
+    assert "a question about the job: ModuleNotFoundError: No module named 'x'" in line
 
 
 def test_an_event_has_its_number_and_both_times() -> None:

@@ -327,3 +327,22 @@ def test_a_request_that_comes_byte_by_byte_is_given_up(
                 break
         else:
             raise AssertionError("it is still connected")
+
+
+def test_page_outlives_its_files(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade removes or replaces them while the job runs."""
+    monkeypatch.delattr(page_server, "files")
+    assert page.ask("GET /").status == page.ask("GET /page.js").status == 200
+
+
+@pytest.mark.mistakes
+def test_question_that_needs_a_removed_module_fails_alone(page: Page) -> None:
+    def stacks() -> str:
+        raise ModuleNotFoundError("No module named 'relight.core.node_stacks'")
+
+    page.server.served = page.server.served._replace(actions={"stacks": stacks})
+    answer = page.act("stacks")
+    assert answer.status == 500
+    assert answer.body.count("\n") == 1
+    assert "No module named 'relight.core.node_stacks'" in answer.body
+    assert page.ask("GET /state").status == 200

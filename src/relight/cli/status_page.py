@@ -147,6 +147,8 @@ def _serve_until(
     if host not in _LOCAL:
         who = "can connect to this port" if where.is_public else "sees the token on the network"
         say(f"note: whoever {who} can read the page; the connection is not encrypted")
+    with contextlib.suppress(RelightError):
+        metrics()  # loads what scrapes need: an upgrade may remove or replace it
     end_sending = otel.start(watched.reading, env.read().variables, say)
     if until_end:
         _wait_for_end(watched, stop)

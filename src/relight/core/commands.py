@@ -39,7 +39,7 @@ _OF_AGENTS = ("RELIGHT_TOKEN", STATUS_TOKEN)
 class Command(NamedTuple):
     """What all workers of this node have in common.
 
-    `run_path` is what Python runs for `--run-path`: a file, or -c and a program;
+    `run_path` is what Python runs for `--run-path`: -c and a program;
     `local_rank_argument` is set for `relight launch` without `--use-env`; `agent_store` tells
     whether the agent serves MASTER_PORT.
     """

@@ -5,6 +5,8 @@ The worker makes it, at a path beside its error file (shared_page), when it firs
 of `relight.worker`; the agent makes it if it has something to say before. Each word has one writer,
 which never reads it back to decide something. A bug of the script can write anything anywhere, so
 readers take words through the functions below: a word out of bounds is no report.
+A change of what words mean changes `SUFFIX`: workers that start after an upgrade may import another
+version than that of their agent, and the two then share nothing.
 """
 
 from collections.abc import Callable

@@ -68,7 +68,8 @@ class Connection:
         heard_at: loop time at which bytes last arrived.
         is_open: the peer has authenticated, and messages flow.
         refused: connection refused: the host is up, the port is closed.
-        turned_away: the two sides have different tokens, or only one has TLS.
+        turned_away: the two sides have different tokens or versions of the protocol, or only one
+            has TLS.
     """
 
     def __init__(
@@ -195,6 +196,12 @@ class Connection:
         while not self._stream.is_closed:
             try:
                 message = next(messages, None)
+            except wire.OtherVersion as error:
+                self.turned_away = True
+                if self._handshake is not None:
+                    self._handshake.answer_other_version()
+                self.fail(str(error))
+                return
             except Malformed as error:
                 self.fail(f"the peer does not speak relight's protocol: {error}")
                 return

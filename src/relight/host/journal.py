@@ -139,6 +139,15 @@ class Journal:
 
             self.say(describe(event))
 
+    def record_mistake(self, during: str, error: Exception) -> None:
+        """Write an unexpected exception to the log, and show it to the user.
+
+        It imports nothing of relight: the exception may be that a module can't be loaded any more.
+        """
+        event = Mistake(during, mistake(error))
+        self.write(event)
+        self.say(event.text)
+
     def write(self, event: Event) -> None:
         """Write an event to the log only; the user gets another message about it."""
         recorded = self.events.write(event)
@@ -147,7 +156,7 @@ class Journal:
                 listener(recorded)
             except Exception as error:  # who looks at the job must not harm it
                 self.listeners.remove(listener)
-                self.record(Mistake("an event is shown", mistake(error)))
+                self.record_mistake("an event is shown", error)
 
 
 class EventLog:

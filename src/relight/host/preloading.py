@@ -37,7 +37,7 @@ from relight.events import (
     PreloadWithout,
     WorkersWarm,
 )
-from relight.host import linux, warm_spawner
+from relight.host import linux, source, warm_spawner
 from relight.host.generation_pipe import WorkerPlan
 from relight.host.import_list import ImportList
 from relight.host.loop import Alarm, Loop
@@ -130,6 +130,7 @@ class Preload:
         self._generations = 0
         self._watched: WatchedWorker | None = None
         self._is_taken = False
+        self._files = warm_spawner.files()
         self._is_held_up = self._processes.are_being_made()
         if not self._is_held_up:
             self._take_or_start()
@@ -219,6 +220,8 @@ class Preload:
         """Return the variables that make a worker report its imports, if it is to be watched."""
         is_ready = self._spawner is not None and self._spawner.is_ready
         if self._watched is None or local_rank or self._generations or is_ready:
+            return {}
+        if self._is_upgraded():
             return {}
         return self._watched.variables(variables)
 
@@ -385,6 +388,9 @@ class Preload:
             self._script.add(self._watched.stop())
         self._tries -= 1
         self._why_not = ""
+        if self._is_upgraded():
+            self.lost("the files of relight have changed since this job started", retry=False)
+            return
         worker, names, learned = self._worker_program, self._modules.names, self._modules.learned
         setup = instructions(worker, names, learned, self._script.values, low_priority=low_priority)
         try:
@@ -398,6 +404,10 @@ class Preload:
             return
         what = ",".join(names) if learned is None else f"{len(names)} modules"
         self._record(PreloadStarted(self._spawner.pid, what))
+
+    def _is_upgraded(self) -> bool:
+        """Return whether a new process would run another version of relight than this one."""
+        return warm_spawner.files() != self._files
 
     def _begin(self, setup: dict[str, Any]) -> Origin:
         """Start a process, one that outlives the job if that is wanted and possible."""
@@ -466,6 +476,4 @@ def _waits(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
 
 def _sets_variables(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
     """Return whether the script sets variables, as far as that is known before it runs."""
-    from relight.host import source
-
     return bool(learned and learned.known.writes) or source.sets_variables(worker.argv)

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Collection, Iterator, Mapping
 
+from relight import __version__
 from relight.core import fields
 from relight.core.snapshot import (
     ENDED,
@@ -60,6 +61,8 @@ class JobDirectory:
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.path = user_sockets.directory(variables, JOBS)
+        self._unreadable: dict[str, str] = {}
+        """The versions of agents, by job, whose snapshots have a form that this one can't read."""
 
     def ids(self) -> set[str]:
         """Return the ids of jobs that run or have ended, without asking their agents: some may have
@@ -83,7 +86,11 @@ class JobDirectory:
 
     def ask(self, job: str) -> NodeSnapshot | None:
         """Return what the agent of a job says; None if it does not answer, or says nonsense."""
-        return _snapshot(self._answer(job, b"\n"))
+        answer = self._answer(job, b"\n")
+        found = _snapshot(answer)
+        if found is None and answer:
+            self._unreadable[job] = _version_in(answer)
+        return found
 
     def silent(self, answered: Collection[str]) -> list[SilentJob]:
         """Return the jobs whose agents live, except for those that have just answered: they are
@@ -99,6 +106,16 @@ class JobDirectory:
     def silent_pid(self, job: str) -> int:
         """Return the pid of the agent of a job that has not answered, if it lives; else 0."""
         return next((each.pid for each in self.silent(()) if each.id == job), 0)
+
+    def why_silent(self, job: str, pid: int) -> tuple[str, str]:
+        """Return why the agent of a job, which lives, has not answered, and what to do."""
+        agent = f"its agent (pid {pid})"
+        if job not in self._unreadable:
+            why = f"{agent} does not answer: it is stopped, or this machine is very busy"
+            return why, f"kill -CONT {pid} lets a stopped one go on"
+        theirs = self._unreadable[job] or "another version of relight"
+        why = f"{agent} runs {theirs}, whose answers relight {__version__} can't read"
+        return why, "use the relight command of that version; the job is not affected"
 
     def answers_or_lives(self, job: str) -> bool:
         """Return whether the agent of a job is there, even if it does not answer."""
@@ -269,6 +286,16 @@ def _snapshot(data: bytes | str) -> NodeSnapshot | None:
     except fields.Malformed:
         return None
     return found if isinstance(found, NodeSnapshot) else None
+
+
+def _version_in(answer: bytes) -> str:
+    """Return the version of relight in an answer with an unknown form; empty if it has none."""
+    try:
+        found = fields.decode(answer)
+    except fields.Malformed:
+        return ""
+    version = found.get("version") if isinstance(found, dict) else None
+    return f"relight {fields.fit(version, 'name')}" if isinstance(version, str) and version else ""
 
 
 def _age(path: str) -> float:

@@ -23,6 +23,10 @@ ANSWER_S = 10.0
 """How long a generation waits for the warm spawner's forks before it starts cold."""
 _ROOM = " " * 16384
 """Memory of a process that outlives the job, from which proc(5) shows later jobs' words."""
+_FILES = (
+    "worker/hook/sitecustomize.py", "worker/warm_fork.py", "worker/preload.py", "host/spawner.py",
+    "host/generation_pipe.py",
+)  # fmt: skip
 _DO_NOTHING = "import os; os.write({fd}, b'unfit it starts without sitecustomize\\n')"
 
 
@@ -222,6 +226,20 @@ def variable(line: bytes) -> tuple[str, str | None]:
     """Return the name and value of a variable that a script has set; None: removed."""
     name, equals, value = line.decode("unicode_escape").partition("=")
     return name, value if equals else None
+
+
+def files() -> tuple[tuple[int, int], ...]:
+    """Identify the files that a preloading process begins with, to see whether they are still those
+    of this agent's version.
+    """
+    package, found = os.path.dirname(os.path.dirname(__file__)), []
+    for path in _FILES:
+        try:
+            status = os.stat(os.path.join(package, path))
+        except OSError:
+            continue
+        found.append((status.st_ino, status.st_mtime_ns))
+    return tuple(found)
 
 
 def hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from relight import __version__
 from relight.core import fields
 from relight.core.messages import GenerationFormed
 from relight.core.snapshot import (
@@ -167,6 +168,7 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
         run_directory=job.run_directory,
         ranks=_ranks(server, view.workers) if view.workers is not None else (),
         account=view.account,
+        version=__version__,
     )
 
 

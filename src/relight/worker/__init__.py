@@ -24,6 +24,7 @@ from relight.core.worker_words import (
     left_s,
 )
 from relight.typed import NamedTuple
+from relight.worker import memory  # not at the first call: a job outlives the files of relight
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,9 +70,7 @@ def should_checkpoint() -> bool:
     page[CALLS] = call
     if page[0] == 0 and page[1] == 0:  # LIMIT and AGREED: a look at each costs a tenth of a call
         return False
-    from relight.worker.memory import is_agreed
-
-    return is_agreed(page, call)
+    return memory.is_agreed(page, call)
 
 
 def deadline() -> float | None:
@@ -140,13 +139,13 @@ def record(function: "Callable[P, R]") -> "Callable[P, R]":
     """
     from functools import wraps
 
+    from relight.worker.error_file import write
+
     @wraps(function)
     def recorded(*arguments: "P.args", **named: "P.kwargs") -> "R":
         try:
             return function(*arguments, **named)
         except Exception as error:
-            from relight.worker.error_file import write
-
             write(error)
             raise
 
@@ -155,11 +154,9 @@ def record(function: "Callable[P, R]") -> "Callable[P, R]":
 
 def _open() -> memoryview:
     global _page
-    from relight.worker.memory import open_page
-
     if _page is None:
         os.register_at_fork(after_in_child=_detach)
-    _page = open_page()
+    _page = memory.open_page()
     return _page
 
 

@@ -9,13 +9,11 @@ stops the process for a moment; a frame with a module is one of C or C++.
 
 import itertools
 import json
-import shutil
-import subprocess
-from typing import Any
 
 from relight.core.stacks import Frame, ThreadStack
 from relight.host.stacks.memory import StackError
 from relight.host.stacks.threads import Task
+from relight.typed import Any
 
 _LIMIT_S = 20.0
 _MOST_NATIVE = 12
@@ -41,7 +39,9 @@ def dump(pid: int, tasks: list[Task]) -> tuple[ThreadStack, ...] | None:
 
 def is_installed() -> bool:
     """Return whether py-spy is on PATH."""
-    return shutil.which("py-spy") is not None
+    from shutil import which  # as subprocess: rarely needed, large, and not a file of relight
+
+    return which("py-spy") is not None
 
 
 def native(pid: int, limit_s: float = _LIMIT_S) -> dict[int, tuple[str, ...]]:
@@ -81,6 +81,8 @@ def _run(pid: int, how: str, limit_s: float) -> bytes:
     Raises:
         StackError: it can't read the process.
     """
+    import subprocess
+
     command = ["py-spy", "dump", "--json", how, "--pid", str(pid)]
     try:
         done = subprocess.run(

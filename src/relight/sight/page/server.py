@@ -24,7 +24,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from relight.errors import RelightError
+from relight.errors import RelightError, mistake
 from relight.sight.page import access
 from relight.sight.page.changes import changes
 
@@ -91,6 +91,8 @@ class PageServer(ThreadingHTTPServer):
     ) -> None:
         self.address_family, address = _resolved(host, port)
         self.token, self.served, self.is_public = token, served, is_public
+        folder = files("relight.sight.page") / "assets"  # an upgrade may remove or replace it
+        self.assets = {path: (folder / name).read_bytes() for path, (name, _) in _ASSETS.items()}
         self.names = _names(host)
         self.closing = threading.Event()
         self.streams = threading.BoundedSemaphore(_MOST_STREAMS)
@@ -196,8 +198,7 @@ class _Request(BaseHTTPRequestHandler):
         if refused is not None:
             self._refuse(refused)
         elif url.path in _ASSETS:
-            name, kind = _ASSETS[url.path]
-            self._answer(200, kind, (files("relight.sight.page") / "assets" / name).read_bytes())
+            self._answer(200, _ASSETS[url.path][1], self.server.assets[url.path])
         elif url.path == "/stream":
             self._stream()
         elif url.path == "/state":
@@ -260,6 +261,8 @@ class _Request(BaseHTTPRequestHandler):
         except RelightError as error:
             hint = f"\nhint: {error.hint}" if error.hint else ""
             self._answer(503, _TEXT, f"{error.message}{hint}\n".encode())
+        except Exception as error:  # such as an import, after an upgrade: only this needs it
+            self._answer(500, _TEXT, f"internal error in relight: {mistake(error)}\n".encode())
 
     def _output(self, query: Mapping[str, list[str]]) -> None:
         rank = (query.get("rank") or [""])[0]
