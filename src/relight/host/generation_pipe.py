@@ -65,7 +65,7 @@ def send(control: socket.socket, workers: Sequence[WorkerPlan], scratch: str) ->
     plans = [(w.argv, dict(w.variables), w.cpus, w.signal_group) for w in workers]
     ours, theirs = socket.socketpair()
     try:
-        with theirs, open(system.anonymous_file(), "wb", buffering=0) as file:
+        with theirs, open(system.anonymous_file("relight-plans"), "wb", buffering=0) as file:
             file.write(marshal.dumps((plans, scratch), _FORMAT))
             fds = [file.fileno(), theirs.fileno(), 0]
             fds += [fd for worker in workers for fd in (worker.stdout, worker.stderr)]

@@ -4,6 +4,7 @@ import mmap
 import os
 from collections.abc import Callable, Collection, Mapping
 
+from relight.host import linux
 from relight.host.loop import Callback, Loop, Timer
 from relight.host.warm_spawner import hook, variable
 
@@ -22,7 +23,7 @@ class WatchedWorker:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._fd = os.memfd_create("relight-modules")
+        self._fd = linux.anonymous_file("relight-modules")
         os.ftruncate(self._fd, _SIZE)
         self._memory = mmap.mmap(self._fd, _SIZE)
         self._timer: Timer | None = None
