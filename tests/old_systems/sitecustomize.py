@@ -5,7 +5,8 @@ with this folder on PYTHONPATH.
     REFUSES    system calls and the error of each, as in `pidfd_open:ENOSYS memfd_create:EPERM`;
                `prctl=36:EINVAL` is the call with this first argument
 
-A filter of system calls (seccomp(2)) is inherited by everything that the process starts.
+A filter of system calls (seccomp(2)) is inherited by everything that the process starts, so the
+variable is removed.
 """
 
 import ctypes
@@ -68,7 +69,7 @@ def refuse(calls: list[str]) -> None:
 
 def become() -> None:
     """Do what the environment says."""
-    if calls := os.environ.get("REFUSES", "").split():
+    if calls := os.environ.pop("REFUSES", "").split():
         refuse(calls)
     lack(os.environ.get("LACKS", "").split())
 

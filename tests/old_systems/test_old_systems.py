@@ -1,0 +1,207 @@
+"""relight on Pythons that lack functions, and on kernels and under filters that refuse calls.
+
+`sitecustomize.py` beside this file takes them away, in all processes of a job.
+"""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import FIRST_WARM, LIMIT_S, RELIGHT, Launch, Start, clean_environment
+from test_orphans import TREE, WARM_TREE, holders, marker, wait_until_gone, wait_until_up
+
+from relight.host import slow_ranks
+from relight.host.process_handle import ProcessHandle
+
+__all__ = ["marker"]
+
+HERE = Path(__file__).parent
+OF_TWO = 12
+"""How many marked processes two workers have."""
+PIDFD_NAMES = "os.pidfd_open signal.pidfd_send_signal"
+PIDFD_CALLS = ("pidfd_open", "pidfd_send_signal")
+
+
+def variables(lacks: str = "", *refused: str, error: str = "ENOSYS") -> dict[str, str]:
+    """The environment of a Python that lacks names, and whose system calls are refused."""
+    refuses = " ".join(call if ":" in call else f"{call}:{error}" for call in refused)
+    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "LACKS": lacks, "REFUSES": refuses, "OMP_NUM_THREADS": "1"}
+
+
+# Without os.P_PIDFD, too: old headers have none of these.
+SYSTEMS = {
+    "a Python built with old headers": variables(
+        f"{PIDFD_NAMES} os.P_PIDFD os.memfd_create", "close_range"
+    ),
+    "an old kernel": variables("", *PIDFD_CALLS),
+    "both": variables(f"{PIDFD_NAMES} os.memfd_create", *PIDFD_CALLS, "memfd_create"),
+    "a filter": variables("", *PIDFD_CALLS, "memfd_create", error="EPERM"),
+    "a filter of signals": variables("", "pidfd_send_signal:EPERM"),
+}
+
+
+@pytest.fixture(params=SYSTEMS)
+def system(request: pytest.FixtureRequest) -> dict[str, str]:
+    """The environment of each system."""
+    return SYSTEMS[request.param]
+
+
+FAILS_ONCE = """
+import os, sys
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+print("rank", rank, "attempt", attempt)
+sys.exit(3 if (rank, attempt) == ("1", "0") else 0)
+"""
+
+
+def test_the_systems_are_what_their_names_say() -> None:
+    """Python has no name and the kernel no call that was taken away, as a child of the child."""
+    program = """if 1:
+    import errno, os, signal, sys
+    for call in (lambda: os.pidfd_open(1), lambda: os.memfd_create("x")):
+        try:
+            call()
+        except (AttributeError, OSError) as error:
+            print(getattr(error, "errno", "none"))
+    """
+    found = [
+        subprocess.run(
+            ["sh", "-c", '"$0" -c "$1"', RELIGHT[0], program],
+            env=clean_environment(**each), capture_output=True, text=True, check=True,
+        ).stdout.split()
+        for each in SYSTEMS.values()
+    ]  # fmt: skip
+    assert found == [["none", "none"], ["38"], ["none", "none"], ["1", "1"], []]
+
+
+def test_a_job_runs_and_restarts(
+    system: dict[str, str], launch: Launch, script: Callable[[str], Path]
+) -> None:
+    """Two workers start, one fails, and both start again."""
+    result = launch(
+        "run", "--nproc-per-node=2", "--max-restarts=1", script(FAILS_ONCE), **system
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert {"rank 0 attempt 1", "rank 1 attempt 1"} <= set(result.stdout.splitlines())
+    (line,) = result.stderr.splitlines()
+    assert "rank 1 exited with code 3" in line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("kind", ["cold", "warm"])
+def test_nothing_outlives_an_agent(
+    kind: str,
+    number: int,
+    system: dict[str, str],
+    tmp_path: Path,
+    start: Start,
+    script: Callable[[str], Path],
+    marker: str,
+) -> None:
+    """An agent that is asked to end, or killed, leaves neither processes nor a directory."""
+    tree, scratch = tmp_path / "tree.sh", tmp_path / "tmp"
+    tree.write_text(TREE.format(marker=marker, lifetime="600", code=0))
+    scratch.mkdir()
+    program = ("--no-python", "sh") if kind == "cold" else ("--preload=json", script(WARM_TREE))
+    agent = start(
+        "run", "--nproc-per-node=2", "--shutdown-timeout=0.2", *program, tree,
+        command=FIRST_WARM, variables={**system, "TMPDIR": str(scratch)},
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_until_up(marker, OF_TWO)
+    guard = ProcessHandle(holders(agent.pid)[0])
+    agent.send_signal(number)
+    assert agent.wait(LIMIT_S) == (143 if number == signal.SIGTERM else -number)
+    wait_until_gone(marker)
+    assert guard.wait(LIMIT_S)
+    guard.close()
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize("victim", ["guard", "spawner"])
+def test_nothing_outlives_a_killed_guard_or_spawner(
+    victim: str, system: dict[str, str], tmp_path: Path, start: Start, marker: str
+) -> None:
+    """The agent finds out that one of them was killed, and says so."""
+    tree = tmp_path / "tree.sh"
+    tree.write_text(TREE.format(marker=marker, lifetime="600", code=0))
+    agent = start("run", "--nproc-per-node=2", "--no-python", "sh", tree, variables=system)
+    wait_until_up(marker, OF_TWO)
+    guard, spawner = holders(agent.pid)
+    os.kill(guard if victim == "guard" else spawner, signal.SIGKILL)
+    _, errors = agent.communicate(timeout=LIMIT_S)
+    assert agent.returncode == 137, errors
+    assert b"the worker spawner" in errors
+    wait_until_gone(marker)
+
+
+@pytest.fixture
+def runtime(tmp_path: Path, system: dict[str, str]) -> Iterator[dict[str, str]]:
+    """The environment of a system with warm processes of its own, which end with the test."""
+    folder = tmp_path / "runtime"
+    folder.mkdir(mode=0o700)
+    environment = {**system, "XDG_RUNTIME_DIR": str(folder)}
+    yield environment
+    subprocess.run([*RELIGHT, "warm", "stop"], env=clean_environment(**environment), check=False)
+
+
+def test_warm_processes_serve_jobs_and_stop(
+    runtime: dict[str, str], tmp_path: Path, launch: Launch, script: Callable[[str], Path]
+) -> None:
+    """One that was made ahead forks the workers of two jobs, which restart, and ends when asked."""
+    train = script("import json\n" + FAILS_ONCE)
+    modules = "--preload=json,broken"
+    (tmp_path / "broken.py").write_text("import os; os._exit(5)")
+    path = {"PYTHONPATH": os.pathsep.join((runtime["PYTHONPATH"], str(tmp_path)))}
+    runtime = {**runtime, **path}
+    made = launch("warm", "start", "--nproc-per-node=2", modules, train, **runtime)
+    assert made.returncode == 0, made.stderr
+    for _ in range(2):
+        job = launch(
+            "run", "-v", "--nproc-per-node=2", "--max-restarts=1", modules, train, **runtime
+        )
+        assert job.returncode == 0, job.stderr
+        assert "took the warm process" in job.stderr
+        assert {"rank 0 attempt 1", "rank 1 attempt 1"} <= set(job.stdout.splitlines())
+    stopped = launch("warm", "stop", **runtime)
+    assert "has ended" in stopped.stderr
+    assert "no warm processes" in launch("warm", **runtime).stderr
+
+
+OPTIONAL = (
+    ("", "inotify_init1"), ("", "inotify_add_watch"), ("", "sched_getscheduler"),
+    ("", "sched_setscheduler"), ("", "setpriority"), ("", "ioprio_set"),
+    ("", "prctl=15:EINVAL"), ("", "prctl=35:EPERM"), ("", "keyctl"), ("", "close_range"),
+    ("", "process_vm_readv:EPERM"), ("", "epoll_create1"), ("", "prctl=1:EINVAL"),
+    ("", "prctl=36:EINVAL"), ("", "waitid"), ("", "sched_getaffinity"), ("", "prlimit64:EPERM"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("lacks", "refused"), OPTIONAL, ids=" ".join)
+def test_a_job_runs_without_an_optional_call(
+    lacks: str, refused: str, launch: Launch, script: Callable[[str], Path]
+) -> None:
+    """The job restarts, warm, and its logs are complete."""
+    result = launch(
+        "run", "--nproc-per-node=2", "--max-restarts=1", "--preload=json", "--tee=3",
+        "--log-dir=logs", script(FAILS_ONCE),
+        command=FIRST_WARM, **variables(lacks, refused),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "[default0]:rank 0 attempt 1" in result.stdout.splitlines()
+
+
+def test_status_finds_slow_ranks_in_a_file_that_stands_for_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    shown = slow_ranks.ShownSlowRanks()
+    told = slow_ranks.RanksSlow((1,), ("node1",), 2.0, 3.0, 4.0, "rank 1 is slow")
+    shown.show(told)
+    assert slow_ranks.shown_by(os.getpid()) == "rank 1 is slow"
+    shown.close()
+    assert slow_ranks.shown_by(os.getpid()) == ""
