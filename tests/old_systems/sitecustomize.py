@@ -4,16 +4,19 @@ with this folder on PYTHONPATH.
     LACKS      names that CPython lacks, as in `os.pidfd_open signal.pidfd_send_signal`
     REFUSES    system calls and the error of each, as in `pidfd_open:ENOSYS memfd_create:EPERM`;
                `prctl=36:EINVAL` is the call with this first argument
+    HIDES      files that can't be opened, as in `/proc/*/environ`
+    NO         modules that can't be imported
 
 A filter of system calls (seccomp(2)) is inherited by everything that the process starts, so the
 variable is removed.
 """
 
-import ctypes
 import errno
+import fnmatch
 import importlib
 import os
 import struct
+import sys
 
 _NUMBERS = {
     "x86_64": {
@@ -45,6 +48,8 @@ def lack(names: list[str]) -> None:
 
 def refuse(calls: list[str]) -> None:
     """Have system calls fail."""
+    import ctypes
+
     numbers = {**_NUMBERS[os.uname().machine], **_EVERYWHERE}
     program: list[tuple[int, int, int, int]] = []
     for call in calls:
@@ -67,10 +72,25 @@ def refuse(calls: list[str]) -> None:
             raise OSError(ctypes.get_errno(), "prctl")
 
 
+def hide(patterns: list[str]) -> None:
+    """Have files be missing."""
+
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        path = arguments[0] if event == "open" else None
+        if isinstance(path, str) and any(fnmatch.fnmatch(path, each) for each in patterns):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    sys.addaudithook(audit)
+
+
 def become() -> None:
     """Do what the environment says."""
     if calls := os.environ.pop("REFUSES", "").split():
         refuse(calls)
+    if patterns := os.environ.get("HIDES", "").split():
+        hide(patterns)
+    for module in os.environ.get("NO", "").split():
+        sys.modules[module] = None  # type: ignore[assignment]
     lack(os.environ.get("LACKS", "").split())
 
 

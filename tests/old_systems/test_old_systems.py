@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from conftest import FIRST_WARM, LIMIT_S, RELIGHT, Launch, Start, clean_environment
+from release.distribution import interpreter
 from test_orphans import TREE, WARM_TREE, holders, marker, wait_until_gone, wait_until_up
 
+import relight
 from relight.host import slow_ranks
 from relight.host.process_handle import ProcessHandle
 
@@ -32,7 +34,6 @@ def variables(lacks: str = "", *refused: str, error: str = "ENOSYS") -> dict[str
     return {"PYTHONPATH": path, "LACKS": lacks, "REFUSES": refuses, "OMP_NUM_THREADS": "1"}
 
 
-# Without os.P_PIDFD, too: old headers have none of these.
 SYSTEMS = {
     "a Python built with old headers": variables(
         f"{PIDFD_NAMES} os.P_PIDFD os.memfd_create", "close_range"
@@ -172,27 +173,82 @@ def test_warm_processes_serve_jobs_and_stop(
     assert "no warm processes" in launch("warm", **runtime).stderr
 
 
-OPTIONAL = (
-    ("", "inotify_init1"), ("", "inotify_add_watch"), ("", "sched_getscheduler"),
-    ("", "sched_setscheduler"), ("", "setpriority"), ("", "ioprio_set"),
-    ("", "prctl=15:EINVAL"), ("", "prctl=35:EPERM"), ("", "keyctl"), ("", "close_range"),
-    ("", "process_vm_readv:EPERM"), ("", "epoll_create1"), ("", "prctl=1:EINVAL"),
-    ("", "prctl=36:EINVAL"), ("", "waitid"), ("", "sched_getaffinity"), ("", "prlimit64:EPERM"),
+OPTIONAL_CALLS = (
+    "inotify_init1", "inotify_add_watch", "epoll_create1", "close_range", "keyctl", "ioprio_set",
+    "sched_getaffinity", "sched_getscheduler", "sched_setscheduler", "setpriority", "prlimit64",
+    *("prctl=1", "prctl=15", "prctl=35", "prctl=36"),
+)  # fmt: skip
+"""All that docs/install.md calls optional. prctl(2): PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_MM,
+PR_SET_CHILD_SUBREAPER.
+"""
+OPTIONAL_FILES = (
+    "/dev/shm/*", "/proc/*/autogroup", "/proc/*/cgroup", "/proc/*/environ", "/proc/*/io",
+    "/proc/*/mem", "/proc/*/net/*", "/proc/*/numa_maps", "/proc/*/sessionid",
+    "/proc/*/smaps_rollup", "/proc/*/statm", "/proc/*/task/*/children", "/proc/pressure/*",
+    "/proc/sys/*", "/proc/uptime", "/sys/*",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("lacks", "refused"), OPTIONAL, ids=" ".join)
-def test_a_job_runs_without_an_optional_call(
-    lacks: str, refused: str, launch: Launch, script: Callable[[str], Path]
+@pytest.mark.parametrize(
+    ("calls", "files"),
+    [
+        pytest.param(OPTIONAL_CALLS, OPTIONAL_FILES, id="all"),
+        *(pytest.param((call,), (), id=call, marks=pytest.mark.long) for call in OPTIONAL_CALLS),
+        *(pytest.param((), (path,), id=path, marks=pytest.mark.long) for path in OPTIONAL_FILES),
+    ],
+)
+def test_a_job_runs_without_what_is_optional(
+    calls: tuple[str, ...],
+    files: tuple[str, ...],
+    launch: Launch,
+    script: Callable[[str], Path],
 ) -> None:
-    """The job restarts, warm, and its logs are complete."""
+    """Its workers are forked, and restart; the output is complete."""
     result = launch(
         "run", "--nproc-per-node=2", "--max-restarts=1", "--preload=json", "--tee=3",
         "--log-dir=logs", script(FAILS_ONCE),
-        command=FIRST_WARM, **variables(lacks, refused),
+        command=FIRST_WARM, **variables("", *calls, error="EPERM"), HIDES=" ".join(files),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "[default0]:rank 0 attempt 1" in result.stdout.splitlines()
+    assert {"[default0]:rank 0 attempt 1", "[default1]:rank 1 attempt 1"} <= {
+        *result.stdout.splitlines()
+    }
+
+
+def test_a_python_without_ctypes_is_named(launch: Launch, script: Callable[[str], Path]) -> None:
+    """Such a Python was built without the headers of libffi."""
+    result = launch("run", script("print('trains')"), **variables(), NO="_ctypes")
+    assert (result.returncode, result.stdout) == (4, "")
+    first, hint = result.stderr.splitlines()
+    assert first == (
+        f"relight: error: {RELIGHT[0]} was built without ctypes, which relight and torch need"
+    )
+    assert "libffi" in hint
+
+
+@pytest.mark.parametrize("name", ["none", "both"])
+@pytest.mark.parametrize(
+    "version",
+    [
+        pytest.param(each, marks=getattr(pytest.mark, f"needs_python{each.replace('.', '')}"))
+        for each in ("3.12", "3.13", "3.14")
+    ],
+)
+def test_a_job_restarts_on_each_python(
+    version: str, name: str, launch: Launch, script: Callable[[str], Path]
+) -> None:
+    """Cold and warm; its agent is the new one, too."""
+    system = SYSTEMS.get(name, variables())
+    path = os.pathsep.join((system["PYTHONPATH"], str(Path(relight.__file__).parents[1])))
+    train = script(f"import sys; assert '%d.%d' % sys.version_info[:2] == {version!r}" + FAILS_ONCE)
+    for flags in ((), ("--preload=json",)):
+        result = launch(
+            "run", "--nproc-per-node=2", "--max-restarts=1", *flags, train,
+            command=(interpreter(version), *FIRST_WARM[1:]), **{**system, "PYTHONPATH": path},
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        assert {"rank 0 attempt 1", "rank 1 attempt 1"} <= set(result.stdout.splitlines())
+        assert "Warning" not in result.stderr
 
 
 def test_status_finds_slow_ranks_in_a_file_that_stands_for_memory(

@@ -8,14 +8,23 @@ UsageError.
 import sys
 
 from relight import env
-from relight.errors import UsageError
+from relight.errors import MachineError, UsageError
 
 __all__ = ["system"]
 
 TYPE_CHECKING = False
 _portable = sys.platform == "darwin" or env.host() == "portable"
 if TYPE_CHECKING or (sys.platform == "linux" and not _portable):
-    from relight.host import linux as system
+    try:
+        from relight.host import linux as system
+    except ModuleNotFoundError as error:
+        if error.name != "_ctypes":
+            raise
+        raise MachineError(
+            f"{sys.executable} was built without ctypes, which relight and torch need",
+            hint="use another Python, or install libffi's headers (libffi-dev, libffi-devel) and "
+            "build it again",
+        ) from None
 elif sys.platform in ("linux", "darwin"):
     from relight.host import portable as system
 else:
