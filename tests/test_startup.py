@@ -49,6 +49,7 @@ OWN = {
     "relight.host.memory",
     "relight.host.ports",
     "relight.host.process",
+    "relight.host.process_handle",
     "relight.host.pipe_reader",
     "relight.host.scratch",
     "relight.host.signals",

@@ -8,23 +8,14 @@ UsageError.
 import sys
 
 from relight import env
-from relight.errors import MachineError, UsageError
+from relight.errors import UsageError
 
 __all__ = ["system"]
 
 TYPE_CHECKING = False
 _portable = sys.platform == "darwin" or env.host() == "portable"
 if TYPE_CHECKING or (sys.platform == "linux" and not _portable):
-    try:
-        from relight.host import linux as system
-    except ModuleNotFoundError as error:
-        if error.name != "_ctypes":
-            raise
-        raise MachineError(
-            f"{sys.executable} was built without ctypes, which relight and torch need",
-            hint="use another Python, or install libffi's headers (libffi-dev, libffi-devel) and "
-            "build it again",
-        ) from None
+    from relight.host import linux as system
 elif sys.platform in ("linux", "darwin"):
     from relight.host import portable as system
 else:

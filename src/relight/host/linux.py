@@ -332,8 +332,11 @@ def most_open_files(hard: int) -> int:
 
 
 def cpus() -> int:
-    """Return how many CPUs this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Return how many CPUs this process may run on; those of the machine if that is hidden."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except OSError:
+        return os.cpu_count() or 1
 
 
 def end_with_parent(pid: int, number: int) -> bool:
