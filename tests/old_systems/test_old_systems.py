@@ -15,7 +15,7 @@ from release.distribution import interpreter
 from test_orphans import TREE, WARM_TREE, holders, marker, wait_until_gone, wait_until_up
 
 import relight
-from relight.host import slow_ranks
+from relight.host import linux, slow_ranks
 from relight.host.process_handle import ProcessHandle
 
 __all__ = ["marker"]
@@ -175,7 +175,7 @@ def test_warm_processes_serve_jobs_and_stop(
 
 OPTIONAL_CALLS = (
     "inotify_init1", "inotify_add_watch", "epoll_create1", "close_range", "keyctl", "ioprio_set",
-    "sched_getaffinity", "sched_getscheduler", "sched_setscheduler", "setpriority", "prlimit64",
+    "sched_getaffinity", "sched_getscheduler", "sched_setscheduler", "setpriority",
     *("prctl=1", "prctl=15", "prctl=35", "prctl=36"),
 )  # fmt: skip
 """All that docs/install.md calls optional. prctl(2): PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_MM,
@@ -200,19 +200,26 @@ OPTIONAL_FILES = (
 def test_a_job_runs_without_what_is_optional(
     calls: tuple[str, ...],
     files: tuple[str, ...],
+    tmp_path: Path,
     launch: Launch,
     script: Callable[[str], Path],
 ) -> None:
-    """Its workers are forked, and restart; the output is complete."""
+    """Its workers are forked from a warm process, and restart; the output is complete."""
+    own = {"HIDES": " ".join(files), "XDG_RUNTIME_DIR": str(tmp_path)}
+    system = {**variables("", *calls, error="EPERM"), **own}
+    tmp_path.chmod(0o700)
+    train = script(FAILS_ONCE)
+    flags = ("--nproc-per-node=2", "--preload=json")
+    made = launch("warm", "start", *flags, train, **system)
+    assert made.returncode == 0, made.stderr
     result = launch(
-        "run", "--nproc-per-node=2", "--max-restarts=1", "--preload=json", "--tee=3",
-        "--log-dir=logs", script(FAILS_ONCE),
-        command=FIRST_WARM, **variables("", *calls, error="EPERM"), HIDES=" ".join(files),
-    )  # fmt: skip
+        "run", "-v", *flags, "--max-restarts=1", "--tee=3", "--log-dir=logs", train, **system
+    )
     assert result.returncode == 0, result.stderr
-    assert {"[default0]:rank 0 attempt 1", "[default1]:rank 1 attempt 1"} <= {
-        *result.stdout.splitlines()
-    }
+    assert "took the warm process" in result.stderr
+    lines = {"[default0]:rank 0 attempt 1", "[default1]:rank 1 attempt 1"}
+    assert lines <= set(result.stdout.splitlines())
+    assert "has ended" in launch("warm", "stop", **system).stderr
 
 
 @pytest.mark.parametrize("module", ["_ctypes", "_ssl"])
@@ -256,6 +263,16 @@ def test_a_job_restarts_on_each_python(
         assert result.returncode == 0, result.stderr
         assert {"rank 0 attempt 1", "rank 1 attempt 1"} <= set(result.stdout.splitlines())
         assert "Warning" not in result.stderr
+
+
+def test_job_gets_all_cpus_where_its_own_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For --nproc-per-node=auto, and whether workers wait for preloaded modules."""
+
+    def refuse(_: int) -> set[int]:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_getaffinity", refuse)
+    assert linux.cpus() == os.cpu_count()
 
 
 def test_status_finds_slow_ranks_in_a_file_that_stands_for_memory(
