@@ -45,7 +45,15 @@ SYSTEMS = {
 }
 
 
-@pytest.fixture(params=SYSTEMS)
+_ALWAYS = ("a Python built with old headers", "both")
+"""The others take the same ways."""
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=() if name in _ALWAYS else pytest.mark.long) for name in SYSTEMS
+    ]
+)
 def system(request: pytest.FixtureRequest) -> dict[str, str]:
     """The environment of each system."""
     return SYSTEMS[request.param]
@@ -79,13 +87,12 @@ def test_the_systems_are_what_their_names_say() -> None:
     assert found == [["none", "none"], ["38"], ["none", "none"], ["1", "1"], []]
 
 
-def test_a_job_runs_and_restarts(
-    system: dict[str, str], launch: Launch, script: Callable[[str], Path]
-) -> None:
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_a_job_runs_and_restarts(name: str, launch: Launch, script: Callable[[str], Path]) -> None:
     """Two workers start, one fails, and both start again."""
     result = launch(
-        "run", "--nproc-per-node=2", "--max-restarts=1", script(FAILS_ONCE), **system
-    )  # fmt: skip
+        "run", "--nproc-per-node=2", "--max-restarts=1", script(FAILS_ONCE), **SYSTEMS[name]
+    )
     assert result.returncode == 0, result.stderr
     assert {"rank 0 attempt 1", "rank 1 attempt 1"} <= set(result.stdout.splitlines())
     (line,) = result.stderr.splitlines()
