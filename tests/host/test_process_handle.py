@@ -5,9 +5,9 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from conftest import LIMIT_S
@@ -99,30 +99,38 @@ def test_process_is_not_over_because_no_descriptor_is_left(
     assert not handle.has_ended()
 
 
+REUSED = """
+import os, signal, subprocess, sys, time
+from relight.host import process_handle
+if sys.argv[1] != "functions of Python":
+    del os.pidfd_open, signal.pidfd_send_signal
+if sys.argv[1] == "start time":
+    process_handle._pidfd_open = lambda _: -1
+first = subprocess.Popen(["sleep", "600"])
+handle = process_handle.ProcessHandle(first.pid)
+first.kill()
+first.wait()
+time.sleep(0.02)  # start times are in hundredths of a second
+with open("/proc/sys/kernel/ns_last_pid", "w") as file:
+    file.write(str(first.pid - 1))
+second = subprocess.Popen(["sleep", "600"])
+assert second.pid == first.pid and handle.has_ended()
+try:
+    handle.send(signal.SIGKILL)
+except ProcessLookupError:
+    print("refused", second.poll())
+second.kill()
+second.wait()
+"""
+
+
 @pytest.mark.needs_root
+@pytest.mark.parametrize("way", WAYS)
 def test_process_that_has_got_the_pid_of_another_is_not_signalled(way: str) -> None:
-    """The pid is given to a new process by ns_last_pid (proc_sys_kernel(5))."""
-    for _ in range(1000):  # other processes take pids meanwhile
-        first = subprocess.Popen(["sleep", "600"])
-        handle = ProcessHandle(first.pid)
-        first.kill()
-        first.wait(LIMIT_S)
-        time.sleep(0.02)  # start times are in hundredths of a second
-        Path("/proc/sys/kernel/ns_last_pid").write_text(str(first.pid - 1))
-        second = subprocess.Popen(["sleep", "600"])
-        if second.pid == first.pid:
-            break
-        second.kill()
-        second.wait(LIMIT_S)
-        handle.close()
-    else:
-        pytest.skip("no pid could be used again")
-    try:
-        assert handle.has_ended()
-        with pytest.raises(ProcessLookupError):
-            handle.send(signal.SIGKILL)
-        assert second.poll() is None
-    finally:
-        handle.close()
-        second.kill()
-        second.wait(LIMIT_S)
+    """In a namespace of its own, a pid is used again at once (ns_last_pid, proc(5))."""
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", REUSED, way],
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.stdout == "refused None\n", done.stderr
