@@ -262,7 +262,7 @@ def test_a_job_restarts_on_each_python(
     system = SYSTEMS.get(name, variables())
     path = os.pathsep.join((system["PYTHONPATH"], str(Path(relight.__file__).parents[1])))
     train = script(f"import sys; assert '%d.%d' % sys.version_info[:2] == {version!r}" + FAILS_ONCE)
-    for flags in ((), ("--preload=json",)):
+    for flags in ((), ("--preload=json", "-v")):
         result = launch(
             "run", "--nproc-per-node=2", "--max-restarts=1", *flags, train,
             command=(interpreter(version), *FIRST_WARM[1:]), **{**system, "PYTHONPATH": path},
@@ -270,6 +270,7 @@ def test_a_job_restarts_on_each_python(
         assert result.returncode == 0, result.stderr
         assert {"rank 0 attempt 1", "rank 1 attempt 1"} <= set(result.stdout.splitlines())
         assert "Warning" not in result.stderr
+    assert "workers start with preloaded modules" in result.stderr
 
 
 def test_job_gets_all_cpus_where_its_own_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

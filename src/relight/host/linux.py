@@ -381,6 +381,21 @@ def close_all_but(keep: Collection[int]) -> None:
             _close(fd)
 
 
+def libffi_descriptors() -> set[int]:
+    """Return the descriptors of its own file from which libffi 3.5 maps code for each callback of
+    ctypes (src/tramp.c). A fork in which one means another file would run what stands there.
+    """
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # that of the listing itself
+        if os.path.basename(path).startswith("libffi.so"):
+            found.add(int(name))
+    return found
+
+
 def _close(fd: int) -> None:
     try:
         os.close(fd)

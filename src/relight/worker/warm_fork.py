@@ -75,7 +75,7 @@ class _GenerationSpawner(Spawner):
             os.dup2(fd, number)
         self.restore_action()
         self.agent.detach()
-        linux.close_all_but({0, 1, 2})
+        linux.close_all_but({0, 1, 2, *linux.libffi_descriptors()})
         restore_limit()  # after it, as that takes a descriptor
         raise _WorkerForked(plan)
 

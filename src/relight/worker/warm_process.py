@@ -225,7 +225,7 @@ class WarmProcess:
             for other in (self._listener, *(each.socket for each in self._connections.values())):
                 other.detach()  # or the object would close another descriptor of the same number
             kept = (control.fileno(), *process.descriptors, *this.descriptors)
-            linux.close_all_but({0, 1, 2, *kept})
+            linux.close_all_but({0, 1, 2, *kept, *linux.libffi_descriptors()})
             return JobConnection(control, AgentProcess(process, control.fileno()), this)
         if this is not None:
             this.close()
