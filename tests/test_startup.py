@@ -74,6 +74,9 @@ STANDARD = {
     "signal", "socket", "struct", "types",
 }  # fmt: skip
 
+if sys.version_info >= (3, 14):  # by ctypes
+    STANDARD |= {"_contextvars", "_types", "_weakrefset", "io", "sysconfig", "threading"}
+
 PROBE = """
 import sys
 before = set(sys.modules)

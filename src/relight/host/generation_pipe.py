@@ -6,6 +6,7 @@ socket for the generation, stdin, and each worker's stdout and stderr. The file 
 messages are small, so that sending never blocks.
 """
 
+import array  # noqa: F401  # by socket.send_fds at a restart, when its file may be lost
 import errno
 import marshal
 import os
