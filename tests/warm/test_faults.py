@@ -19,6 +19,23 @@ Script = Callable[..., Path]
 PYTHONPATH = os.environ.get("PYTHONPATH", "")
 
 
+def test_workers_keep_the_descriptor_of_libffi(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    """When ctypes is imported, libffi 3.5 opens its own file, and maps code from it later."""
+    (tmp_path / "lib").mkdir()
+    library = tmp_path / "lib" / "libffi.so.8"
+    library.touch()
+    script(f"f = open({str(library)!r})", "lib/sitecustomize.py")
+    path = os.pathsep.join([PYTHONPATH, str(tmp_path / "lib")])
+    text = (
+        "import os, sitecustomize; print(os.readlink(f'/proc/self/fd/{sitecustomize.f.fileno()}'))"
+    )
+    result = launch("run", "--preload=json", "-v", script(text), PYTHONPATH=path)
+    assert "workers start with preloaded modules" in result.stderr
+    assert result.stdout == f"{library}\n"
+
+
 def test_an_interpreter_whose_start_leaves_something_open_is_not_forked(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
@@ -170,6 +187,7 @@ sys.exit(1)
 
     until((tmp_path / "up0").exists)
     first = warm_spawner(agent.pid)
+    assert first  # kill(0) would end the tests
     os.kill(first, signal.SIGKILL)
     until((tmp_path / "up1").exists)
     log = next(logs.glob("*/events.jsonl"))

@@ -4,8 +4,6 @@ The processes with imported modules that outlive their jobs (`--keep-warm`), and
 `--preload=auto` has learned.
 """
 
-import os
-import select
 from collections.abc import Callable, Sequence
 
 from relight import env
@@ -13,6 +11,7 @@ from relight.cli.jobs import HELP, JSON, Page, print_json, read_arguments, say, 
 from relight.core.waiting import duration
 from relight.errors import EXIT_OK, MachineError, UsageError, did_you_mean, many
 from relight.host import learned, system, warm_processes
+from relight.host.process_handle import ProcessHandle
 from relight.host.warm_sockets import Description, SocketDirectory
 
 PAGE = Page(
@@ -40,7 +39,7 @@ PAGE = Page(
     ),
     "exit code: 0, also if there was nothing to stop or to forget",
 )
-_END_MS = 2000
+_END_S = 2.0
 _WIDTH = 40
 _NAMES = {
     "-m relight.worker.call": "(relight.launch)",
@@ -162,7 +161,7 @@ def _stop(words: Sequence[str], _: bool) -> int:
 def _ends(pid: int, path: str) -> bool:
     """Stop a warm process; return whether it has ended, after a short time."""
     try:
-        pidfd = os.pidfd_open(pid)
+        process = ProcessHandle(pid)
     except ProcessLookupError:
         return True
     try:
@@ -170,11 +169,9 @@ def _ends(pid: int, path: str) -> bool:
             warm_processes.stop(path)
         else:
             warm_processes.stop_imports(pid)
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        return bool(poll.poll(_END_MS))
+        return process.wait(_END_S)
     finally:
-        os.close(pidfd)
+        process.close()
 
 
 def _descriptions() -> list[Description]:

@@ -13,10 +13,13 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from relight.host.files import read_small, remove_tree
+from relight.host.process_handle import ProcessHandle
 from relight.typed import Any, NoReturn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from subprocess import Popen
+
     from relight.spec import LaunchSpec
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -31,8 +34,12 @@ IN_MOVED_TO = 0x80
 IN_DELETE = 0x200
 IN_DELETE_SELF = 0x400
 IN_MOVE_SELF = 0x800
+_MFD_CLOEXEC = 1  # linux/memfd.h
+_MFD_ALLOW_SEALING = 2
+_FOLDERS = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108
+"""Where files that stand for memory are made."""
 _ORPHANS_LIMIT_S = 10.0
-_LET_END_MS = 500
+_LET_END_S = 0.5
 _START_MS = 100
 """How long the guard delays its own setup, so that the starting workers have the processors."""
 
@@ -72,8 +79,7 @@ def require_linux(what: str) -> None:
 
 
 class Child:
-    """A process that was forked with `fork`, referenced by pidfd so that a reused pid is never
-    signalled.
+    """A process that was forked with `fork`, referenced so that a reused pid is never signalled.
 
     The forked process may be a guard (`stand_guard`) whose child is the spawner; the guard exits
     as its child does. A warm process has forked its guards itself (`worker/warm_process.py`).
@@ -87,7 +93,7 @@ class Child:
 
     def __init__(self, pid: int) -> None:
         self.pid = self._child = pid
-        self._fds = [os.pidfd_open(pid)]
+        self._processes = [ProcessHandle(pid)]
         self._is_foreign = parent_of(pid) != os.getpid()
 
     def guards(self, pid: int) -> None:
@@ -95,23 +101,23 @@ class Child:
         if pid == self._child:
             return
         try:
-            self._fds.append(os.pidfd_open(pid))
+            self._processes.append(ProcessHandle(pid))
         except OSError:
             return  # it has ended, or no descriptor is left
         if parent_of(pid) == self._child:
             self.pid = pid
         else:
-            os.close(self._fds.pop())
+            self._processes.pop().close()
 
     def fileno(self) -> int:
         """Return a descriptor that can be read once the process has ended."""
-        return self._fds[0]
+        return self._processes[0].fileno()
 
     def send(self, number: int) -> None:
         """Send a signal to it and to its guard, where they exist."""
-        for fd in self._fds:
+        for process in self._processes:
             try:
-                signal.pidfd_send_signal(fd, number)
+                process.send(number)
             except (ProcessLookupError, PermissionError):
                 pass
 
@@ -138,12 +144,12 @@ class Child:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return not self._fds
+        return not self._processes
 
     def close(self) -> None:
         """Close the descriptors."""
-        while self._fds:
-            os.close(self._fds.pop())
+        while self._processes:
+            self._processes.pop().close()
 
 
 def stand_guard(agent: int) -> int:
@@ -177,7 +183,7 @@ def _guard(pid: int, agent: int, directory: int) -> None:
         poll = select.poll()
         die_with_parent(signal.SIGCONT)  # a stopped guard must see that the agent is gone
         close_all_but((directory,))  # or peers of the agent would not see its connections end
-        child = os.pidfd_open(pid)
+        child = ProcessHandle(pid)
         poll.register(child, select.POLLIN)
         if not poll.poll(_START_MS):
             _stay(agent, poll)
@@ -187,7 +193,7 @@ def _guard(pid: int, agent: int, directory: int) -> None:
             if status:
                 end_children(_ORPHANS_LIMIT_S)
         else:
-            let_end(pid, child)
+            let_end(child)
         if os.getppid() != agent:
             end_children(float("inf"))
             scratch = os.read(directory, 1 << 16)
@@ -203,22 +209,20 @@ def _stay(agent: int, poll: select.poll) -> None:
     os.setsid()
     rename_process(f"worker guard of {agent}")
     try:
-        poll.register(os.pidfd_open(agent), select.POLLIN)
+        poll.register(ProcessHandle(agent), select.POLLIN)
     except ProcessLookupError:
         return
     if os.getppid() == agent:
         poll.poll()
 
 
-def let_end(pid: int, pidfd: int) -> None:
+def let_end(child: ProcessHandle) -> None:
     """Continue a child whose agent is gone, and give it a bounded time to end by itself.
 
     It kills its descendants; no process would if both it and this process were killed now.
     """
-    os.kill(pid, signal.SIGCONT)
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    poll.poll(_LET_END_MS)
+    os.kill(child.pid, signal.SIGCONT)
+    child.wait(_LET_END_S)
 
 
 def end_as(status: int) -> NoReturn:
@@ -235,19 +239,28 @@ def end_as(status: int) -> NoReturn:
     os._exit(code)
 
 
+def ends_within(process: "Popen[bytes]", seconds: float) -> bool:
+    """Wait until a child has ended, at most for a time; return whether it has."""
+    handle = ProcessHandle(process.pid)
+    try:
+        return handle.wait(seconds)
+    finally:
+        handle.close()
+
+
 def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
-    """Send a signal to a process if `still()` confirms that it is the same one. A pidfd prevents
-    reuse of its pid in between.
+    """Send a signal to a process if `still()` confirms that it is the same one; its pid can't be
+    reused in between.
 
     Raises:
         ProcessLookupError: no process has this pid.
     """
-    pidfd = os.pidfd_open(pid)
+    process = ProcessHandle(pid)
     try:
         if still():
-            signal.pidfd_send_signal(pidfd, number)
+            process.send(number)
     finally:
-        os.close(pidfd)
+        process.close()
 
 
 def catches_signal(pid: int, number: int, unknown: bool) -> bool:
@@ -276,13 +289,37 @@ def reopen(fd: int, flags: int) -> int:
     return os.open(f"/proc/self/fd/{fd}", flags)
 
 
-def anonymous_file() -> int:
-    """Return the descriptor of a file in memory (memfd_create(2), Linux 3.17).
+def anonymous_file(name: str) -> int:
+    """Return the descriptor of a new file in memory; links in /proc/PID/fd have its name.
+
+    memfd_create(2) needs Linux 3.17, and CPython has it if it was built with glibc 2.27 or newer.
+    Without it, the file has been removed from a directory.
 
     Raises:
-        OSError: no descriptor is left.
+        OSError: no descriptor is left, or no directory can be written to.
     """
-    return os.memfd_create("relight-plans")
+    try:
+        if hasattr(os, "memfd_create"):
+            return os.memfd_create(name, _MFD_CLOEXEC | _MFD_ALLOW_SEALING)
+        fd = int(_libc.memfd_create(name.encode(), _MFD_CLOEXEC | _MFD_ALLOW_SEALING))
+    except (AttributeError, OSError):
+        fd = -1
+    return fd if fd >= 0 else _unlinked_file(name)
+
+
+def _unlinked_file(name: str) -> int:
+    problem: OSError | None = None
+    for folder in _FOLDERS:
+        path = f"{folder}/{name}-{os.urandom(8).hex()}"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            problem = error
+            continue
+        os.unlink(path)
+        return fd
+    assert problem is not None
+    raise problem
 
 
 def open_files() -> int:
@@ -296,8 +333,11 @@ def most_open_files(hard: int) -> int:
 
 
 def cpus() -> int:
-    """Return how many CPUs this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Return how many CPUs this process may run on; those of the machine if that is hidden."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except OSError:
+        return os.cpu_count() or 1
 
 
 def end_with_parent(pid: int, number: int) -> bool:
@@ -340,6 +380,21 @@ def close_all_but(keep: Collection[int]) -> None:
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
         if fd not in keep:
             _close(fd)
+
+
+def libffi_descriptors() -> set[int]:
+    """Return the descriptors of its own file from which libffi 3.5 maps code for each callback of
+    ctypes (src/tramp.c). A fork in which one means another file would run what stands there.
+    """
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # that of the listing itself
+        if os.path.basename(path).startswith("libffi.so"):
+            found.add(int(name))
+    return found
 
 
 def _close(fd: int) -> None:

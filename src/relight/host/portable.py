@@ -21,6 +21,8 @@ from relight.typed import Any, NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from subprocess import Popen
+
     from relight.spec import LaunchSpec
 
 IN_MODIFY = IN_MOVED_TO = 0
@@ -272,6 +274,17 @@ def _tell(line: str) -> None:
         pass  # the guardian was killed, or was stopped and its pipe is full
 
 
+def ends_within(process: "Popen[bytes]", seconds: float) -> bool:
+    """Wait until a child has ended, at most for a time; return whether it has."""
+    from subprocess import TimeoutExpired
+
+    try:
+        process.wait(seconds)
+    except TimeoutExpired:
+        return False
+    return True
+
+
 def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
     """Send a signal to a process if `still()` confirms that it is the same one.
 
@@ -509,15 +522,15 @@ def reopen(fd: int, flags: int) -> int:
     return os.open(os.ttyname(fd), flags)
 
 
-def anonymous_file() -> int:
-    """Return the descriptor of a new file that has no name any more.
+def anonymous_file(name: str) -> int:
+    """Return the descriptor of a new file that was removed from its directory.
 
     Raises:
         OSError: it can't be made.
     """
     import tempfile
 
-    fd, path = tempfile.mkstemp()
+    fd, path = tempfile.mkstemp(prefix=f"{name}-")
     os.unlink(path)
     return fd
 

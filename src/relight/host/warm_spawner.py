@@ -212,7 +212,7 @@ class WarmSpawner:
         if not poll.poll(1000):
             return "it has closed its socket"
         try:
-            end = os.waitid(os.P_PIDFD, self._child.fileno(), os.WEXITED | os.WNOWAIT)
+            end = os.waitid(os.P_PID, self.guard, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:
             end = None  # reaped by the generation that used it, or by a warm process
         if end is None:
@@ -263,7 +263,7 @@ def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> Origin:
     """
     keep = setup["keep"]
     ours, theirs = socket.socketpair()
-    described = os.memfd_create("relight-setup")
+    described = linux.anonymous_file("relight-setup")
     os.write(described, json.dumps(setup).encode())
     parent = 0 if keep else os.getpid()
     fds: tuple[int, ...] = (theirs.fileno(), described)

@@ -6,6 +6,7 @@ import mmap
 import os
 from collections.abc import Callable, Collection, Mapping
 
+from relight.host import linux
 from relight.host.loop import Callback, Loop, Timer
 from relight.host.warm_spawner import hook, variable
 
@@ -24,9 +25,10 @@ class WatchedWorker:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._fd = os.memfd_create("relight-modules", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fd = linux.anonymous_file("relight-modules")
         os.ftruncate(self._fd, _SIZE)
-        with contextlib.suppress(OSError):  # if it shrank, an access here would be a SIGBUS
+        # If it shrank, an access here would be a SIGBUS.
+        with contextlib.suppress(AttributeError, OSError):
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self._memory = mmap.mmap(self._fd, _SIZE)
         self._timer: Timer | None = None

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from relight.core import fields
 from relight.host import fit, linux, warm_sockets
+from relight.host.process_handle import ProcessHandle
 from relight.host.warm_sockets import BeingMade, Description
 from relight.typed import Any
 from relight.worker.arguments import Arguments
@@ -25,7 +26,7 @@ class Lasting:
     """Records from now on what the imports depend on.
 
     Attributes:
-        until: descriptors of processes that this one does not outlive (pidfds).
+        until: processes that this one does not outlive.
         lock: the descriptor of a file that is locked until jobs can find this process.
         arguments: finds modules that have read the arguments of the script.
 
@@ -129,12 +130,12 @@ class Lasting:
         return ""
 
 
-def _open(pids: Sequence[int]) -> list[int]:
-    """Return descriptors of processes (pidfds)."""
+def _open(pids: Sequence[int]) -> list[ProcessHandle]:
+    """Return references to processes."""
     found = []
     for pid in pids:
         try:
-            found.append(os.pidfd_open(pid))
+            found.append(ProcessHandle(pid))
         except OSError as error:
             why = f"it was not to outlive process {pid}: {error.strerror}"
             raise UnfitError("", why, lasting=False) from None

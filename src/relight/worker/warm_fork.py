@@ -75,7 +75,7 @@ class _GenerationSpawner(Spawner):
             os.dup2(fd, number)
         self.restore_action()
         self.agent.detach()
-        linux.close_all_but({0, 1, 2})
+        linux.close_all_but({0, 1, 2, *linux.libffi_descriptors()})
         restore_limit()  # after it, as that takes a descriptor
         raise _WorkerForked(plan)
 
@@ -91,7 +91,7 @@ class _Notes:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._pid = os.getpid()
-        self._fd = os.memfd_create("notes")
+        self._fd = linux.anonymous_file("notes")
         self._end = 0
 
     def write(self, variable: str) -> None:
@@ -169,9 +169,10 @@ def serve(
         descriptors: list[int] = [control_fd]
         watches: list[Temporary | Arguments] = [random_state.temporary]
         if agent is not None:
-            descriptors.append(agent.pidfd)
+            descriptors += agent.process.descriptors
         if lasting is not None:
-            descriptors += (lasting.lock, *lasting.until)
+            descriptors.append(lasting.lock)
+            descriptors += (fd for each in lasting.until for fd in each.descriptors)
             watches.append(lasting.arguments)
 
         def tell(line: str) -> None:
