@@ -181,7 +181,7 @@ def _watch(
             if ready.keys() - {child, from_child} or (limit is not None and passed >= limit):
                 break
             if child in ready:
-                _, status = os.waitpid(pid, 0)
+                status = linux.reap(pid, linux.END_LIMIT_S) or 0
                 pid = requests.take_heir()
                 linux.end_children(_END_LIMIT_S, [pid])
                 if not _is_child(pid):
@@ -194,7 +194,7 @@ def _watch(
                 os.write(to_child, b"\n")
         if agent is not None and not ready.keys() & set(others):
             linux.let_end(pid, child)  # it sees the end of the agent, too, and cleans up
-        linux.end_children(float("inf"))
+        linux.end_children(linux.END_LIMIT_S)
         requests.read()
         _leave(agent, requests.directory, 0)
     finally:

@@ -245,7 +245,7 @@ class WarmProcess:
         """Reap a guard; kill what it has left, if it was killed itself."""
         self._forget(fd)
         guard = self._guards.pop(fd)
-        os.waitpid(guard.pid, 0)
+        linux.reap(guard.pid, _END_LIMIT_S)
         os.close(fd)
         self._forget(guard.agent)
         os.close(guard.agent)
