@@ -10,10 +10,11 @@ stops the process for a moment; a frame with a module is one of C or C++.
 import itertools
 import json
 import shutil
-import subprocess
 from typing import Any
 
+from relight import env
 from relight.core.stacks import Frame, ThreadStack
+from relight.host import helper
 from relight.host.stacks.memory import StackError
 from relight.host.stacks.threads import Task
 
@@ -83,12 +84,10 @@ def _run(pid: int, how: str, limit_s: float) -> bytes:
     """
     command = ["py-spy", "dump", "--json", how, "--pid", str(pid)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise _failed(pid, str(error)) from None
-    if done.returncode:
+        done = helper.run(command, env.read().variables, limit_s)
+    except OSError as error:
+        raise _failed(pid, str(error.strerror)) from None
+    if done.exitcode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise _failed(pid, lines[-1][:200])
     return done.stdout
