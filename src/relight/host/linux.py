@@ -71,8 +71,6 @@ def fork() -> int:
 
 fork_worker = os.fork
 """Fork a worker, in the spawner."""
-wait = os.waitpid
-"""Reap a worker, in the spawner."""
 SPAWNER_STAYS = True
 """Whether one spawner can start the workers of several generations."""
 
@@ -518,6 +516,16 @@ def end_children(limit_s: float, keep: Collection[int] = ()) -> list[int]:
         before = left
         time.sleep(pause)
     return list(left)
+
+
+def reap_any() -> tuple[int, int]:
+    """Reap a child that has ended, in the spawner; return its pid, or 0 if none has, and its
+    waitpid(2) status.
+
+    Raises:
+        ChildProcessError: there is no child.
+    """
+    return os.waitpid(-1, os.WNOHANG)
 
 
 def reap(pid: int, limit_s: float) -> int | None:

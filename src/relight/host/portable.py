@@ -259,9 +259,14 @@ def fork_worker() -> int:
     return pid
 
 
-def wait(pid: int, options: int) -> tuple[int, int]:
-    """Reap a process as waitpid(2) does, and report it to the guardian."""
-    reaped, status = os.waitpid(pid, options)
+def reap_any() -> tuple[int, int]:
+    """Reap a child that has ended, in the spawner, and report it to the guardian; return its pid,
+    or 0 if none has, and its waitpid(2) status.
+
+    Raises:
+        ChildProcessError: there is no child.
+    """
+    reaped, status = os.waitpid(-1, os.WNOHANG)
     if reaped in _running:
         _running.remove(reaped)
         _reaped.add(reaped)
@@ -496,10 +501,13 @@ def _ps(column: str, pid: int) -> str:
 
     command = (_PS, "-o", f"{column}=", "-p", str(pid))
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=_SETTLE_S
-        ).stdout.strip()
-    except (OSError, subprocess.TimeoutExpired):
+        ps = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    except OSError:
+        return ""
+    try:
+        return ps.communicate(timeout=_SETTLE_S)[0].strip()
+    except subprocess.TimeoutExpired:
+        ps.kill()
         return ""
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from relight.core.exits import Doing
+from relight.core.supervision import patience_s
 from relight.errors import InternalError, MachineError
 from relight.events import (
     ProcessRemains,
@@ -30,12 +31,7 @@ __all__ = ["WorkerPlan", "Workers"]
 
 Fork = Callable[[Sequence[WorkerPlan], str], tuple[int, socket.socket]]
 ProcessEvent = WorkerStarted | WorkerExited | WorkersFrozen | ProcessRemains | SpawnerLost
-_LONGEST_CLOSE_S, _SHORTEST_CLOSE_S = 30.0, 10.0
-"""Between these limits, --shutdown-timeout is how long `close` waits for processes that were killed
-and are still there: the kernel may need seconds to free the memory of one.
-"""
-_REFUSED_CLOSE_S = 1.0
-"""The lower limit if they are another user's, so that they can't be killed at all."""
+_FINISH_LIMIT_S = 30.0
 _WAKE_LIMIT_S = 1.0
 """A spawner that is still stopped so long after it was continued is killed."""
 _CONTINUE_EVERY_S = 0.05
@@ -156,18 +152,17 @@ class Workers:
         the time is up.
 
         Args:
-            grace_s: how long to wait for the latter (--shutdown-timeout), within limits.
+            grace_s: how long to wait for the latter, within limits (`patience_s`).
         """
         if not self._spawner_gone:
             self._command("end")
             self._socket.shutdown(socket.SHUT_WR)
             self._kill_if_stopped_later()
-            end = self._loop.now() + min(max(grace_s, _SHORTEST_CLOSE_S), _LONGEST_CLOSE_S)
-            refused_end = self._loop.now() + min(max(grace_s, _REFUSED_CLOSE_S), _LONGEST_CLOSE_S)
+            began = self._loop.now()
             while not self._spawner_gone:
                 remaining = self.remaining.values()
-                refused = remaining and all(each.refused for each in remaining)
-                left = (refused_end if refused else end) - self._loop.now()
+                refused = bool(remaining) and all(each.refused for each in remaining)
+                left = began + patience_s(grace_s, refused=refused) - self._loop.now()
                 if left <= 0:
                     break
                 self._loop.run_once(left)
@@ -189,7 +184,7 @@ class Workers:
         if self._socket.fileno() >= 0:
             self.close()
         if self._spawner_exiting:
-            self._loop.run_until(lambda: self._spawner.closed, _LONGEST_CLOSE_S)
+            self._loop.run_until(lambda: self._spawner.closed, _FINISH_LIMIT_S)
 
     def _reap(self) -> None:
         self._loop.forget(self._spawner)

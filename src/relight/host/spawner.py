@@ -261,7 +261,7 @@ class Spawner:
         lines: list[str] = []
         try:
             while True:
-                pid, status = system.wait(-1, os.WNOHANG)
+                pid, status = system.reap_any()
                 if pid == 0:
                     return True
                 local_rank = self.local_rank_of.pop(pid, None)

@@ -211,7 +211,7 @@ class WarmSpawner:
         if not poll.poll(1000):
             return "it has closed its socket"
         try:
-            end = os.waitid(os.P_PIDFD, self._child.fileno(), os.WEXITED | os.WNOWAIT)
+            end = os.waitid(os.P_PIDFD, self._child.fileno(), os.WEXITED | os.WNOWAIT | os.WNOHANG)
         except ChildProcessError:
             end = None  # reaped by the generation that used it, or by a warm process
         if end is None:
