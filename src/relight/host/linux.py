@@ -10,7 +10,7 @@ import selectors
 import signal
 import struct
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from relight.host.files import read_small, remove_tree
 from relight.typed import Any, NoReturn
@@ -470,15 +470,19 @@ def children() -> list[int]:
     return _children_of(os.getpid())
 
 
-def kill_children(keep: Collection[int] = ()) -> dict[int, bool]:
-    """Send SIGKILL to the children of this process but those to keep. Their pids can't be reused
-    before it reaps them.
+def kill_children() -> dict[int, bool]:
+    """Send SIGKILL to the children of this process. Their pids can't be reused before it reaps
+    them.
 
     Returns:
         Their pids, each with whether the system refused the signal: it is another user's process.
     """
+    return _kill(children())
+
+
+def _kill(pids: Iterable[int]) -> dict[int, bool]:
     found = {}
-    for pid in set(children()).difference(keep):
+    for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
             found[pid] = False
@@ -499,7 +503,7 @@ def reap_and_kill(keep: Collection[int] = ()) -> dict[int, bool]:
             os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
             pass  # another thread has reaped it
-    return kill_children(keep)
+    return _kill(set(children()).difference(keep))
 
 
 def end_children(limit_s: float, keep: Collection[int] = ()) -> list[int]:
