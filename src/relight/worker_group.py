@@ -193,7 +193,8 @@ class WorkerGroup:
         self._services.journal.goes_on()
         if supervisor.alive:
             self._services.journal.say(supervisor.explain())
-        supervisor.workers.close()
+        if not supervisor.workers.close(job.grace_s):
+            self._tell_left(supervisor)
         arrivals.cancel()
         if self._watches is not None:
             self._watches.close()
@@ -207,6 +208,16 @@ class WorkerGroup:
                 self._services.journal.record(CheckpointFound(number, last / 1e9))
         if self._memory is not None or (job.run_directory and self._has_memory()):
             self.memory.close()  # a run directory stays
+
+    def _tell_left(self, supervisor: Supervisor) -> None:
+        """Say what is left behind, as it can't be killed."""
+        from relight.event_text import named
+
+        left = ", ".join(map(named, supervisor.workers.remaining.values()))
+        self._services.journal.say(
+            f"no longer waiting for {left or 'the worker spawner'}, which can't be killed: what it "
+            "holds is not free (memory, ports, devices)"
+        )
 
     def _has_memory(self) -> bool:
         """Return whether this agent or a worker has made a file of memory that they share."""

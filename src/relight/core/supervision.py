@@ -33,6 +33,24 @@ UNKILLABLE_AFTER_S = 60.0
 """How long a process may take to exit after SIGKILL; then the agent waits for it no longer."""
 
 
+_LONGEST_S, _SHORTEST_S, _SHORTEST_REFUSED_S = 30.0, 10.0, 1.0
+
+
+def patience_s(grace_s: float, *, refused: bool) -> float:
+    """Return how long to wait, from SIGKILL on, for processes that workers have left: as long as
+    the grace time, within limits.
+
+    The kernel may need seconds to free the memory of a large process, during which a next worker
+    would find none. Nothing is gained by waiting for those that can't be killed at all.
+
+    Args:
+        grace_s: the grace time (--shutdown-timeout).
+        refused: the system has refused to signal any of them, as they are another user's.
+    """
+    shortest = _SHORTEST_REFUSED_S if refused else _SHORTEST_S
+    return min(max(grace_s, shortest), _LONGEST_S)
+
+
 class SupervisionState(Enum):
     """The state of this node's workers."""
 

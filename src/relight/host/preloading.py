@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from relight.host.learned import LearnedFile
 
 _END_LIMIT_S = 1.0
+_GUARD_S = 1.0
+"""How long the guard of a warm spawner may take to exit after SIGKILL."""
 _SILENT_S = 10.0
 _PATIENCE_S = 120.0
 """How long the first generation waits for named modules. Cold workers import them as well."""
@@ -69,11 +71,8 @@ class _Leftovers:
     """Processes that warm spawners leave to this agent: their guards, and what imports started."""
 
     def __init__(self) -> None:
-        self._earlier = linux.children()  # of a shell that has become this agent
-        linux.become_subreaper()  # a process that an import has started must not outlive this one
+        linux.adopt_orphans()  # a process that an import has started must not outlive this one
         self._guard = 0  # of a stopped warm spawner, which is to be waited for
-        self.cold = 0
-        """The process that was forked for workers that start cold; it is none of them."""
 
     def await_guard(self, guard: int) -> None:
         """Note the guard of a warm spawner that was stopped."""
@@ -83,14 +82,14 @@ class _Leftovers:
         """Reap the guard of a stopped warm spawner, unless a generation has done so."""
         if self._guard:
             try:
-                os.waitpid(self._guard, 0)
+                linux.reap(self._guard, _GUARD_S)
             except ChildProcessError:
                 pass
             self._guard = 0
 
     def end(self) -> None:
         """End what imports have started."""
-        linux.end_children(_END_LIMIT_S, [self.cold, *self._earlier])
+        linux.end_children(_END_LIMIT_S, linux.own_children)
 
 
 class Preload:
@@ -246,7 +245,6 @@ class Preload:
             why_not = self._spawner.so_far("it is not ready")
         self._record(WorkersWarm(False, why_not))
         held = self._fork_cold(plans, scratch)
-        self._leftovers.cold = held[0]
         if self._watched is not None and self._generations == 1:
             if not self._modules.names:
                 self._watched.when_quiet(lambda: self._generations == 1, self._learn)

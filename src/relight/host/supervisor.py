@@ -17,6 +17,7 @@ from relight.core.supervision import (
 )
 from relight.events import (
     Event,
+    ProcessRemains,
     StateChanged,
     Tick,
     WorkerExited,
@@ -40,8 +41,9 @@ class Supervisor:
         ranks: the rank of each, in the same order.
         scratch: a directory to remove if this process is killed, or empty.
         grace_s: seconds from the first signal to SIGKILL.
-        on_event: called with each start and exit, when processes are frozen or run again, and when
-            the spawner is lost; after what core/supervision decided was done.
+        on_event: called with each start and exit, when processes are frozen or run again, with what
+            SIGKILL does not end, and when the spawner is lost; after what core/supervision decided
+            was done.
         before_stop: called with the exit of a process that failed, before the others are stopped
             because of it.
         on_change: called with each change of the state of core/supervision.
@@ -134,7 +136,7 @@ class Supervisor:
         look = self._before_stop if self.is_running else None
         if look is not None and isinstance(event, WorkerExited) and event.exitcode:
             look(event)
-        if not isinstance(event, WorkerStarted | WorkersFrozen):
+        if not isinstance(event, WorkerStarted | WorkersFrozen | ProcessRemains):
             self._step(event, at)
         self._on_event(event)
 

@@ -184,7 +184,7 @@ def _watch(
             ):
                 break
             if child.fileno() in ready:
-                _, status = os.waitpid(pid, 0)
+                status = linux.reap(pid, linux.END_LIMIT_S) or 0
                 pid = requests.take_heir()
                 linux.end_children(_END_LIMIT_S, [pid])
                 if not _is_child(pid):
@@ -197,7 +197,7 @@ def _watch(
                 os.write(to_child, b"\n")
         if agent is not None and not ready.keys() & {other.fileno() for other in others}:
             linux.let_end(child)  # it sees the end of the agent, too, and cleans up
-        linux.end_children(float("inf"))
+        linux.end_children(linux.END_LIMIT_S)
         requests.read()
         _leave(agent, requests.directory, 0)
     finally:

@@ -278,7 +278,9 @@ class _Baseline:
             pid = os.fork()
             if pid == 0:
                 os._exit(0)
-            os.waitpid(pid, 0)
+            if linux.reap(pid, linux.END_LIMIT_S) is None:
+                os.kill(pid, signal.SIGKILL)
+                raise UnfitError(name, f"after {name}, a fork hangs")
             if _threads() > 1:
                 raise UnfitError(name, f"{name} starts a thread")
         if set(linux.children()) - {child}:

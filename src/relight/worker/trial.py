@@ -84,7 +84,7 @@ def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
         os._exit(0)
     os.close(result)
     os.kill(copy, signal.SIGKILL)
-    os.waitpid(copy, 0)
+    linux.reap(copy, linux.END_LIMIT_S)
     return None
 
 

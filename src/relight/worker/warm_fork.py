@@ -61,9 +61,9 @@ class _GenerationSpawner(Spawner):
         super().__init__(plan)
         self._notes = notes
 
-    def _reap(self, options: int) -> bool:
+    def _reap(self) -> bool:
         self._notes.pass_on()
-        return super()._reap(options)
+        return super()._reap()
 
     def become_worker(self, plan: WorkerPlan, spawner: int, mask: Any) -> NoReturn:
         del mask  # until it is an interpreter again
@@ -267,9 +267,11 @@ def _serve_generations(
         mask = linux.block_signals()
         spawner = _GenerationSpawner(generation, notes)
         try:
-            spawner.run(mask)
+            none_left = spawner.run(mask)
         except _WorkerForked as born:
             return born.plan, mask
+        if not none_left:
+            break  # the agent counts on this process no longer
         spawner.end()
         linux.restore_signals(mask)
         if scratch and (spawner.abandoned or agent.has_ended()):

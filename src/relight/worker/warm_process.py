@@ -244,7 +244,7 @@ class WarmProcess:
         """Reap a guard; kill what it has left, if it was killed itself."""
         self._forget(fd)
         guard = self._guards.pop(fd)
-        os.waitpid(guard.process.pid, 0)
+        linux.reap(guard.process.pid, _END_LIMIT_S)
         guard.process.close()
         self._forget(guard.agent.fileno())
         guard.agent.close()

@@ -10,7 +10,9 @@ stops the process for a moment; a frame with a module is one of C or C++.
 import itertools
 import json
 
+from relight import env
 from relight.core.stacks import Frame, ThreadStack
+from relight.host import helper
 from relight.host.stacks.memory import StackError
 from relight.host.stacks.threads import Task
 from relight.typed import Any
@@ -81,16 +83,12 @@ def _run(pid: int, how: str, limit_s: float) -> bytes:
     Raises:
         StackError: it can't read the process.
     """
-    import subprocess
-
     command = ["py-spy", "dump", "--json", how, "--pid", str(pid)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise _failed(pid, str(error)) from None
-    if done.returncode:
+        done = helper.run(command, env.read().variables, limit_s)
+    except OSError as error:
+        raise _failed(pid, str(error.strerror)) from None
+    if done.exitcode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise _failed(pid, lines[-1][:200])
     return done.stdout
