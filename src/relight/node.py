@@ -245,7 +245,7 @@ class Node:
         """Handle a message of the coordinator."""
         match message:
             case GenerationFormed() if isinstance(self.state, NodeReady):
-                self.state = message
+                self.state = self._with_given_endpoint(message)
             case StopWorkers():
                 self._on_stop(message)
             case StartProbes() if self._network is not None:
@@ -284,6 +284,21 @@ class Node:
         self.lease_until = until
         if self.running is not None:
             self.running.set_lease(until)
+
+    def _with_given_endpoint(self, formed: GenerationFormed) -> GenerationFormed:
+        """Let workers of the static rendezvous find their store where this node was told, as under
+        torchrun: nodes may know node 0 by different addresses and ports (NAT).
+
+        A group that is not full may be without node 0, and so has its store elsewhere.
+        """
+        meeting, settings, generation = self._job.meeting, self._job.settings, formed.generation
+        is_full = formed.place.group_world_size == settings.max_nodes
+        if meeting is None or not meeting.fixed_port or not is_full:
+            return formed
+        generation = generation._replace(master_addr=meeting.host)
+        if self._job.command.agent_store:  # else at a free port of rank 0's worker
+            generation = generation._replace(master_port=meeting.port)
+        return formed._replace(generation=generation)
 
     def _on_stop(self, stop: StopWorkers) -> None:
         if stop.generation != self.generation:
