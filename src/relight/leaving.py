@@ -54,7 +54,7 @@ class Leaving:
         self._show_tracebacks()
         reason = f"agent got {signal_name(number)}"
         self._link.send(NodeLeaving(f"its {reason}"))
-        if number == signal.SIGTERM and self._has_saved():
+        if number == signal.SIGTERM and self._node.has_saved:
             self._journal.say(f"the workers had saved and left before; exit code {EXIT_PREEMPTED}")
             return EXIT_PREEMPTED, f"the {reason}"
         return exit_code_of_signal(number), f"the {reason}"
@@ -156,14 +156,6 @@ class Leaving:
         end = verdict.end(ended, f"no restart: {verdict_reason}", now)
         self._node.give_up(outcome, end)
         return self.after_failure(end)
-
-    def _has_saved(self) -> bool:
-        """Return whether the last workers saved and left because another node was preempted. Often
-        all nodes of a job get the notice, one after the other.
-        """
-        workers = self._node.workers
-        stop = None if workers is None else workers.stopped_by
-        return stop is not None and stop.gently and workers is not None and workers.ended_well
 
     def _show_tracebacks(self, report: str = "") -> None:
         """Show how workers of the latest generation have ended, unless `report` will do that."""

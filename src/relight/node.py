@@ -76,6 +76,8 @@ class Node:
         """Why this node will soon be taken away, if so."""
         self.taken_away_at = FOR_EVER
         """When that is, on the loop's clock."""
+        self.has_saved = False
+        """Whether workers of this node have saved and left, and no later ones could save."""
         self.restart = 0
         """The latest restart that was reported to the user."""
         self.lease_until = FOR_EVER
@@ -144,6 +146,13 @@ class Node:
     def runs(self, workers: WorkerGroup) -> None:
         """Note that these workers are about to start."""
         self.state = self.workers = workers
+
+    def note_saving(self, workers: WorkerGroup) -> None:
+        """Note whether workers that have ended had saved. Those that never called
+        `should_checkpoint`, as they still imported, lose nothing that the ones before had saved.
+        """
+        saved = workers.saves and workers.ended_well
+        self.has_saved = saved or (self.has_saved and not workers.had_called)
 
     def wait_for_others(self, workers: WorkerGroup) -> None:
         """Report that all workers here succeeded."""

@@ -130,6 +130,8 @@ class WorkerGroup:
         """The coordinator's latest message to stop them."""
         self.supervisor: Supervisor | None = None
         """Set when the workers start."""
+        self.had_called = False
+        """Whether a worker had called `should_checkpoint` when all had ended."""
         self._watches: WorkerWatches | None = None
         """Set when the workers have started, if any watch is wanted."""
         self._services = services
@@ -205,7 +207,8 @@ class WorkerGroup:
             if saved:
                 number = self.formed.generation.number
                 self._services.journal.record(CheckpointFound(number, last / 1e9))
-        if self._memory is not None or (job.run_directory and self._has_memory()):
+        if self._has_memory():
+            self.had_called = self.memory.calls() > 0
             self.memory.close()  # a run directory stays
 
     def _has_memory(self) -> bool:
