@@ -46,7 +46,7 @@ os.write(1, b"up\\n")
 while not should_checkpoint():
     time.sleep(0.002)
 """
-"""After the other node has left, its next worker imports; or fails in training, and then imports."""
+"""Once the other node has left, the next worker imports; or fails in training, and then imports."""
 
 NEVER_LEAVES = """
 import os, sys, time

@@ -187,10 +187,13 @@ class Node:
         self._loop.run_until(lambda: is_over() or not self.is_heard, left_s)
         self._journal.goes_on()
 
-    def give_up(self, outcome: Outcome, end: JobEnded) -> None:
+    def last_report(self, outcome: Outcome) -> NodeReady:
+        """Return the report on a generation after which no workers start here."""
+        return self._report(0, outcome)
+
+    def give_up(self, report: NodeReady, end: JobEnded) -> None:
         """Note how the job has ended for this node, which itself has decided that."""
-        self.state = self._report(0, outcome)
-        self.end = end
+        self.state, self.end = report, end
 
     def close(self) -> None:
         """Be in no generation from now on: the link is about to close."""

@@ -30,6 +30,7 @@ from relight.core.messages import (
     WorkerFailed,
 )
 from relight.core.ranks import Assignment
+from relight.core.supervision import SaveAndLeave
 from relight.core.waiting import duration
 from relight.errors import MachineError, signal_name
 from relight.events import (
@@ -300,6 +301,7 @@ class WorkerGroup:
         limit_s = stop.limit_s or (meeting.checkpoint_s if meeting is not None else 0.0)
         if stop.gently and limit_s:
             self.memory.agree(stop.checkpoint_at, loop.now() + limit_s)
+            supervisor.step(SaveAndLeave())
             limit = duration(limit_s, digits=int(limit_s < 1))
             journal.say(f"{stop.cause}; workers may save a checkpoint first, for {limit}")
             loop.call_after(limit_s, lambda: self._stop_late(stop))
