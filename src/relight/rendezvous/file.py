@@ -186,10 +186,10 @@ class FileRegister:
         try:
             self._write_file(directory, new, data, os.O_CREAT | os.O_TRUNC)
         except OSError as error:
-            with suppress(FileNotFoundError):
-                os.unlink(new, dir_fd=directory)  # its blocks may be the last ones free
             if error.errno not in _FULL:
                 raise
+            with suppress(FileNotFoundError):
+                os.unlink(new, dir_fd=directory)  # its blocks may be the last ones free
             check()
             try:
                 size = os.stat(self._name, dir_fd=directory, follow_symlinks=False).st_size
