@@ -36,6 +36,7 @@ from relight.host.listener import Listener
 from relight.host.loop import Loop
 from relight.host.ports import is_loopback
 from relight.rendezvous.finder import Finder
+from relight.spec import LOCAL_HOSTS
 
 _HEARD = FromAgent | Heartbeat
 _MOST_JOBS_NAMED = 16
@@ -242,7 +243,7 @@ class Coordinator:
 
     def _reached_at(self, address: str) -> str:
         """Return where other nodes reach the node that has said this address of itself."""
-        if address and not is_loopback(address):
+        if address not in LOCAL_HOSTS and not is_loopback(address):
             return address
         return self.seen_address or address or "127.0.0.1"
 

@@ -100,22 +100,23 @@ def test_node_rank_decides_the_order_of_nodes(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("here", "elsewhere"),
+    ("here", "elsewhere", "more"),
     [
-        ("localhost", "10.77.0.1"),
-        ("127.0.0.1", "node1"),
-        ("127.0.1.1", "node1"),
-        ("ip6-localhost", "[fd77::1]"),
-        ("[::1]", "10.77.0.1"),
+        ("localhost", "10.77.0.1", ()),
+        ("localhost", "10.77.0.1", ("--local-addr=localhost",)),
+        ("127.0.0.1", "node1", ()),
+        ("127.0.1.1", "node1", ()),
+        ("ip6-localhost", "[fd77::1]", ()),
+        ("[::1]", "10.77.0.1", ()),
     ],
 )
 def test_host_of_a_loopback_endpoint_takes_nodes_of_other_machines(
-    lab: Lab, tmp_path: Path, here: str, elsewhere: str
+    lab: Lab, tmp_path: Path, here: str, elsewhere: str, more: tuple[str, ...]
 ) -> None:
     """The node that hosts the endpoint may call it by a name that is good on its machine only."""
     job = Job(lab, tmp_path, "--rdzv-backend=c10d", "--nnodes=2")
     agents = [
-        job.start("node1", f"--rdzv-endpoint={here}:29400"),
+        job.start("node1", f"--rdzv-endpoint={here}:29400", *more),
         job.start("node2", f"--rdzv-endpoint={elsewhere}:29400"),
     ]
     job.until_runs(agents, 2)
