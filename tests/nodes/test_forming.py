@@ -21,8 +21,11 @@ with socket.create_connection(master) as store:
     store.sendall(b"\\0" + struct.pack("=I", 0x3C85F7CE))  # as in host/store_server.py
     if os.environ["RANK"] == "0":
         store.sendall(b"\\1" + text(b"key") + text(b"from rank 0"))
+    store.sendall(b"\\6" + struct.pack("=Q", 1) + text(b"key"))
+    answers = store.makefile("rb")
+    answers.read(1)  # until the key is there
     store.sendall(b"\\3" + text(b"key"))
-    print("read", store.makefile("rb").read(8 + 11)[8:], flush=True)
+    print("read", answers.read(8 + 11)[8:], flush=True)
 """
 FORWARDER = """
 import socket, threading
