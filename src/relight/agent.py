@@ -244,6 +244,7 @@ class Agent:
         self.node.runs(workers)
         signals = self.interruption.signals
         workers.run(signals, lambda: self.node.lease_until, self._store)
+        self.node.note_saving(workers)
         self._unshown.add(workers.logs, formed.generation.number)
         if formed.place.group_rank == 0 and self._store is not None:
             self._store.close()

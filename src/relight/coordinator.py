@@ -36,11 +36,14 @@ from relight.host.listener import Listener
 from relight.host.loop import Loop
 from relight.host.ports import is_loopback
 from relight.rendezvous.finder import Finder
+from relight.spec import LOCAL_HOSTS
 
 _HEARD = FromAgent | Heartbeat
 _MOST_JOBS_NAMED = 16
 _SAY_EVERY_S = 10.0
 """Least time between two messages about refused connections."""
+_NOTE_AFTER_S = 5.0
+"""How long several jobs wait for nodes before these are told of each other."""
 _CHECK_S = 0.5
 """How often to check for silent nodes, at least: the next job may have a shorter limit."""
 _STALL_S = 0.5
@@ -93,6 +96,7 @@ class Coordinator:
         self._heartbeats = Heartbeats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
         self._listener = Listener(loop, sock, self, self._hello(), security, divert=divert)
         self._listener.on_refused = self._on_refused
+        self._noted: set[Group] = set()
         self._resumed_at = float("-inf")
         self._check_due = loop.now()
         self._timer = loop.call_at(self._check_due, self._check_silence)
@@ -239,7 +243,7 @@ class Coordinator:
 
     def _reached_at(self, address: str) -> str:
         """Return where other nodes reach the node that has said this address of itself."""
-        if address and not is_loopback(address):
+        if address not in LOCAL_HOSTS and not is_loopback(address):
             return address
         return self.seen_address or address or "127.0.0.1"
 
@@ -328,11 +332,34 @@ class Coordinator:
         self._check_due = now + min([_CHECK_S, *(limit / 8 for limit in limits)])
         self._timer = self._loop.call_at(self._check_due, self._check_silence)
         self._forget_empty_groups()
+        self._note_waiting_jobs(now)
         for peer in list(self._peers):
             silent_s = now - peer.connection.heard_at
             if silent_s > peer.lost_after_s and now >= self._spared_until(peer):
                 peer.connection.close()
                 self._lose(peer.connection, f"no heartbeat for {silent_s:.1f} s")
+
+    def _note_waiting_jobs(self, now: float) -> None:
+        """Tell the nodes of jobs that wait for others of each other, once: it may be one job whose
+        nodes have been given different ids.
+        """
+        lacking: dict[str, Group] = {}
+        for job, group in self.groups.items():
+            since = group.membership.lacks_nodes_since()
+            if since is not None and now >= since + _NOTE_AFTER_S:
+                lacking[job] = group
+        self._noted.intersection_update(self.groups.values())
+        if len(lacking) < 2 or self._noted.issuperset(lacking.values()):
+            return
+        waits = {}
+        for job, group in lacking.items():
+            hosts = [member.join.host for member in group.membership.members]
+            waits[job] = hosts, group.membership.settings.needed
+        note = Note(waiting.several_jobs(waits))
+        for group in set(lacking.values()) - self._noted:
+            for send in group.recipients.values():
+                send(note)
+        self._noted.update(lacking.values())
 
     def _spared_until(self, peer: "_Peer") -> float:
         return self._resumed_at + 2 * peer.lost_after_s

@@ -80,6 +80,7 @@ STATES = {
     "supervision": {
         "about": "the workers of a generation on this node",
         "running": "none has failed or was asked to stop",
+        "saving": "they were told to save a checkpoint and leave",
         "stopping": "they were asked to end, and have the grace time",
         "killing": "they were sent SIGKILL",
         "ended": "all have exited, or can't be killed",

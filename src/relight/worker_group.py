@@ -30,6 +30,7 @@ from relight.core.messages import (
     WorkerFailed,
 )
 from relight.core.ranks import Assignment
+from relight.core.supervision import SaveAndLeave
 from relight.core.waiting import duration
 from relight.errors import MachineError, signal_name
 from relight.events import (
@@ -130,6 +131,8 @@ class WorkerGroup:
         """The coordinator's latest message to stop them."""
         self.supervisor: Supervisor | None = None
         """Set when the workers start."""
+        self.had_called = False
+        """Whether a worker had called `should_checkpoint` when all had ended."""
         self._watches: WorkerWatches | None = None
         """Set when the workers have started, if any watch is wanted."""
         self._services = services
@@ -206,7 +209,8 @@ class WorkerGroup:
             if saved:
                 number = self.formed.generation.number
                 self._services.journal.record(CheckpointFound(number, last / 1e9))
-        if self._memory is not None or (job.run_directory and self._has_memory()):
+        if self._has_memory():
+            self.had_called = self.memory.calls() > 0
             self.memory.close()  # a run directory stays
 
     def _tell_left(self, supervisor: Supervisor) -> None:
@@ -308,6 +312,7 @@ class WorkerGroup:
         limit_s = stop.limit_s or (meeting.checkpoint_s if meeting is not None else 0.0)
         if stop.gently and limit_s:
             self.memory.agree(stop.checkpoint_at, loop.now() + limit_s)
+            supervisor.step(SaveAndLeave())
             limit = duration(limit_s, digits=int(limit_s < 1))
             journal.say(f"{stop.cause}; workers may save a checkpoint first, for {limit}")
             loop.call_after(limit_s, lambda: self._stop_late(stop))

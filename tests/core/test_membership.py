@@ -47,6 +47,28 @@ def test_enough_nodes_wait_for_more_until_nobody_has_come_for_a_while() -> None:
     """)
 
 
+def test_group_lacks_nodes_only_before_its_first_generation() -> None:
+    """Nodes that are lost later are waited for with a reason, not because of a wrong endpoint."""
+    game = table(2, 2)
+    assert game.group.lacks_nodes_since() is None
+    game.play("""
+        3 a joins
+        4 -
+    """)
+    assert game.group.lacks_nodes_since() == 3
+    game.play("""
+        5 b joins
+        -> form 0: a b
+    """)
+    assert game.group.lacks_nodes_since() is None
+    game.play("""
+        6 b lost
+        -> stop 0: a
+        7 a ready
+    """)
+    assert game.group.lacks_nodes_since() is None
+
+
 def test_a_node_counts_when_it_is_ready() -> None:
     """A node that has come but is not ready is waited for, and is told so."""
     game = table(2, 2)

@@ -322,6 +322,12 @@ class Membership:
         """Return how many nodes of the live or last generation are gone before they succeeded."""
         return self.roster.lost
 
+    def lacks_nodes_since(self) -> float | None:
+        """Return since when the first generation has lacked nodes; None if it does not."""
+        is_first = self.state is GroupState.GATHERING and self.generation == NO_GENERATION
+        lacks = is_first and 0 < len(self.members) < self.settings.needed
+        return self._gathering.since if lacks else None
+
     def explain(self, now: float) -> str:
         """Return in words what the group is waiting for."""
         settings, here = self.settings, len(self.members)

@@ -9,7 +9,9 @@ from functools import partial
 
 from relight.core.supervision import (
     FOR_EVER,
+    UNSTOPPED,
     Kill,
+    SaveAndLeave,
     Signal,
     Supervision,
     SupervisionState,
@@ -81,8 +83,8 @@ class Supervisor:
 
     @property
     def is_running(self) -> bool:
-        """Whether no process has failed or was asked to stop."""
-        return self.core.state is SupervisionState.RUNNING
+        """Whether the processes were not asked to stop."""
+        return self.core.state in UNSTOPPED
 
     @property
     def has_ended(self) -> bool:
@@ -124,7 +126,7 @@ class Supervisor:
         self._lease_until = until
         self.workers.set_lease(0.0 if until == FOR_EVER else until)
 
-    def step(self, event: Event) -> None:
+    def step(self, event: Event | SaveAndLeave) -> None:
         """Pass an event to the core and execute its decisions."""
         self._step(event, self._loop.now())
 
@@ -133,14 +135,15 @@ class Supervisor:
         return self.core.explain(self._loop.now())
 
     def _on_process(self, event: ProcessEvent, at: float) -> None:
-        look = self._before_stop if self.is_running else None
+        is_first = self.core.state is SupervisionState.RUNNING  # the others are stopped
+        look = self._before_stop if is_first else None
         if look is not None and isinstance(event, WorkerExited) and event.exitcode:
             look(event)
         if not isinstance(event, WorkerStarted | WorkersFrozen | ProcessRemains):
             self._step(event, at)
         self._on_event(event)
 
-    def _step(self, event: Event, now: float) -> None:
+    def _step(self, event: Event | SaveAndLeave, now: float) -> None:
         before = self.core.state
         effects = self.core.step(event, now)
         after = self.core.state
