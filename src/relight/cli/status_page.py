@@ -3,6 +3,7 @@
 `relight run --status` starts it as well, once workers run.
 """
 
+import errno
 import secrets
 import signal
 import socket
@@ -19,6 +20,7 @@ from relight.cli.jobs import say
 from relight.core.snapshot import ENDED
 from relight.errors import EXIT_OK, MachineError, RelightError, UsageError, way_to
 from relight.host import agents
+from relight.host.ports import no_free_port
 from relight.host.run_jobs import JobDirectory
 from relight.job import handles
 from relight.runner.runner import Runner
@@ -100,6 +102,8 @@ def _listening(where: Endpoint, token: str, served: Served) -> PageServer:
     try:
         return PageServer(where.host, where.port or 0, token, served)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE and not where.port:
+            raise no_free_port("the status page") from None
         raise MachineError(
             f"can't listen on {where}: {error.strerror or way_to(error)}",
             hint="another --listen=[HOST:]PORT; 0 is any free port",

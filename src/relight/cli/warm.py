@@ -14,6 +14,7 @@ from relight.core.waiting import duration
 from relight.errors import EXIT_OK, MachineError, UsageError, did_you_mean, many
 from relight.host import learned, system, warm_processes
 from relight.host.warm_sockets import Description, SocketDirectory
+from relight.values import whole
 
 PAGE = Page(
     "warm [list|start|stop|forget] …",
@@ -136,12 +137,14 @@ def _as_object(each: Description) -> dict[str, object]:
 
 
 def _stop(words: Sequence[str], _: bool) -> int:
+    wanted = set()
     for word in words:
-        if not (word.isascii() and word.isdecimal()):
+        pid = whole(word)
+        if pid is None:
             raise UsageError(
                 f"relight warm stop takes pids, not {word}", hint="`relight warm` shows them"
             )
-    wanted = {int(word) for word in words}
+        wanted.add(pid)
     found = {each.pid: path for path in _paths() if (each := _ask(path))}
     found |= {made.guard: "" for made in _directory().being_made()}
     if unknown := wanted - found.keys():
