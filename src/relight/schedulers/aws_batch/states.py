@@ -7,7 +7,6 @@ from typing import Any
 from relight.job.app import AppState
 from relight.schedulers.api import AppStatus, ReplicaStatus, by_cause
 from relight.schedulers.aws_batch import request
-from relight.values import whole
 
 _STATES = {
     "SUBMITTED": AppState.PENDING,
@@ -127,7 +126,8 @@ def _not_started(whole: AppState) -> AppState:
 
 
 def _number(node: Mapping[str, Any]) -> int:
-    return whole(str(node.get("jobId") or "").rpartition("#")[2]) or 0
+    number = str(node.get("jobId") or "").rpartition("#")[2]
+    return int(number) if number.isdecimal() else 0
 
 
 def _replica(role: str, number: int, node: Mapping[str, Any], whole: AppState) -> ReplicaStatus:
