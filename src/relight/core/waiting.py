@@ -40,9 +40,10 @@ def shared_machine(joins: Sequence[Join]) -> str:
         if join.machine:
             machine = join.host, join.machine
             counts[machine] = counts.get(machine, 0) + 1
-    count, (host, _) = max(((n, machine) for machine, n in counts.items()), default=(0, ("", "")))
-    if count < 2:
+    if max(counts.values(), default=0) < 2:
         return ""
+    fullest = max(counts, key=lambda machine: counts[machine])  # the first of these
+    host, count = fullest[0], counts[fullest]
     return (
         f"{count} of {len(joins)} nodes are agents on one host, {host}, and share its CPUs "
         "and GPUs; one agent on each host can start all workers there (--nproc-per-node)"
