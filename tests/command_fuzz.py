@@ -319,16 +319,11 @@ class Chance(random.Random):
             if flag.name == "help" and self.random() < 0.9:
                 continue
             name = flag.name.replace("-", "_") if self.random() < 0.3 else flag.name
-            name = (
-                name[: self.randrange(1, len(name) + 1)]
-                if self.random() < 0.2 * self.wild
-                else name
-            )
-            dashes = (
-                "--"
-                if self.random() > 0.1 * self.wild
-                else self.choice(("-", "---", "\u2013", "\u2014"))
-            )
+            if self.random() < 0.2 * self.wild:
+                name = name[: self.randrange(1, len(name) + 1)]
+            dashes = "--"
+            if self.random() <= 0.1 * self.wild:
+                dashes = self.choice(("-", "---", "\u2013", "\u2014"))
             word = dashes + name
             if flag.short and self.random() < 0.3:
                 word = f"-{flag.short}"
@@ -347,13 +342,9 @@ class Chance(random.Random):
         if self.random() < 0.05 or command == "coordinator":
             return words
         words += ["--"] * (self.random() < 0.1)
-        pool = (
-            ("train.py",)
-            if self.random() > 2 * self.wild
-            else PATHS
-            if self.random() < 0.6
-            else TEXTS
-        )
+        pool: tuple[str, ...] = ("train.py",)
+        if self.random() <= 2 * self.wild:
+            pool = PATHS if self.random() < 0.6 else TEXTS
         words.append(self.choice(pool))
         words += ["--"] * (self.random() < 0.1)
         return [*words, *(self.anything() for _ in range(self.choice((0, 0, 1, 3))))]
