@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from relight.core.failures import Failure
+from relight.errors import UsageError
 from relight.host import files, reports
 
 
@@ -59,3 +60,9 @@ def test_the_error_file_of_a_job_follows_no_link(tmp_path: Path) -> None:
     reports.write(str(path), failure, "")
     assert victim.read_text() == "mine"
     assert '"errorCode": 3' in path.read_text()
+
+
+def test_a_path_of_thousands_of_directories_is_refused(tmp_path: Path) -> None:
+    """os.makedirs calls itself for each: it was an internal error."""
+    with pytest.raises(UsageError, match=r"can't write logs to .*: File name too long"):
+        files.make_run_directory(str(tmp_path) + "/d" * 3000, "job")
