@@ -441,6 +441,13 @@ def link_to_group(job: NodeJob, loop: Loop, host: str) -> "LocalLink | RemoteLin
     )
     if meeting is None:
         return LocalLink(loop, job.settings, join)
+    from relight.host.facts import machine
+    from relight.host.ports import is_loopback
+
+    # Where no other machine can join, several agents on this one are meant.
+    first = meeting.hosts[0][0] if meeting.hosts else ""
+    if first != "localhost" and not is_loopback(first):
+        join = join._replace(machine=machine())
     from relight.link import RemoteLink
 
     return RemoteLink(loop, job.settings, join, meeting)

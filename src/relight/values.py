@@ -15,7 +15,8 @@ STDOUT, STDERR = 1, 2
 
 MOST_SECONDS = 2e6
 """23 days; epoll can't wait much longer."""
-MOST_NODES = 1_000_000
+MOST_NODES = MOST_WORKERS = 1_000_000
+_MOST_DIGITS = 18
 KEEP_WARM_S = 1800.0
 MOST_NAME = 60
 """Characters of the name of a job."""
@@ -173,6 +174,8 @@ def parse_nproc(text: str) -> str:
         ) from None
     if count < 1:
         raise ValueError("there must be at least 1 worker on a node")
+    if count > MOST_WORKERS:
+        raise ValueError(f"there can be at most {MOST_WORKERS} workers on a node")
     return str(count)
 
 
@@ -301,18 +304,22 @@ def parse_streams(text: str) -> StreamChoice:
     pairs = []
     for part in text.split(","):
         rank, colon, bits = part.partition(":")
-        if not (colon and rank.isdecimal() and bits in ("0", "1", "2", "3")):
+        number = whole(rank)
+        if not colon or number is None or bits not in ("0", "1", "2", "3"):
             raise ValueError(wrong)
-        pairs.append((int(rank), int(bits)))
+        pairs.append((number, int(bits)))
     return StreamChoice(0, tuple(pairs))
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
     """Parse a comma-separated list of local ranks; empty means all."""
-    parts = text.split(",") if text else []
-    if not all(part.strip().isdecimal() for part in parts):
-        raise ValueError("expected a comma-separated list of local ranks, such as 0,1")
-    return tuple(int(part) for part in parts)
+    ranks = []
+    for part in text.split(",") if text else []:
+        rank = whole(part.strip())
+        if rank is None:
+            raise ValueError("expected a comma-separated list of local ranks, such as 0,1")
+        ranks.append(rank)
+    return tuple(ranks)
 
 
 def parse_filters(text: str) -> tuple[str, ...]:
@@ -454,9 +461,10 @@ def parse_keep_warm(text: str) -> KeepWarm | None:
         return KeepWarm(KEEP_WARM_S, 0)
     kind, colon, pid = word.partition(":")
     if colon:
-        if kind != "while" or not pid.isascii() or not pid.isdecimal() or int(pid) < 1:
+        number = whole(pid)
+        if kind != "while" or not number:
             raise ValueError("expected minutes, or while:PID with the pid of a process")
-        return KeepWarm(KEEP_WARM_S, int(pid))
+        return KeepWarm(KEEP_WARM_S, number)
     try:
         seconds = float(word) * 60
     except ValueError:
@@ -544,6 +552,13 @@ def _not_one_of(word: str, known: "tuple[str, ...] | list[str]") -> str:
     return f"{word} is not one of {', '.join(known)}" + (
         f"; did you mean {meant}?" if meant else ""
     )
+
+
+def whole(text: str) -> int | None:
+    """Return the number that a text of at most 18 ASCII digits is; None for any other text, such as
+    `²` and what `int` refuses for its length.
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def is_number(text: str) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from relight.core.failures import Failure
+from relight.errors import UsageError
 from relight.host import files, reports
 
 
@@ -86,3 +87,9 @@ def test_a_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
         os.chown(tmp_path / f"relight-{os.getuid()}{ending}", 65534, 65534)
     with pytest.raises(PermissionError, match="taken by another user"):
         files.own_directory(str(tmp_path))
+
+
+def test_a_path_of_thousands_of_directories_is_refused(tmp_path: Path) -> None:
+    """os.makedirs calls itself for each: it was an internal error."""
+    with pytest.raises(UsageError, match=r"can't write logs to .*: File name too long"):
+        files.make_run_directory(str(tmp_path) + "/d" * 3000, "job")

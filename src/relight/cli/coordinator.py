@@ -24,7 +24,7 @@ from relight.group import LOADED_FOR_NODES, LOADED_LATER, Group
 from relight.host import background, system
 from relight.host.console import Consoles
 from relight.host.loop import Loop
-from relight.host.ports import listen
+from relight.host.ports import is_ours, listen, no_free_port
 from relight.rendezvous import backends
 from relight.rendezvous.conf import KEY_BY_NAME
 from relight.rendezvous.finder import (
@@ -259,6 +259,8 @@ def _listen(bind: Endpoint, *, any_port: bool) -> tuple[socket.socket, str]:
         raise UsageError(f"--bind={bind}: expected one HOST or HOST:PORT that agents can reach")
     address = _address(bind.host) if bind.host else ""
     sock = listen(address, port)
+    if sock is None and not port and (not address or is_ours(address)):
+        raise no_free_port("the coordinator")
     if sock is None:
         raise UsageError(
             f"can't listen at {bind.host or 'port'}{':' if bind.host else ' '}{port}: it is taken, "

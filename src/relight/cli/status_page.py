@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import errno
 import secrets
 import signal
 import socket
@@ -22,6 +23,7 @@ from relight.cli.jobs import say
 from relight.core.snapshot import ENDED
 from relight.errors import EXIT_OK, MachineError, RelightError, UsageError, way_to
 from relight.host import agents
+from relight.host.ports import no_free_port
 from relight.host.run_jobs import JobDirectory
 from relight.job import handles
 from relight.runner.runner import Runner
@@ -165,6 +167,8 @@ def _listening(where: PageAddress, token: str, served: Served) -> PageServer:
         host, port = where.endpoint.host, where.endpoint.port or 0
         return PageServer(host, port, token, served, is_public=where.is_public)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE and not where.port:
+            raise no_free_port("the status page") from None
         raise MachineError(
             f"can't listen on {where.endpoint}: {error.strerror or way_to(error)}",
             hint="another --listen=[HOST:]PORT; 0 is any free port",

@@ -15,6 +15,7 @@ from relight.host import learned, silent_warm, system, warm_processes
 from relight.host.process_handle import ProcessHandle
 from relight.host.silent_warm import SilentProcess
 from relight.host.warm_sockets import Description, SocketDirectory
+from relight.values import whole
 
 PAGE = Page(
     "warm [list|start|stop|forget] …",
@@ -152,12 +153,14 @@ def _as_object(each: Description) -> dict[str, object]:
 
 
 def _stop(words: Sequence[str], _: bool) -> int:
+    wanted = set()
     for word in words:
-        if not (word.isascii() and word.isdecimal()):
+        pid = whole(word)
+        if pid is None:
             raise UsageError(
                 f"relight warm stop takes pids, not {word}", hint="`relight warm` shows them"
             )
-    wanted = {int(word) for word in words}
+        wanted.add(pid)
     described, silent = _look()
     found: dict[int, Callable[[], object]] = {
         each.pid: partial(warm_processes.stop, path) for path, each in described.items()

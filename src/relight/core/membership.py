@@ -900,6 +900,8 @@ class Membership:
             return
         first = members[0]
         assert first.ready is not None
+        if note := self.members.note_on(members):
+            self._send(first.node, Note(note))
         self.generation, failed_host = self._numbers.next(), self._ending.failed_host
         self.state, self._ending = GroupState.RUNNING, _Ending(now)
         self.roster = Roster([member.node for member in members])

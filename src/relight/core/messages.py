@@ -48,7 +48,8 @@ class Join(NamedTuple):
     rendezvous; elsewhere the number that its scheduler gave it, or -1; ranks are in the order of
     these numbers. `facts` should be equal on all nodes. `stop_s` is how long it may take from
     `StopWorkers` to `NodeReady` before the node is dropped; None means that the group waits for it
-    in any case. `answers`: it knows `Question`, which agents of older versions do not.
+    in any case. `answers`: it knows `Question`, which agents of older versions do not. `machine`:
+    nodes with the same one and the same `host` share a machine; empty if that is unknown, or meant.
     """
 
     node: str
@@ -64,6 +65,7 @@ class Join(NamedTuple):
     announce: Announce | None
     stop_s: float | None = None
     answers: bool = False
+    machine: str = ""
 
 
 class Target(NamedTuple):

@@ -33,6 +33,23 @@ class Differences:
         return lines
 
 
+def shared_machine(joins: Sequence[Join]) -> str:
+    """Return the line for a group with several nodes on one machine, or an empty string."""
+    counts: dict[tuple[str, str], int] = {}
+    for join in joins:
+        if join.machine:
+            machine = join.host, join.machine
+            counts[machine] = counts.get(machine, 0) + 1
+    if max(counts.values(), default=0) < 2:
+        return ""
+    fullest = max(counts, key=lambda machine: counts[machine])  # the first of these
+    host, count = fullest[0], counts[fullest]
+    return (
+        f"{count} of {len(joins)} nodes are agents on one host, {host}, and share its CPUs "
+        "and GPUs; one agent on each host can start all workers there (--nproc-per-node)"
+    )
+
+
 def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
     """Return why a node can't join, or an empty string. `holder` has its node rank already."""
     if (join.min_nodes, join.max_nodes) != (settings.min_nodes, settings.max_nodes):

@@ -19,6 +19,7 @@ from relight.host.byte_stream import ByteStream
 from relight.host.dns import resolve as resolve
 from relight.host.handshake import Handshake, HandshakeFailed
 from relight.host.loop import Loop
+from relight.host.ports import free_ports
 from relight.typed import NamedTuple, Protocol
 
 TYPE_CHECKING = False
@@ -295,4 +296,6 @@ def dial(
 def _words(error: OSError) -> str:
     if error.errno in (errno.ECONNRESET, errno.EPIPE):
         return CLOSED
+    if error.errno == errno.EADDRNOTAVAIL:  # connect(2)
+        return f"this machine has no address for it, or no free port among {free_ports()}"
     return error.strerror or str(error)

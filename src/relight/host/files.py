@@ -85,15 +85,27 @@ def make_run_directory(base: str, run_id: str) -> str:
     """
     directory = os.path.join(base, f"{run_id}_{os.urandom(4).hex()}")
     try:
-        os.makedirs(base, exist_ok=True)
+        make_directories(base)
         os.mkdir(directory, 0o700)
     except OSError as error:
         what = "it is a file" if os.path.isfile(base) else error.strerror
         raise UsageError(
-            f"can't write logs to {error.filename or base}: {what}",
+            f"can't write logs to {error.filename or base:.200}: {what}",
             hint="--log-dir takes a directory; /dev/null switches all files off",
         ) from None
     return directory
+
+
+def make_directories(path: str, mode: int = 0o777) -> None:
+    """Make a directory and those above it, as far as they do not exist.
+
+    Raises:
+        OSError: one can't be made.
+    """
+    try:
+        os.makedirs(path, mode, exist_ok=True)
+    except RecursionError:  # it calls itself for each directory of the path
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path) from None
 
 
 def temporary_base(env: Environment) -> str:

@@ -28,6 +28,7 @@ from relight.core.snapshot import (
 from relight.host import agents, files, user_sockets
 from relight.host.user_sockets import JOBS, OF_JOB
 from relight.typed import NamedTuple
+from relight.values import whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,9 +99,10 @@ class JobDirectory:
         """
         found = []
         for job in self._names(OF_JOB):
-            name, _, pid = job.rpartition("-")
-            if job not in answered and pid.isdigit() and agents.lives(int(pid)):
-                found.append(SilentJob(job, name, int(pid)))
+            name, _, number = job.rpartition("-")
+            pid = whole(number)
+            if job not in answered and pid is not None and agents.lives(pid):
+                found.append(SilentJob(job, name, pid))
         return found
 
     def silent_pid(self, job: str) -> int:

@@ -15,7 +15,7 @@ from relight.errors import UsageError
 from relight.events import StateChanged
 from relight.host import dns
 from relight.host.loop import Alarm, Loop
-from relight.host.ports import is_loopback, is_ours, listen
+from relight.host.ports import is_loopback, is_ours, listen, no_free_port
 from relight.rendezvous.candidate import Answer, Candidate, Contact, words
 from relight.rendezvous.finder import (
     CoordinatorAt,
@@ -246,12 +246,16 @@ class _OwnContact:
         self._sock: socket.socket | None = None
 
     def to_text(self) -> str:
-        """Return the record to write, empty if no port can be bound. Called in a thread."""
+        """Return the record to write. Called in a thread.
+
+        Raises:
+            OSError: no port is free.
+        """
         port = self._port
         if not port:
             self._sock = self._sock or listen("", 0)
             if self._sock is None:
-                return ""
+                raise OSError(no_free_port("the coordinator").message)
             port = self._sock.getsockname()[1]
         return Contact(socket.gethostname(), self._addresses(), port).to_text()
 
