@@ -163,11 +163,11 @@ def _serve_until(
 
 
 def _listening(where: PageAddress, token: str, served: Served) -> PageServer:
+    host, port = where.endpoint.host, where.endpoint.port or 0
     try:
-        host, port = where.endpoint.host, where.endpoint.port or 0
         return PageServer(host, port, token, served, is_public=where.is_public)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE and not where.port:
+        if error.errno == errno.EADDRINUSE and not port:
             raise no_free_port("the status page") from None
         raise MachineError(
             f"can't listen on {where.endpoint}: {error.strerror or way_to(error)}",

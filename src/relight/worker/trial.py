@@ -19,6 +19,8 @@ from relight.host.process_handle import ProcessHandle
 from relight.typed import NamedTuple
 from relight.worker.guard import Guard
 
+_LOOK_S = 60.0
+
 
 class UndoneStep(NamedTuple):
     """The result of a step that was tried and undone.
@@ -90,7 +92,8 @@ def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
 
 def _take_over(process: ProcessHandle, result: int, guard: Guard) -> UndoneStep:
     """Wait in the copy until the process is gone, then take its place."""
-    process.wait()
+    while not process.wait(_LOOK_S):
+        pass  # its imports; the guard ends both of them if they take too long
     guard.inherit()
     linux.become_subreaper()
     lines = os.pread(result, os.fstat(result).st_size, 0).decode(errors="replace").split("\n")
