@@ -31,13 +31,14 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 @pytest.fixture
 def frozen(marker: str) -> Iterator[str]:
-    """The command line of a process that ends in an uninterruptible call, state D: SIGKILL does not
-    end it before it is thawed, which the end of the test does.
+    """A command line that starts a process in an uninterruptible call, state D, and waits until it is
+    in that call. SIGKILL does not end it before it is thawed, which the end of the test does.
     """
     folder = FREEZER / f"relight-{marker}"
     folder.mkdir()
     state = folder / "freezer.state"
-    yield f"echo $$ > {folder}/tasks; echo FROZEN > {state}; exec sleep {marker}"
+    freeze = f"echo $$ > {folder}/tasks; echo FROZEN > {state}; exec sleep {marker}"
+    yield f"sh -c '{freeze}' & until grep -qx FROZEN {state}; do sleep 0.01; done"
     state.write_text("THAWED")
     for pid in (folder / "tasks").read_text().split():
         os.kill(int(pid), signal.SIGKILL)
@@ -92,7 +93,7 @@ def test_a_process_in_an_uninterruptible_call_is_named(
     ready = tmp_path / "ready"
     done = launch(
         "run", "--max-restarts=1", "--shutdown-timeout=0.1", "train.py",
-        f"touch {ready}; {frozen}", ready,
+        f"{frozen}; touch {ready}; wait", ready,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.search(
@@ -106,7 +107,7 @@ def test_a_health_check_in_an_uninterruptible_call_keeps_no_agent(
     launch: Launch, tmp_path: Path, frozen: str
 ) -> None:
     check = tmp_path / "check.sh"
-    check.write_text(f"#!/bin/sh\n{frozen}\n")
+    check.write_text(f"#!/bin/sh\n{frozen}; wait\n")
     check.chmod(0o755)
     done = launch("run", f"--health-check=exec {check}", "--health-check-timeout=0.5",
                   "--no-python", "true")  # fmt: skip

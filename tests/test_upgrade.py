@@ -264,6 +264,7 @@ LOADED_BEFORE = {
     "relight.health_check": "--health-check",
     "relight.host.checkpoints": "--checkpoints",
     "relight.host.event_process": "--event-log-handler",
+    "relight.host.facts": "several nodes",
     "relight.host.file_tails": "--tee",
     "relight.host.learned": "--preload=auto",
     "relight.host.log_filters": "--tee",

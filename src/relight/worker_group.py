@@ -209,7 +209,8 @@ class WorkerGroup:
             if saved:
                 number = self.formed.generation.number
                 self._services.journal.record(CheckpointFound(number, last / 1e9))
-        if self._has_memory():
+        matters = self._memory is not None or job.run_directory or not self.ended_well
+        if matters and self._has_memory():
             self.had_called = self.memory.calls() > 0
             self.memory.close()  # a run directory stays
 
