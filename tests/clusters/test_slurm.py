@@ -225,17 +225,6 @@ def test_the_batch_script_of_the_documentation_saves_and_is_queued_again(slurm: 
     assert len({line.split()[-1] for line in lines}) == 1
 
 
-def test_variables_that_sbatch_handed_down_from_a_step_are_refused(slurm: Slurm) -> None:
-    """A batch script submitted by a step of other nodes has that step's variables: refused."""
-    output = slurm.directory / "inner.txt"
-    script = slurm.directory / "inner.sh"
-    script.write_text(f"#!/bin/sh\n{' '.join(RELIGHT_RUN)} worker.py\n")
-    inner = f"[ $SLURM_PROCID = 1 ] || sbatch --wait -N1 -w node4 -o {output} {script}"
-    text, code = slurm.run(["srun", "-N2", "-w", "node1,node2", "sh", "-c", inner], env=SHELL)
-    assert code == 2, text
-    assert "may be left from the step that called sbatch" in output.read_text()
-
-
 @given(st.data())
 @settings(
     max_examples=15,

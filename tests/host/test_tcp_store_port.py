@@ -117,7 +117,7 @@ from relight import function
 from relight.cli import main, status_page
 from relight.errors import RelightError
 from relight.host.ports import is_ours
-from relight.values import Endpoint
+from relight.values import Endpoint, PageAddress
 
 open("/proc/sys/net/ipv4/ip_local_port_range", "w").write("40000 40001")
 held = [socket.socket() for _ in range(2)]
@@ -128,7 +128,7 @@ print(is_ours("127.0.0.1"), is_ours("192.0.2.1"), file=sys.stderr)
 register = ["--rdzv-backend=file", f"--rdzv-endpoint={sys.argv[1]}", "--rdzv-id=x"]
 print(main.main(["coordinator", "--bind=127.0.0.1", *register]), file=sys.stderr)
 for call in (
-    lambda: status_page._listening(Endpoint("127.0.0.1", 0), "", None),
+    lambda: status_page._listening(PageAddress(Endpoint("127.0.0.1", 0)), "", None),
     lambda: function._meeting(2),
 ):
     try:

@@ -9,6 +9,7 @@ stops the process for a moment; a frame with a module is one of C or C++.
 
 import itertools
 import json
+import os
 
 from relight import env
 from relight.core.stacks import Frame, ThreadStack
@@ -41,9 +42,8 @@ def dump(pid: int, tasks: list[Task]) -> tuple[ThreadStack, ...] | None:
 
 def is_installed() -> bool:
     """Return whether py-spy is on PATH."""
-    from shutil import which  # as subprocess: rarely needed, large, and not a file of relight
-
-    return which("py-spy") is not None
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    return any(os.access(os.path.join(folder, "py-spy"), os.X_OK) for folder in folders)
 
 
 def native(pid: int, limit_s: float = _LIMIT_S) -> dict[int, tuple[str, ...]]:
