@@ -42,7 +42,7 @@ def dump(pid: int, tasks: list[Task]) -> tuple[ThreadStack, ...] | None:
 
 def is_installed() -> bool:
     """Return whether py-spy is on PATH."""
-    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    folders = (env.read().get("PATH") or os.defpath).split(os.pathsep)
     return any(os.access(os.path.join(folder, "py-spy"), os.X_OK) for folder in folders)
 
 
