@@ -46,6 +46,8 @@ LIMIT_S = 180.0
 """The longest wait of a test for an event. Speed belongs in benchmarks/, not in assertions."""
 
 _LONGEST = (
+    "tests/test_upgrade.py",
+    "tests/old_systems/test_old_systems.py",
     "tests/test_failures_on_nodes.py",
     "tests/host/test_tcp_store.py",
     "tests/nodes/test_registers.py",
@@ -58,6 +60,9 @@ _LONGEST = (
     "tests/schedulers/test_slurm.py",
     "tests/schedulers/test_kubernetes.py",
     "tests/doctor/test_between_hosts.py",
+    "tests/test_helpers.py",
+    "tests/test_unkillable.py",
+    "tests/test_full_disk.py",
     "tests/test_hangs.py",
     "tests/pytest_plugin/test_plugin.py",
     "tests/differential/test_command_lines.py",
