@@ -1,17 +1,21 @@
 """Fixtures that run the installed command on real processes and clean up after it."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import needs
 import pure
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from warm_torch import TorchProcess, WarmTorch
 
 # How long an example takes says how busy the machine is, and nothing else.
 settings.register_profile(
@@ -42,6 +46,8 @@ LIMIT_S = 180.0
 """The longest wait of a test for an event. Speed belongs in benchmarks/, not in assertions."""
 
 _LONGEST = (
+    "tests/test_upgrade.py",
+    "tests/old_systems/test_old_systems.py",
     "tests/test_failures_on_nodes.py",
     "tests/host/test_tcp_store.py",
     "tests/nodes/test_registers.py",
@@ -54,6 +60,9 @@ _LONGEST = (
     "tests/schedulers/test_slurm.py",
     "tests/schedulers/test_kubernetes.py",
     "tests/doctor/test_between_hosts.py",
+    "tests/test_helpers.py",
+    "tests/test_unkillable.py",
+    "tests/test_full_disk.py",
     "tests/test_hangs.py",
     "tests/pytest_plugin/test_plugin.py",
     "tests/differential/test_command_lines.py",
@@ -246,72 +255,18 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-class WarmTorch:
-    """Runs scripts on workers that are forked from one process with torch, for all tests of a run.
+@pytest.fixture(scope="session")
+def torch_process() -> "Iterator[TorchProcess]":
+    """The warm process with torch, for all files."""
+    from warm_torch import TorchProcess
 
-    A warm process serves one script path in one directory, whatever the text of the script. So
-    every script is `train.py` in the same folder, which is empty at the beginning of each test.
-
-    Args:
-        folder: the directory of all jobs.
-        launch: the fixture.
-        start: the fixture.
-    """
-
-    FLAGS = (
-        () if PORTABLE else ("--preload=torch,torch._dynamo", f"--keep-warm=while:{os.getpid()}")
-    )
-    COMMAND = RELIGHT if PORTABLE else FIRST_WARM
-    CHECK = (
-        ""
-        if PORTABLE
-        else "assert 'libtorch' in open('/proc/self/maps').read(), 'this worker is cold'"
-    )
-    """Before a warm worker imports torch, its libraries are there."""
-
-    def __init__(self, folder: Path, launch: Launch, start: Start) -> None:
-        self.folder = folder
-        self._launch = launch
-        self._start = start
-
-    def run(
-        self, text: str, *flags: str | Path, arguments: tuple[str, ...] = (), **variables: str
-    ) -> "subprocess.CompletedProcess[str]":
-        """Run a script to its end."""
-        return self._launch(
-            *self._words(text, *flags, arguments=arguments), command=self.COMMAND, cwd=self.folder,
-            **{"OMP_NUM_THREADS": "1", **variables},
-        )  # fmt: skip
-
-    def begin(
-        self,
-        text: str,
-        *flags: str | Path,
-        arguments: tuple[str, ...] = (),
-        command: tuple[str, ...] = COMMAND,
-        variables: dict[str, str] | None = None,
-        **options: object,
-    ) -> "subprocess.Popen[bytes]":
-        """Start a script."""
-        return self._start(
-            *self._words(text, *flags, arguments=arguments), command=command, cwd=self.folder,
-            variables={"OMP_NUM_THREADS": "1", **(variables or {})}, **options,
-        )  # fmt: skip
-
-    def _words(
-        self, text: str, *flags: str | Path, arguments: tuple[str, ...]
-    ) -> tuple[str | Path, ...]:
-        # The check takes the place of the first line if that is empty: line numbers are kept.
-        script = f"{self.CHECK}\n{text.removeprefix(chr(10))}"
-        (self.folder / "train.py").write_text(script)
-        return ("run", *self.FLAGS, *flags, "train.py", *arguments)
+    with tempfile.TemporaryDirectory(prefix="job-", dir="/tmp") as path:  # as long everywhere
+        yield TorchProcess(Path(path))
 
 
 @pytest.fixture
-def warm_torch(tmp_path_factory: pytest.TempPathFactory, launch: Launch, start: Start) -> WarmTorch:
+def warm_torch(torch_process: "TorchProcess", launch: Launch, start: Start) -> "WarmTorch":
     """Warm torch workers; they assert that they are warm."""
-    folder = tmp_path_factory.getbasetemp() / "warm_jobs"
-    folder.mkdir(exist_ok=True)
-    for entry in folder.iterdir():
-        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    return WarmTorch(folder, launch, start)
+    from warm_torch import WarmTorch
+
+    return WarmTorch(torch_process, launch, start)

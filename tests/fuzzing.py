@@ -55,6 +55,8 @@ def entering() -> tuple[Any, ...]:
 def read_in(text: str, name: str) -> list[str]:
     """What the text of a module names as the types that it reads; it must say so in plain words."""
     found = list[str]()
+    if "fields" not in text:
+        return found
 
     def look(node: ast.AST, inside: str) -> None:
         match node:

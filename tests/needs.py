@@ -32,6 +32,12 @@ def _root() -> str:
     return "needs root" if os.geteuid() else ""
 
 
+def _freezer() -> str:
+    if os.access("/sys/fs/cgroup/freezer", os.W_OK):
+        return ""
+    return "no freezer of cgroups v1, whose processes get no SIGKILL"
+
+
 def _docker() -> str:
     from clusters.docker import docker_unavailable
 
@@ -88,6 +94,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "docker": _docker,
     "docker_client": lambda: _modules("docker"),
     "etcd": _etcd,
+    "freezer": _freezer,
     "fsspec": lambda: _modules("fsspec"),
     "fuse": lambda: "" if os.path.exists("/dev/fuse") else "no /dev/fuse",
     "git": lambda: _programs("git"),
@@ -109,6 +116,7 @@ NEEDS: dict[str, Callable[[], str]] = {
     "ray": _ray,
     "root": _root,
     "slurm": _slurm,
+    "setpriv": lambda: _root() or _programs("setpriv"),
     "ssh": _ssh,
     "torch": lambda: _modules("torch"),
 }

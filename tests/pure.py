@@ -28,6 +28,8 @@ PATHS = (
     "tests/host/test_timers.py",
     "tests/host/test_traceback_stream.py",
     "tests/host/test_unshown_output.py",
+    "tests/host/test_watched_worker.py",
+    "tests/host/test_worker_memory.py",
     "tests/job",
     "tests/pages/test_pages.py",
     "tests/portable/test_portable.py",

@@ -7,6 +7,7 @@ one at a time. A test that passes then is flaky: a bug, but not of the change at
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from tests import pure
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,13 +49,13 @@ class Suite(NamedTuple):
 
 # Most tests wait most of the time. The tests of a file stay together, as they share servers; the
 # order of the files is that of tests/conftest.py.
-PARALLEL = ("-n", "5", "--dist", "loadfile", "--no-loadscope-reorder")
+BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 ALL = (
-    Suite("all", (*PARALLEL, "-m", "not long")),
+    Suite("all", ("-n", "7", *BY_FILE, "-m", "not long")),
     Suite(
         "portable",
         (
-            *PARALLEL,
+            *("-n", "2", *BY_FILE),
             "-m",
             "not slow and not long",
             "tests/test_orphans.py",
@@ -62,7 +64,40 @@ ALL = (
         (("RELIGHT_HOST", "portable"),),
     ),
 )
-QUICK = (Suite("quick", ("-n", "2", *PARALLEL[2:], "-m", "pure", *pure.PATHS)),)
+QUICK = (Suite("quick", ("-n", "2", *BY_FILE, "-m", "pure", *pure.PATHS)),)
+
+
+def compile_all(paths: tuple[str, ...] = ("tests",)) -> None:
+    """Compile relight and the tests below these paths, even if the environment forbids Python to
+    keep what it compiles: else each agent would compile relight, and each worker of pytest all
+    tests.
+    """
+    python = (sys.executable, "-m")
+    subprocess.run([*python, "compileall", "-q", "-j", "0", "src"], cwd=ROOT, check=False)
+    below = tuple(str(ROOT / path) for path in paths)
+    files = [
+        file
+        for file in sorted(ROOT.glob("tests/**/test_*.py"))
+        if str(file).startswith(below) and not is_compiled(file)
+    ]
+    command = (*python, "pytest", "--collect-only", "-q", "-p", "no:cacheprovider")
+    halves = [
+        subprocess.Popen(
+            [*command, *half], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
+        )
+        for half in (files[::2], files[1::2])
+        if half
+    ]  # fmt: skip
+    for process in halves:
+        process.wait()  # errors come again when the tests run
+
+
+def is_compiled(file: Path) -> bool:
+    """Return whether pytest has compiled a test file since it was changed."""
+    name = importlib.util.cache_from_source(str(file)).removesuffix(".pyc")
+    compiled = Path(f"{name}-pytest-{pytest.__version__}.pyc")
+    return compiled.exists() and compiled.stat().st_mtime > file.stat().st_mtime
 
 
 def run(suites: tuple[Suite, ...], *, retry: bool) -> int:
@@ -91,6 +126,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="pure tests only")
     parser.add_argument("--retry", action="store_true", help="run failed tests once more, alone")
     options = parser.parse_args()
+    compile_all(pure.PATHS if options.quick else ("tests",))
     return run(QUICK if options.quick else ALL, retry=options.retry)
 
 

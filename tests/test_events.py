@@ -15,6 +15,7 @@ EXAMPLES = [
     events.WorkersFrozen(True),
     events.SignalReceived(15),
     events.GroupStopped(2, "node3 was lost"),
+    events.ProcessRemains(77, "sleep", "nobody", True),
     events.SpawnerLost(-9),
     events.PreloadStarted(77, "torch"),
     events.WarmProcessTaken(77, 1200, 95.0, 3),

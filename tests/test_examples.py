@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from conftest import LIMIT_S, TORCHRUN, Launch, Start, WarmTorch
+from conftest import LIMIT_S, TORCHRUN, Launch, Start
+from warm_torch import WarmTorch
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 DIGITS, HELLO, DEMO = (EXAMPLES / f"{name}.py" for name in ("digits", "hello_ddp", "demo"))
@@ -403,7 +404,7 @@ def test_the_demo_shows_the_kill_the_restart_and_the_warm_start(
         ("demo: relight run", signal.SIGINT),
         ("demo: relight run", signal.SIGTERM),
         ("demo: relight run", signal.SIGHUP),
-        ("relight: rank 2 was killed", signal.SIGTERM),
+        pytest.param("relight: rank 2 was killed", signal.SIGTERM, marks=pytest.mark.long),
     ],
     ids=["INT at the start", "TERM at the start", "HUP at the start", "TERM later"],
 )

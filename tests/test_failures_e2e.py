@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import RELIGHT, TORCHRUN, Launch
-from warm_torch import WarmTorch, warm_torch  # noqa: F401  # a fixture
+from warm_torch import WarmTorch
 
 Script = Callable[[str], Path]
 FAULTS = Path(__file__).parent / "faults"
@@ -260,8 +260,8 @@ def test_in_a_job_of_torch_the_culprit_is_named_not_its_peers(
 ) -> None:
     """The peers lose their connection to it."""
     if workers == "warm":
-        path = warm_torch.script
-        (result,) = warm_torch.run(text, "--nproc-per-node=3")
+        path = warm_torch.folder / "train.py"
+        result = warm_torch.run(text, "--nproc-per-node=3")
     else:
         path = script(text)
         result = launch("run", "--nproc-per-node=3", path)
@@ -331,7 +331,12 @@ if os.environ["RANK"] != "1":
 @pytest.mark.slow
 @pytest.mark.needs_torch
 @pytest.mark.parametrize(
-    "text", [WITHOUT_TORCH_ELSEWHERE + RECORDED, TEXT_RECORD], ids=["record", "text"]
+    "text",
+    [
+        # As `@record` of tests/differential/cases.py.
+        pytest.param(WITHOUT_TORCH_ELSEWHERE + RECORDED, id="record", marks=pytest.mark.long),
+        pytest.param(TEXT_RECORD, id="text"),
+    ],
 )
 def test_the_error_file_is_the_one_that_torchrun_would_write(
     text: str, launch: Launch, script: Script, tmp_path: Path

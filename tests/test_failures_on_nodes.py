@@ -1,8 +1,9 @@
 """The failure report of jobs on four nodes: each names the right rank first, on all consoles.
 
 Each script of tests/faults_on_nodes runs on four agents with a worker each; the text beside it is
-the report that all of them print. Those named `torch_…` do so with workers that are forked from a
-warm process, and in `make long` with workers that import torch themselves. The agents are on one
+the report that all of them print. `make long` runs all of them, `make test` those in which several
+nodes matter. Those named `torch_…` run with workers that are forked from a warm process, and in
+`make long` with workers that import torch themselves. The agents are on one
 machine, so all have one clock; where that matters is tested in tests/core/test_failures.py. The
 scripts in `second` were written by somebody who did not know how causes are found
 (docs/decisions/0007-root-cause.md).
@@ -17,17 +18,30 @@ from pathlib import Path
 import pytest
 from conftest import RELIGHT, clean_environment
 from test_failures_e2e import as_everywhere, check_form, matches, report_of
-from warm_torch import Result, WarmTorch, run_agents, warm_torch  # noqa: F401  # a fixture
+from warm_torch import Result, WarmTorch, run_agents
 
 FAULTS = Path(__file__).parent / "faults_on_nodes"
 NODES = 4
 PATIENCE = "--rdzv-conf=keep_alive_interval=5"
 """No node is lost here: on a busy machine none must be frozen."""
 FLAGS = "# relight run "
-REPRESENTATIVE = ("torch_damaged_checkpoint",)
-"""Scripts of torch that `make test` runs with workers that import it themselves."""
-NEVER_WARM = (*REPRESENTATIVE, "torch_invalid_rank")
-"""The second crashes in a way that depends on what is in memory."""
+AS_ON_ONE_NODE = {
+    "abort", "bad_json", "bus_error", "checkpoint_in_a_missing_directory", "disk_full",
+    "exception_group", "exception_in_a_pool", "exception_in_a_thread", "exit_with_a_message",
+    "illegal_instruction", "interrupted_by_somebody_else", "logged_and_then_exited",
+    "message_of_several_lines", "name_missing_in_a_module", "nan_assertion",
+    "out_of_address_space", "program_that_fails", "program_that_is_missing",
+    "raised_from_another", "raised_while_another_is_handled", "recursion", "segmentation_fault",
+    "segmentation_fault_with_a_traceback", "silent_exit", "terminated_by_somebody_else",
+    "too_many_open_files", "unpicklable_data", "value_of_an_argument", "warning_as_an_error",
+}  # fmt: skip
+"""One rank fails by itself, in a way that tests/faults shows on one node, or in that of
+`exception_on_one_rank`, `exit_with_a_code` or `killed_by_somebody_else`, which stay.
+"""
+NEVER_WARM = ("torch_invalid_rank",)
+"""It crashes in a way that depends on what is in memory."""
+LATE = ("torch_monitored_barrier", "torch_rank_that_never_comes")
+"""As `torch_collective_that_one_rank_does_not_reach`, with other errors (core/test_failures.py)."""
 SLOW_EXIT = ("torch_order_of_collectives", "torch_sizes_that_differ")
 """Each rank blames another, and who ended first counts."""
 STACKS = ", when rank"
@@ -80,17 +94,26 @@ def check(results: list[Result], script: Path, place: Path) -> None:
 
 
 def faults() -> Iterator[object]:
-    """Return all scripts; those of torch are `long`, but for REPRESENTATIVE."""
-    torch = (pytest.mark.slow, pytest.mark.needs_torch)
+    """Return all scripts; those of torch are `long`."""
+    torch = (pytest.mark.long, pytest.mark.slow, pytest.mark.needs_torch)
     for path in sorted(FAULTS.glob("*.py")):
-        if not path.stem.startswith("torch_"):
-            yield path
-        elif path.stem in REPRESENTATIVE:
+        if path.stem.startswith("torch_"):
             yield pytest.param(path, marks=torch)
         else:
-            yield pytest.param(path, marks=(pytest.mark.long, *torch))
+            yield pytest.param(path, marks=[pytest.mark.long] * (path.stem in AS_ON_ONE_NODE))
     for path in sorted(FAULTS.glob("second/*.py")):
-        yield pytest.param(path, marks=(pytest.mark.long, *torch))
+        yield pytest.param(path, marks=torch)
+
+
+def warm_faults() -> Iterator[object]:
+    """Return the scripts of torch that can run in forked workers."""
+    for path in sorted(FAULTS.glob("torch_*.py")):
+        if path.stem not in NEVER_WARM:
+            yield pytest.param(
+                path,
+                marks=[pytest.mark.long] * (path.stem in LATE),
+                id=path.stem.removeprefix("torch_"),
+            )
 
 
 @pytest.mark.parametrize("script", list(faults()), ids=lambda path: path.stem)
@@ -102,17 +125,13 @@ def test_all_nodes_report_the_right_rank_first(script: Path, place: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-@pytest.mark.parametrize(
-    "script",
-    [path for path in sorted(FAULTS.glob("torch_*.py")) if path.stem not in NEVER_WARM],
-    ids=lambda path: path.stem.removeprefix("torch_"),
-)
+@pytest.mark.parametrize("script", list(warm_faults()))
 def test_warm_workers_have_the_same_report(script: Path, warm_torch: WarmTorch) -> None:
     """Workers that are forked from a process with torch fail as others do, on four nodes."""
-    place = warm_torch.place
+    place = warm_torch.folder
     shows_stacks = STACKS in script.with_suffix(".txt").read_text()
     quick = script.stem not in SLOW_EXIT and not shows_stacks
-    results = warm_torch.run(
-        script.read_text(), *flags(script, place), agents=NODES, quick_exit=quick
+    results = warm_torch.run_agents(
+        NODES, script.read_text(), *flags(script, place), quick_exit=quick
     )
     check(results, script, place)

@@ -4,7 +4,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import TORCHRUN, Launch, WarmTorch
+from conftest import TORCHRUN, Launch
+from warm_torch import WarmTorch
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_torch]
 

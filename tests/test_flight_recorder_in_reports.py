@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch, WarmTorch
+from conftest import Launch
+from warm_torch import WarmTorch
 
 from relight.core.exits import Collective, Failure
 from relight.env import Environment

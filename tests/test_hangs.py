@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Launch, WarmTorch
+from conftest import LIMIT_S, Launch
+from warm_torch import WarmTorch
 
 from relight.errors import EXIT_HUNG
 

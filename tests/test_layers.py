@@ -17,6 +17,7 @@ LAYERS = (
     ("values",),
     ("event_schema", "event_text", "events", "spec"),
     ("core",),
+    ("shared_page",),
     ("host", "rendezvous", "worker"),
     ("job",),
     ("schedulers",),

@@ -270,7 +270,7 @@ def test_a_node_that_gives_up_keeps_its_failures_and_sends_no_report(
     node: Node, link: Link
 ) -> None:
     end = JobEnded(1, "its health check failed", (), None)
-    node.give_up(Outcome(succeeded_ranks=(1,)), end)
+    node.give_up(node.last_report(Outcome(succeeded_ranks=(1,))), end)
     assert node.end == end
     assert isinstance(node.state, NodeReady)
     assert not link.sent

@@ -24,6 +24,22 @@ while True:
         sys.exit(SAVED)
     time.sleep(random.random() * SLEEP)
 """
+ONE_FAILS = """
+import os, sys, time
+from relight.worker import should_checkpoint
+should_checkpoint()
+failed = sys.argv[0] + ".failed"
+os.write(1, b"up\\n")
+while not should_checkpoint():
+    time.sleep(0.002)
+if os.environ["RANK"] == "1":
+    open(failed, "w").close()
+    sys.exit(7)
+while not os.path.exists(failed):
+    time.sleep(0.01)
+time.sleep(1)
+os.write(1, b"rank 0 has saved\\n")
+"""
 IGNORES = """
 import os, signal, time
 from relight.worker import should_checkpoint
@@ -176,6 +192,20 @@ def test_a_worker_that_fails_while_it_saves_is_reported(
     code, _, err = end(agent)
     assert code == 7
     assert "rank 0 exited with code 7" in err
+    assert "no restart: this node is preempted" in err
+
+
+def test_worker_that_fails_while_others_save_does_not_stop_them(
+    start: Start, script: Callable[[str], Path]
+) -> None:
+    """A long checkpoint of rank 0 is whole, and the failure of rank 1 is reported."""
+    agent = start("run", "--nproc-per-node=2", "--max-restarts=3", script(ONE_FAILS))
+    until_up(agent, 2)
+    agent.send_signal(signal.SIGTERM)
+    code, out, err = end(agent)
+    assert out == "rank 0 has saved\n", err
+    assert code == 7
+    assert "rank 1 exited with code 7" in err
     assert "no restart: this node is preempted" in err
 
 

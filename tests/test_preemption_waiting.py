@@ -32,6 +32,22 @@ os.write(1, b"has saved\\n")
 """
 """Ranks that are arguments take 2 s to save."""
 
+SAVES_THEN_IMPORTS = """
+import os, sys, time
+restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+if os.environ["WORLD_SIZE"] == "1" and (sys.argv[1] == "imports" or restart == "1"):
+    os.write(1, f"imports after restart {restart}\\n".encode())
+    time.sleep(600)
+from relight.worker import should_checkpoint
+should_checkpoint()
+if os.environ["WORLD_SIZE"] == "1":
+    sys.exit(3)
+os.write(1, b"up\\n")
+while not should_checkpoint():
+    time.sleep(0.002)
+"""
+"""Once the other node has left, the next worker imports; or fails in training, and then imports."""
+
 NEVER_LEAVES = """
 import os, sys, time
 from relight.worker import should_checkpoint
@@ -93,6 +109,35 @@ def test_an_agent_whose_workers_have_saved_asks_to_be_started_again_too(
     _, err = second.communicate(timeout=LIMIT_S)
     assert second.returncode == 75, err
     assert b"the workers had saved and left before; exit code 75" in err
+
+
+@pytest.mark.parametrize(
+    ("then", "restarts", "code"),
+    [("imports", 0, 75), ("trains", 1, 143)],
+    ids=["still imports", "trained and failed"],
+)
+def test_node_preempted_while_restarted_workers_import_exits_with_75_if_those_before_saved(
+    start: Start,
+    script: Callable[[str], Path],
+    tmp_path: Path,
+    then: str,
+    restarts: int,
+    code: int,
+) -> None:
+    """Nothing is lost that was saved, unless workers have trained since."""
+    path = script(SAVES_THEN_IMPORTS)
+    words = ("--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
+             "--rdzv-id=j", "--max-restarts=1", "--rdzv-conf=last_call_timeout=60")  # fmt: skip
+    first, second = (start("run", *words, path, then) for _ in range(2))
+    for agent in (first, second):
+        read_until(agent.stdout, b"up")
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(LIMIT_S) == 75
+    read_until(second.stdout, b"imports after restart %d" % restarts)
+    second.send_signal(signal.SIGTERM)
+    _, err = second.communicate(timeout=LIMIT_S)
+    assert second.returncode == code, err
+    assert (b"the workers had saved and left before; exit code 75" in err) == (code == 75)
 
 
 def test_a_preempted_node_whose_workers_end_first_does_not_come_back(

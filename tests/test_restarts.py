@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Launch, WarmTorch
+from conftest import LIMIT_S, Launch
+from warm_torch import WarmTorch
 
 Script = Callable[[str], Path]
 

@@ -1,5 +1,8 @@
-"""`make test` in CI: failed tests run once more, and those that pass then are reported as flaky."""
+"""In CI, failed tests run once more, and those that pass then are reported as flaky. All tests are
+compiled once.
+"""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -77,3 +80,23 @@ def test_all_suites_run_whatever_fails(suite: run.Suite, tmp_path: Path) -> None
     assert run.run((suite._replace(arguments=(*suite.arguments, "--ignore", str(other))), later),
                    retry=True) == 1  # fmt: skip
     assert (other / "test_other.py.ran").exists()
+
+
+def test_tests_and_their_helpers_are_compiled_before_they_run(
+    suite: run.Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del suite
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    tests = tmp_path / "tests"
+    tests.mkdir()
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "product.py").touch()
+    (tests / "helper.py").touch()
+    (tests / "test_own.py").write_text("import helper\n")
+    run.compile_all()
+    compiled = {path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")}
+    assert compiled == {"product", "helper", "test_own"}
+    changed = (tests / "test_own.py").stat().st_mtime + 10
+    assert run.is_compiled(tests / "test_own.py")
+    os.utime(tests / "test_own.py", (changed, changed))
+    assert not run.is_compiled(tests / "test_own.py")

@@ -49,6 +49,7 @@ OWN = {
     "relight.host.memory",
     "relight.host.ports",
     "relight.host.process",
+    "relight.host.process_handle",
     "relight.host.pipe_reader",
     "relight.host.scratch",
     "relight.host.signals",
@@ -72,6 +73,9 @@ STANDARD = {
     "gc", "heapq", "itertools", "keyword", "math", "operator", "reprlib", "select", "selectors",
     "signal", "socket", "struct", "types",
 }  # fmt: skip
+
+if sys.version_info >= (3, 14):  # by ctypes
+    STANDARD |= {"_contextvars", "_types", "_weakrefset", "io", "sysconfig", "threading"}
 
 PROBE = """
 import sys

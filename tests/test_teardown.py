@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Launch, WarmTorch
+from conftest import LIMIT_S, Launch
+from warm_torch import WarmTorch
 
 Script = Callable[..., Path]
 LONG = "--shutdown-timeout=300"
@@ -75,7 +76,7 @@ if dist.get_rank() == 2:
     time.sleep(1000)
 while not os.path.exists("blocked"):
     time.sleep(0.01)
-sys.exit(3)
+os._exit(3)
 """
 
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Start, WarmTorch
+from conftest import LIMIT_S, Start
 from release.distribution import interpreter
 from test_logs_console import Terminal, wait_for
+from warm_torch import WarmTorch
 
 Script = Callable[[str], Path]
 HEADER = b"Traceback (most recent call last):"

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, RELIGHT, Launch, Start, WarmTorch
+from conftest import LIMIT_S, RELIGHT, Launch, Start
 from test_slow_ranks_by_steps import STEPS
+from warm_torch import WarmTorch
 
 TRAIN = """
 import os, time, torch, torch.distributed as dist
@@ -56,7 +57,6 @@ def test_a_slow_node_is_named_on_all_nodes_and_in_the_status(
     with open(tmp_path / "unasked", "wb") as stderr:
         unasked = start("run", "--nproc-per-node=4", "--event-log-handler=console", script(STEPS),
                         stderr=stderr)  # fmt: skip
-    warm_torch.run("")  # leaves a warm process
     agents, logs = [], [tmp_path / "log0", tmp_path / "log1"]
     for log in logs:
         with open(log, "wb") as stderr:

@@ -1,21 +1,17 @@
-"""Jobs of torch whose workers are forked from a warm process: importing torch costs more than the
-rest of such a job. All jobs of a test file share one process (docs/warm.md).
+"""Jobs of torch whose workers are forked from a warm process: to import torch, and to take the
+interpreter apart in the end, costs more than the rest of such a job (docs/warm.md).
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from conftest import LIMIT_S, PORTABLE, RELIGHT, clean_environment
+from conftest import LIMIT_S, PORTABLE, RELIGHT, Launch, Start, clean_environment
 
 _MODULES = "torch,torch._dynamo"
-_TAKEN = "relight: preload: took the warm process "
-_FORKED = "relight: preload: workers start with preloaded modules"
 _PATIENT = (
     sys.executable, "-c",
     "from relight.host import warm_processes, warm_spawner\n"
@@ -23,6 +19,12 @@ _PATIENT = (
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 """relight, which starts cold if a busy machine keeps the warm process from answering in 2 s."""
+_IS_WARM = """import sys
+
+if hasattr(sys.modules["__main__"], "__file__"):  # not in a process that the script spawns
+    # Before a warm worker imports torch, its libraries are there.
+    assert "libtorch" in open("/proc/self/maps").read(), "this worker is cold"
+"""
 _QUICK_EXIT = """import atexit, os, sys
 
 def end():
@@ -32,13 +34,12 @@ def end():
     sys.stderr.flush()
     os._exit(1 if hasattr(sys, "last_type") else 0)
 
-if hasattr(sys.modules["__main__"], "__file__"):  # not in a process that the script spawns
+if hasattr(sys.modules["__main__"], "__file__"):
     atexit.register(end)
 """
 """A module that ends the script when all exit handlers have run, as relight ends the workers of a
 function. Python would go on to destroy the modules, which takes as long as to import them.
 """
-_MOST_REPEATED = 3
 
 Result = subprocess.CompletedProcess[str]
 
@@ -66,94 +67,129 @@ def run_agents(
     ]
 
 
-class WarmTorch:
-    """A warm process that has imported torch, for jobs of one script in one directory.
+class TorchProcess:
+    """The warm process with torch of this process of the tests.
 
-    Where relight has no warm processes, the jobs start cold.
+    It serves one script path in one directory, whatever the text of the script. So every script is
+    `train.py` in the same folder, which is empty at the beginning of each test.
 
     Args:
-        place: the directory.
+        folder: the directory of all jobs.
 
     Attributes:
-        script: the jobs' script, which may have another text in each job.
+        variables: those that its jobs have in common.
     """
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.script = place / "train.py"
-        warm = (*_PATIENT, "run", "-v", f"--preload={_MODULES}")
-        self._command = (*RELIGHT, "run") if PORTABLE else warm
-        self._variables = clean_environment(TMPDIR=str(place), OMP_NUM_THREADS="1")
-        self._repeated = 0
-        self._write("")
-        self._start()
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.variables = {"TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
+        self._pid = 0
 
-    def run(self, text: str, *flags: str, agents: int = 1, quick_exit: bool = True) -> list[Result]:
-        """Run a job; return the results of its agents, with stderr up to the failure report.
+    def start(self) -> None:
+        """Start it, unless it runs: it leaves when memory gets scarce."""
+        if PORTABLE or (self._pid and Path(f"/proc/{self._pid}").exists()):
+            return
+        made = subprocess.run(
+            [*RELIGHT, "warm", "start", f"--keep-warm=while:{os.getpid()}",
+             f"--preload={_MODULES}", "train.py"],
+            cwd=self.folder, env=clean_environment(**self.variables), stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+        said = re.search(r"pid (\d+)", made.stderr)
+        assert made.returncode == 0 and said is not None, made.stderr
+        self._pid = int(said[1])
 
-        If its workers were not forked from the warm process, which leaves when memory gets scarce,
-        the job runs once more.
+    def clear(self) -> None:
+        """Remove what is in the folder, but for an empty script."""
+        for entry in self.folder.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry, ignore_errors=True)  # a killed job may remove it as well
+            else:
+                entry.unlink(missing_ok=True)
+        (self.folder / "train.py").touch()
+        (self.folder / "is_warm.py").write_text("" if PORTABLE else _IS_WARM)
+        (self.folder / "quick_exit.py").write_text(_QUICK_EXIT)
+
+
+class WarmTorch:
+    """Runs scripts on workers that are forked from a process with torch, and check that they are.
+
+    Where relight has no warm processes, the jobs start cold. A script must begin with an empty
+    line, a comment, or a simple statement.
+
+    Args:
+        process: that with torch.
+        launch: the fixture.
+        start: the fixture.
+
+    Attributes:
+        folder: the directory of all jobs.
+    """
+
+    def __init__(self, process: TorchProcess, launch: Launch, start: Start) -> None:
+        self.folder = process.folder
+        self._process = process
+        self._launch = launch
+        self._start = start
+        process.clear()
+
+    def run(
+        self,
+        text: str,
+        *flags: str | Path,
+        arguments: tuple[str, ...] = (),
+        quick_exit: bool = True,
+        **variables: str,
+    ) -> Result:
+        """Run a script to its end.
 
         Args:
             text: the script's.
-            flags: those of each agent.
-            agents: how many there are.
+            flags: the agent's.
+            arguments: the script's.
             quick_exit: end the script as soon as its exit handlers have run. It must not exit with
                 a code of its own.
+            variables: of the environment.
         """
-        command = (*self._command, *flags, str(self.script))
-        while True:
-            self._write(f"import quick_exit; {text}" if quick_exit else text)  # the same lines
-            results = run_agents(command, agents, self.place, self._variables)
-            if PORTABLE:
-                return results
-            if all(_TAKEN in result.stderr and _FORKED in result.stderr for result in results):
-                return [_up_to_the_report(result) for result in results]
-            self._repeated += 1
-            said = "\n".join(result.stderr for result in results)
-            assert self._repeated <= _MOST_REPEATED, f"the workers do not start warm:\n{said}"
-            self._start()
-
-    def stop(self) -> None:
-        """End the process, if it has not ended."""
-        if not PORTABLE:
-            self._warm("stop")
-
-    def _write(self, text: str) -> None:
-        """Change the script's text, and remove all else in the directory."""
-        for path in self.place.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-        (self.place / "quick_exit.py").write_text(_QUICK_EXIT)
-        self.script.write_text(text)
-
-    def _start(self) -> None:
-        """Start the process if it does not run."""
-        if not PORTABLE:
-            until = f"--keep-warm=while:{os.getpid()}"
-            started = self._warm("start", until, f"--preload={_MODULES}", str(self.script))
-            assert started.returncode == 0, started.stderr
-
-    def _warm(self, *words: str) -> Result:
-        return subprocess.run(
-            [*RELIGHT, "warm", *words], cwd=self.place, env=self._variables, check=False,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S,
+        return self._launch(
+            *self._command(text, *flags, quick_exit=quick_exit), *arguments, command=(),
+            cwd=self.folder, **{**self._process.variables, **variables},
         )  # fmt: skip
 
+    def run_agents(
+        self, number: int, text: str, *flags: str | Path, quick_exit: bool = True
+    ) -> list[Result]:
+        """Run a script on several agents to their ends."""
+        command = self._command(text, *flags, quick_exit=quick_exit)
+        variables = clean_environment(**self._process.variables)
+        return run_agents(tuple(map(str, command)), number, self.folder, variables)
 
-def _up_to_the_report(result: Result) -> Result:
-    """Remove what `-v` adds after the report."""
-    before, exit_code, after = result.stderr.rpartition("\nexit code ")
-    result.stderr = before + exit_code + after.partition("\n")[0]
-    return result
+    def begin(
+        self,
+        text: str,
+        *flags: str | Path,
+        quick_exit: bool = True,
+        command: tuple[str, ...] = _PATIENT,
+        variables: dict[str, str] | None = None,
+        **options: object,
+    ) -> "subprocess.Popen[bytes]":
+        """Start a script; `relight status` finds agents whose command is `RELIGHT`."""
+        words = self._command(text, *flags, quick_exit=quick_exit, relight=command)
+        return self._start(
+            *words, command=(), cwd=self.folder,
+            variables={**self._process.variables, **(variables or {})}, **options,
+        )  # fmt: skip
 
-
-@pytest.fixture(scope="module")
-def warm_torch() -> Iterator[WarmTorch]:
-    """One warm process for a test file."""
-    with tempfile.TemporaryDirectory(prefix="job-", dir="/tmp") as path:
-        torch = WarmTorch(Path(path))
-        yield torch
-        torch.stop()
+    def _command(
+        self,
+        text: str,
+        *flags: str | Path,
+        quick_exit: bool,
+        relight: tuple[str, ...] = _PATIENT,
+    ) -> tuple[str | Path, ...]:
+        self._process.start()
+        helpers = "is_warm, quick_exit" if quick_exit else "is_warm"
+        (self.folder / "train.py").write_text(f"import {helpers}; {text}")  # the same lines
+        if PORTABLE:
+            return (*RELIGHT, "run", *flags, "train.py")
+        return (*relight, "run", f"--preload={_MODULES}", *flags, "train.py")

@@ -35,8 +35,8 @@ import time
 from collections.abc import Iterator
 
 from relight.core.messages import GenerationFormed
-from relight.errors import mistake
-from relight.events import Ended, Mistake
+from relight.events import Ended
+from relight.group import LOADED_FOR_NODES, LOADED_LATER
 from relight.host.console import Consoles
 from relight.host.descriptors import raise_limit
 from relight.host.journal import Journal
@@ -64,13 +64,23 @@ _IDLE_S = 1.0
 """How long a node waits for a generation before it imports modules meanwhile (--preload)."""
 _SHOWN_AFTER_S = 1.0
 """When `relight status` and other commands can see the job: not while its workers start."""
-_LOADED_FOR_THE_END = (
-    "relight.core.flapping", "relight.core.restarts", "relight.core.verdict", "relight.event_text",
-    "relight.host.worker_memory", "relight.leaving", "relight.postmortem", "relight.sight.answers",
+_LOADED_LATER = (
+    *LOADED_LATER, "relight.event_text", "relight.host.worker_memory", "relight.leaving",
+    "relight.postmortem", "relight.core.traceback_groups",
+    "relight.core.colours", "relight.host.flight_recorder", "relight.host.missing_at_init",
+    "relight.host.stacks.native", "relight.host.status_line", "relight.host.tcp_store",
+    "relight.host.traceback_stream", "relight.stacks_before_stop", "relight.core.node_stacks",
+    "relight.sight.everywhere", "relight.sight.answers",
 )  # fmt: skip
-_LOADED_FOR_LOSS = "relight.coordinator", "relight.host.heartbeats", "hashlib"
-"""What the first datagram, and the next coordinator, need: with the network or the machine that
-coordinated, the file server may be lost.
+"""What any job may need while it runs, and at its end. A job outlives the files that it was started
+from: an upgrade removes or replaces them, and a file server fails.
+"""
+_LOADED_FOR_NODES = (
+    "relight.coordinator", "relight.host.heartbeats", *LOADED_FOR_NODES, "relight.host.freezer",
+    "relight.worker_watches", "relight.host.slow_ranks", "relight.core.group_replay",
+)  # fmt: skip
+"""What the first late heartbeat, the next coordinator, a new spawner, and a flag that only another
+node has may need.
 """
 _END_LIMIT_S = 30.0
 """How long a program that goes on after the job waits for the end of the spawner."""
@@ -87,15 +97,13 @@ class Agent:
         spec = job.command.spec
         self.job = job
         self.loop = Loop()
-        self.loop.on_mistake = lambda what, error: self.journal.record(
-            Mistake(what, mistake(error))
-        )
         consoles = Consoles.open(self.loop)
         on_console = spec.event_log_handler == "console"
         self.journal = Journal(
             consoles, job.run_directory, job.command.env,
             verbose=spec.verbose, on_console=on_console,
         )  # fmt: skip
+        self.loop.on_mistake = self.journal.record_mistake
         self.node = Node(job, self.loop, self.journal)
         self.interruption = Interruption(job, self.loop, self.journal, self.node)
         self._store: StorePort | None = None
@@ -129,15 +137,13 @@ class Agent:
         """
         broken, preload = True, self._services.preload
         try:
+            self.loop.call_after(_SHOWN_AFTER_S, self._load_later)
             if preload is not None:
                 self.journal.waits_for(lambda: "waiting for the imports of --preload")
                 preload.wait(lambda: bool(self.interruption.signals))
                 self.journal.goes_on()
             self.node.join(self.link, self._network)
             self.loop.call_after(_SHOWN_AFTER_S, self._show_job)
-            several = _LOADED_FOR_LOSS if self.job.meeting is not None else ()
-            later = iter((*several, *_LOADED_FOR_THE_END))
-            self.loop.call_after(_SHOWN_AFTER_S, lambda: _load(self.loop, later))
             exit_code, reason = self._run()
             self.journal.record(Ended(exit_code, reason))
             self.loop.attempt(lambda: self._show_end(exit_code, reason), "showing the job's end")
@@ -239,6 +245,7 @@ class Agent:
         self.node.runs(workers)
         signals = self.interruption.signals
         workers.run(signals, lambda: self.node.lease_until, self._store)
+        self.node.note_saving(workers)
         self._unshown.add(workers.logs, formed.generation.number)
         if formed.place.group_rank == 0 and self._store is not None:
             self._store.close()
@@ -272,6 +279,10 @@ class Agent:
 
     # What others see of the job.
 
+    def _load_later(self) -> None:
+        first = _LOADED_FOR_NODES if self.job.meeting is not None else ()
+        _load(self.loop, iter((*first, *_LOADED_LATER)))
+
     def _show_job(self) -> None:
         self.loop.attempt(self._open_sight, "showing the job")
 
@@ -296,8 +307,7 @@ class Agent:
 
 
 def _load(loop: Loop, modules: Iterator[str]) -> None:
-    """Import what nearly every failure and the end of a job need, while workers run: a restart is a
-    third faster then, and a disk that is lost later does not prevent it.
+    """Import modules while workers run: a restart is a third faster then, and needs no file.
 
     Heartbeats are answered between two of them, as a file server may be slow just now.
     """

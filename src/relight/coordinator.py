@@ -48,11 +48,14 @@ from relight.host.listener import Listener
 from relight.host.loop import Loop
 from relight.host.ports import is_loopback
 from relight.rendezvous.finder import Finder
+from relight.spec import LOCAL_HOSTS
 
 _HEARD = FromAgent | Heartbeat
 _MOST_JOBS_NAMED = 16
 _SAY_EVERY_S = 10.0
 """Least time between two messages about refused connections."""
+_NOTE_AFTER_S = 5.0
+"""How long several jobs wait for nodes before these are told of each other."""
 _CHECK_S = 0.25
 """How often to check for silent nodes."""
 _SILENT_AFTER_S = 0.8
@@ -113,6 +116,7 @@ class Coordinator:
         self._is_held = is_held
         self._listener = Listener(loop, sock, self, self._hello(), security, divert=divert)
         self._listener.on_refused = self._on_refused
+        self._noted: set[Group] = set()
         self._check_due = loop.now()
         self._timer = loop.call_at(self._check_due, self._check_silence)
 
@@ -274,7 +278,7 @@ class Coordinator:
 
     def _reached_at(self, address: str) -> str:
         """Return where other nodes reach the node that has said this address of itself."""
-        if address and not is_loopback(address):
+        if address not in LOCAL_HOSTS and not is_loopback(address):
             return address
         return self.seen_address or address or "127.0.0.1"
 
@@ -365,6 +369,7 @@ class Coordinator:
         self._check_due = now + _CHECK_S
         self._timer = self._loop.call_at(self._check_due, self._check_silence)
         self._forget_empty_groups()
+        self._note_waiting_jobs(now)
         for peer in [*self._peers, *self._absent.values()]:
             if slept:
                 # Whether it was silent meanwhile is not known. It has twice the patience in all.
@@ -397,6 +402,28 @@ class Coordinator:
                 self._drop(peer.group, peer.node)
                 peer.group.step(NodeLost(peer.node, _NOBODY_LEFT))
                 return
+
+    def _note_waiting_jobs(self, now: float) -> None:
+        """Tell the nodes of jobs that wait for others of each other, once: it may be one job whose
+        nodes have been given different ids.
+        """
+        lacking: dict[str, Group] = {}
+        for job, group in self.groups.items():
+            since = group.membership.lacks_nodes_since()
+            if since is not None and now >= since + _NOTE_AFTER_S:
+                lacking[job] = group
+        self._noted.intersection_update(self.groups.values())
+        if len(lacking) < 2 or self._noted.issuperset(lacking.values()):
+            return
+        waits = {}
+        for job, group in lacking.items():
+            hosts = [member.join.host for member in group.membership.members]
+            waits[job] = hosts, group.membership.settings.needed
+        note = Note(waiting.several_jobs(waits))
+        for group in set(lacking.values()) - self._noted:
+            for send in group.recipients.values():
+                send(note)
+        self._noted.update(lacking.values())
 
 
 class _Peer:

@@ -51,6 +51,9 @@ FIELDS = {
     "origin": "a random text, part of the ids of the generations that are formed here",
     "pid": "process id",
     "PreloadStarted.modules": "names of the modules, separated by commas",
+    "name": "short name of the program, as ps shows it",
+    "user": "name of the user whose process it is",
+    "refused": "whether SIGKILL was refused, as it is another user's process",
     "rank": "number of the worker in the job, from 0",
     "ranks": "numbers of the workers in the job; none: no rank is slow any more",
     "reason": "why, in words",
@@ -77,6 +80,7 @@ STATES = {
     "supervision": {
         "about": "the workers of a generation on this node",
         "running": "none has failed or was asked to stop",
+        "saving": "they were told to save a checkpoint and leave",
         "stopping": "they were asked to end, and have the grace time",
         "killing": "they were sent SIGKILL",
         "ended": "all have exited, or can't be killed",

@@ -17,6 +17,7 @@ from relight.events import (
     PreloadStarted,
     PreloadUnfit,
     PreloadWithout,
+    ProcessRemains,
     RanksSlow,
     Restarting,
     SignalReceived,
@@ -32,6 +33,11 @@ from relight.events import (
     WorkerStarted,
     WorkersWarm,
 )
+
+
+def named(process: ProcessRemains) -> str:
+    """Return a process in words."""
+    return f"process {process.pid} ({process.name}, user {process.user})"
 
 
 def describe(event: Event) -> str:
@@ -54,6 +60,8 @@ def describe(event: Event) -> str:
             return f"the agent got signal {event.number}"
         case GroupStopped():
             return f"the workers of generation {event.generation} are stopped: {event.cause}"
+        case ProcessRemains():
+            return f"{named(event)} {_why_it_remains(event)}"
         case SpawnerLost():
             return f"the worker spawner {_how_it_ended(event.exitcode)}"
         case PreloadStarted():
@@ -83,8 +91,7 @@ def describe(event: Event) -> str:
                 return "preload: workers start with preloaded modules"
             return f"preload: workers start without preloaded modules: {event.reason}"
         case Mistake():
-            where = "internal error in relight (a bug), please report it"
-            return f"{where}: {event.during}: {event.error}"
+            return event.text
         case Restarting():
             return f"restart {event.restart} of {event.of}: {event.reason}"
         case HealthChecked():
@@ -123,6 +130,12 @@ def _how_it_ended(exitcode: int) -> str:
     if exitcode < 0:
         return f"was killed by {signal_name(-exitcode)}"
     return f"exited with code {exitcode}"
+
+
+def _why_it_remains(process: ProcessRemains) -> str:
+    if process.refused:
+        return "can't be killed: it is another user's"
+    return "has not ended a second after SIGKILL: it is in the kernel"
 
 
 def _left_out(packages: list[str]) -> str:

@@ -65,6 +65,15 @@ class GroupStopped(NamedTuple):
     cause: str
 
 
+class ProcessRemains(NamedTuple):
+    """A process that was to end with the workers still exists a second after SIGKILL."""
+
+    pid: int
+    name: str
+    user: str
+    refused: bool
+
+
 class SpawnerLost(NamedTuple):
     """The spawner died, and the workers with it."""
 
@@ -142,6 +151,12 @@ class Mistake(NamedTuple):
 
     during: str
     error: str
+
+    @property
+    def text(self) -> str:
+        """The event in words. It is here because the handler of an error imports nothing."""
+        where = "internal error in relight (a bug), please report it"
+        return f"{where}: {self.during}: {self.error}"
 
 
 class Tick(NamedTuple):
@@ -269,6 +284,7 @@ Readable = (
     | WorkersFrozen
     | SignalReceived
     | GroupStopped
+    | ProcessRemains
     | SpawnerLost
     | PreloadStarted
     | WarmProcessTaken
@@ -312,7 +328,7 @@ def changed(core: str, before: str, after: str, taken: object) -> StateChanged:
 def is_news(event: Event) -> bool:
     """Return whether an event is shown without `--verbose`."""
     asked = isinstance(event, PreloadUnfit | PreloadWithout) and event.asked
-    return asked or isinstance(event, Mistake | RanksSlow)
+    return asked or isinstance(event, Mistake | RanksSlow | ProcessRemains)
 
 
 class Recorded(NamedTuple):

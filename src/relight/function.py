@@ -12,7 +12,6 @@ import inspect
 import os
 import pickle
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -27,8 +26,9 @@ from relight.function_results import LaunchRefusal, collect
 from relight.function_results import RemoteTraceback as RemoteTraceback
 from relight.host import scratch
 from relight.host.files import remove_tree
+from relight.host.ports import bind
 from relight.rendezvous.meeting import TOKEN
-from relight.values import MOST_SECONDS, parse_nproc
+from relight.values import MOST_SECONDS, parse_nproc, whole
 from relight.worker import call, main_module
 
 R = TypeVar("R")
@@ -251,12 +251,12 @@ def _number(name: str, value: int | str, *, least: int) -> int:
             f"{name}={value!r}: relight.launch starts a fixed number of agents",
             hint="relight run --nnodes=MIN:MAX is for jobs that grow and shrink",
         )
-    text = value.strip() if isinstance(value, str) else value
-    if isinstance(text, bool) or not (isinstance(text, int) or str(text).isdecimal()):
+    number = whole(value.strip()) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, int):
         raise UsageError(f"{name}={value!r}: expected a number")
-    if int(text) < least:
+    if number < least:
         raise UsageError(f"{name}={value!r}: it must be at least {least}")
-    return int(text)
+    return number
 
 
 def check_texts(flags: Sequence[str], env: Mapping[str, str]) -> None:
@@ -332,8 +332,7 @@ def warm_flags(flags: Sequence[str], variables: Mapping[str, str]) -> list[str]:
 def _meeting(nnodes: int) -> list[str]:
     if nnodes == 1:
         return ["--standalone"]
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
+    with bind("127.0.0.1", 0) as sock:
         port = sock.getsockname()[1]
     return [f"--nnodes={nnodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
             f"--rdzv-id=launch-{os.getpid()}"]  # fmt: skip

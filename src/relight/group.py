@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 
 Recipient = Callable[[FromCoordinator], None]
 
+LOADED_LATER = (
+    "relight.core.agreement", "relight.core.flapping", "relight.core.flight_recorder",
+    "relight.core.hangs", "relight.core.restarts", "relight.core.slow_ranks",
+    "relight.core.verdict",
+)  # fmt: skip
+"""What a group needs after it has formed; an agent has no time for it at its start."""
+LOADED_FOR_NODES = (
+    "hashlib", "relight.core.mismatches", "relight.core.questions", "relight.core.reachability",
+)  # fmt: skip
+"""What a group of several nodes needs as well."""
 _AGAIN_S = 0.05
 """How soon a process that does not coordinate looks whether it does again."""
 

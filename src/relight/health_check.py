@@ -1,14 +1,13 @@
 """Checks this node before its workers start (--health-check): a command, or checks by name.
 
 A check may block, as on a file system that does not answer, and a program may run for long. So
-both run in a thread while the agent serves its loop. Nothing else of the agent runs meanwhile: the
-node is not ready, and the group waits for it, or forms without it.
+both run in a process of their own (`host/helper.py`) while the agent serves its loop. Nothing else
+of the agent runs meanwhile: the node is not ready, and the group waits for it, or forms without it.
 """
 
+import json
 import os
-import signal
 import socket
-import subprocess
 import tempfile
 from collections.abc import Callable
 
@@ -17,7 +16,8 @@ from relight.doctor import inspection, machine
 from relight.env import Environment
 from relight.errors import many, signal_name
 from relight.events import HealthChecked
-from relight.host import background
+from relight.host import helper, system
+from relight.host.helper import Helper
 from relight.host.journal import Journal
 from relight.host.loop import Loop
 from relight.node_job import NodeJob
@@ -60,80 +60,95 @@ def run(loop: Loop, journal: Journal, job: NodeJob, is_over: Callable[[], bool])
     if check is None:
         return _FIT
     began, limit_s = loop.now(), spec.health_check_timeout
-    running = _Command(check.command, job.command.env) if check.command else None
-    found: list[Unfit] = []
-
-    def done(result: Unfit | Exception) -> None:
-        failed = Unfit(f"{type(result).__name__}: {result}")
-        found.append(failed if isinstance(result, Exception) else result)
-
-    work = running.wait if running is not None else _by_name(check, job)
-    background.call(loop, work, done)
-    try:
-        loop.run_until(lambda: bool(found) or is_over(), limit_s)
-    finally:
-        if running is not None:
-            running.close()
-    if not found and is_over():
+    unfit = _until_known(loop, check, job, is_over, began + limit_s)
+    if unfit is None and is_over():
         return _FIT
-    unfit = found[0] if found else Unfit(f"it did not end within {duration(limit_s)}")
-    if unfit.why and running is not None:
+    if unfit is None:
+        unfit = Unfit(f"it did not end within {duration(limit_s)}")
+    if unfit.why and check.command:
         unfit = unfit._replace(why=f"{check.command}: {unfit.why}")
     journal.record(HealthChecked(round(loop.now() - began, 3), unfit.why))
     return unfit
 
 
-class _Command:
-    """A program that checks the node: it passes if it exits with 0.
+def _until_known(
+    loop: Loop, check: HealthCheck, job: NodeJob, is_over: Callable[[], bool], until: float
+) -> Unfit | None:
+    """Return the result of a check; None if there is none in time, or it is needed no more. A check
+    whose process relight itself has lost says nothing of this node: it begins again.
+    """
+    while loop.now() < until and not is_over():
+        try:
+            running = _Check(check, job)
+        except OSError as error:
+            return Unfit(str(error.strerror))
+        try:
+            running.helper.watch(loop, lambda: None)
+            _await(loop, running.helper, is_over, until)
+            if running.helper.exitcode is not None and not running.helper.is_lost:
+                return running.result()
+        finally:
+            running.close()
+    return None
 
-    It runs in a session of its own, with the workers' environment, and is killed with all that it
-    has left behind there.
+
+def _await(loop: Loop, running: Helper, is_over: Callable[[], bool], until: float) -> None:
+    loop.run_until(lambda: running.exitcode is not None or is_over(), until - loop.now())
+
+
+class _Check:
+    """The process of a check: a program, which passes if it exits with 0, with the workers'
+    environment; or a fork of this process for checks by name.
+
+    Raises:
+        OSError: it can't be started.
     """
 
-    def __init__(self, command: str, env: Environment) -> None:
-        self._output = tempfile.TemporaryFile()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._error = ""
+    def __init__(self, check: HealthCheck, job: NodeJob) -> None:
+        self._is_command = bool(check.command)
+        self._output = system.anonymous_file("health-check")
+        command = ("/bin/sh", "-c", check.command)
+        call = None if self._is_command else lambda: _tell(_by_name(check, job))
+        variables = job.command.env.variables
         try:
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", command],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=subprocess.STDOUT,
-                env={**env.variables},
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._error = str(error.strerror)
+            self.helper = Helper(command, variables, self._output, self._output, call=call)
+        except OSError:
+            os.close(self._output)
+            raise
 
-    def wait(self) -> Unfit:
-        """Return why the check failed, if so."""
-        if self._process is None:
-            return Unfit(self._error)
-        code = self._process.wait()
+    def result(self) -> Unfit:
+        """Return why the check failed, if so; it has ended."""
+        code = self.helper.exitcode
+        if self.helper.error is not None:
+            return Unfit(str(self.helper.error.strerror))
         if not code:
-            return _FIT
+            return _FIT if self._is_command else Unfit(*json.loads(self._text()))
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with {code}"
         said = self._last_line()
         return Unfit(f"{how}: {said}" if said else how)
 
     def close(self) -> None:
         """Kill it if it still runs, and what it has started."""
-        process = self._process
-        if process is not None:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass  # all have ended
-            process.wait()
-        self._output.close()
+        self.helper.close()
+        os.close(self._output)
+
+    def _text(self) -> str:
+        size = os.fstat(self._output).st_size
+        return os.pread(self._output, _READ, max(0, size - _READ)).decode(errors="replace")
 
     def _last_line(self) -> str:
-        size = os.fstat(self._output.fileno()).st_size
-        text = os.pread(self._output.fileno(), _READ, max(0, size - _READ))
-        lines = [line.strip() for line in text.decode(errors="replace").splitlines()]
+        lines = [line.strip() for line in self._text().splitlines()]
         last = next((line for line in reversed(lines) if line), "")
         return last if len(last) <= _SHOWN else f"{last[: _SHOWN - 1]}…"
+
+
+def _tell(find: Callable[[], Unfit]) -> None:
+    """Print, in the process of a check, what it has found."""
+    try:
+        unfit = find()
+    except Exception as error:
+        unfit = Unfit(f"{type(error).__name__}: {error}")
+    os.write(1, json.dumps(unfit).encode())
 
 
 def _by_name(check: HealthCheck, job: NodeJob) -> Callable[[], Unfit]:
@@ -210,19 +225,16 @@ def _by_nvidia_smi(env: Environment) -> Unfit:
     if chosen:  # nvidia-smi itself does not look at it
         command.append(f"--id={chosen}")
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SMI_S, env={**env.variables},
-            check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+        done = helper.run(command, env.variables, _SMI_S)
     except FileNotFoundError:
         return _FIT  # no NVIDIA tools
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Unfit(f"nvidia-smi does not answer: {error}", _DRIVER_REMEDY)
-    if done.returncode:
-        text = (done.stdout + done.stderr).strip()
-        why = f"nvidia-smi exited with {done.returncode}: {text[-_SHOWN:]}"
+    except OSError as error:
+        return Unfit(f"nvidia-smi does not answer: {error.strerror}", _DRIVER_REMEDY)
+    if done.exitcode:
+        text = (done.stdout + done.stderr).decode(errors="replace").strip()
+        why = f"nvidia-smi exited with {done.exitcode}: {text[-_SHOWN:]}"
         return Unfit(why, _DRIVER_REMEDY)
-    for line in done.stdout.splitlines():
+    for line in done.stdout.decode(errors="replace").splitlines():
         index, used, errors = [*map(str.strip, line.split(",")), "", ""][:3]
         if used.isdecimal() and int(used) > _MOST_USED_MIB:
             why = f"GPU {index} has {used} MiB in use, more than {_MOST_USED_MIB} MiB"

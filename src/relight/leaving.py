@@ -54,7 +54,7 @@ class Leaving:
         self._show_tracebacks()
         reason = f"agent got {signal_name(number)}"
         self._link.send(NodeLeaving(f"its {reason}"))
-        if number == signal.SIGTERM and self._has_saved():
+        if number == signal.SIGTERM and self._node.has_saved:
             self._journal.say(f"the workers had saved and left before; exit code {EXIT_PREEMPTED}")
             return EXIT_PREEMPTED, f"the {reason}"
         return exit_code_of_signal(number), f"the {reason}"
@@ -94,7 +94,9 @@ class Leaving:
         why = self._node.preempted
         reason = f"it is preempted ({why})"
         if any(not failure.asked for failure in outcome.failures):
-            return self._give_up(workers, outcome, reason, "this node is preempted")
+            verdict_reason = "this node is preempted"
+            wait = is_over if workers.saves else None  # others may still save
+            return self._give_up(workers, outcome, reason, verdict_reason, wait)
         self._link.send(NodeLeaving(reason, waits=workers.ended_well))
         if not workers.ended_well:
             code = exit_code_of_signal(signal.SIGTERM)
@@ -137,7 +139,12 @@ class Leaving:
         return end.exit_code, end.reason
 
     def _give_up(
-        self, workers: WorkerGroup, outcome: Outcome, why: str, verdict_reason: str
+        self,
+        workers: WorkerGroup,
+        outcome: Outcome,
+        why: str,
+        verdict_reason: str,
+        is_over: Callable[[], bool] | None = None,
     ) -> tuple[int, str]:
         """Leave the job after a failure, as no worker may be started again on this node.
 
@@ -146,24 +153,20 @@ class Leaving:
             outcome: how.
             why: for the other nodes.
             verdict_reason: for the report.
+            is_over: whether the coordinator lets this node go, or a signal came; None not to wait
+                until the workers of other nodes have saved.
         """
         from relight.core import verdict
 
-        now = self._loop.now()
-        self._link.send(NodeLeaving(why))
+        now, report = self._loop.now(), self._node.last_report(outcome)
+        self._link.send(NodeLeaving(why, waits=is_over is not None))
         ends = [failure._replace(at=failure.at + now) for failure in outcome.failures]
         ended = verdict.GenerationEnd(ends, outcome.succeeded_ranks, "", workers.began)
         end = verdict.end(ended, f"no restart: {verdict_reason}", now)
-        self._node.give_up(outcome, end)
+        if is_over is not None:
+            self._node.wait_for_saving(is_over)
+        self._node.give_up(report, end)
         return self.after_failure(end)
-
-    def _has_saved(self) -> bool:
-        """Return whether the last workers saved and left because another node was preempted. Often
-        all nodes of a job get the notice, one after the other.
-        """
-        workers = self._node.workers
-        stop = None if workers is None else workers.stopped_by
-        return stop is not None and stop.gently and workers is not None and workers.ended_well
 
     def _show_tracebacks(self, report: str = "") -> None:
         """Show how workers of the latest generation have ended, unless `report` will do that."""

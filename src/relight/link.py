@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from relight.core import fields
+from relight.core import fields, waiting
 from relight.core.group_types import GroupSettings, Hello, Received
 from relight.core.link import (
     Broken,
@@ -56,6 +56,7 @@ from relight.host.connection import dial
 from relight.host.dns import sock_address
 from relight.host.heartbeats import Heartbeats
 from relight.host.loop import Alarm, Loop
+from relight.host.ports import is_loopback
 from relight.rendezvous import finder as finders
 
 TYPE_CHECKING = False
@@ -69,6 +70,8 @@ if TYPE_CHECKING:
     from relight.rendezvous.meeting import Meeting
 
 _HEARD = FromCoordinator | Heartbeat | Redirect
+_NOTE_AFTER_S = 5.0
+"""How long the host of a loopback endpoint waits for other machines before it prints a note."""
 
 
 class RemoteLink(finders.Seeker):
@@ -283,7 +286,7 @@ class RemoteLink(finders.Seeker):
             return []
         try:
             from relight.doctor import at_timeout
-        except ImportError:  # with the coordinator, the file server was lost
+        except Exception:  # its files are gone, as with a file server, or of another version
             return []
         return at_timeout(self._meeting.host, self._meeting.port)
 
@@ -385,12 +388,24 @@ class RemoteLink(finders.Seeker):
         self._group = coordinator.group(self._meeting.job, self._settings)
         coordinator.own_node = self.join.node
         self._group.recipients[self.join.node] = partial(coordinator.deliver, self._on_own_message)
+        if self._finder.loopback_addresses():
+            self._loop.call_after(_NOTE_AFTER_S, self._note_loopback)
         if until != FOR_EVER:
             self.say("this node coordinates the group now")
         # A coordinator can't drop its own node, so no stop time is sent.
         self.send(self.join._replace(announce=self._owner.announce(), stop_s=None))
         for message in self._owner.messages_after_join():
             self.send(message)
+
+    def _note_loopback(self) -> None:
+        """Print that nodes of other machines may be waiting for themselves, if none has come."""
+        group, coordinator = self._group, self._coordinator
+        if group is None or coordinator is None or group.membership.lacks_nodes_since() is None:
+            return
+        seen = coordinator.seen_address
+        if not seen or is_loopback(seen):
+            addresses = self._finder.loopback_addresses()
+            self.say(waiting.only_this_machine(self._meeting.where, addresses))
 
     def _on_own_message(self, message: FromCoordinator) -> None:
         """Handle a message of the coordinator in this process."""

@@ -80,6 +80,8 @@ class Node:
         """Why this node will soon be taken away, if so."""
         self.taken_away_at = FOR_EVER
         """When that is, on the loop's clock."""
+        self.has_saved = False
+        """Whether workers of this node have saved and left, and no later ones could save."""
         self.restart = 0
         """The latest restart that was reported to the user."""
         self.lease_until = FOR_EVER
@@ -149,6 +151,13 @@ class Node:
         """Note that these workers are about to start."""
         self.state = self.workers = workers
 
+    def note_saving(self, workers: WorkerGroup) -> None:
+        """Note whether workers that have ended had saved. Those that never called
+        `should_checkpoint`, as they still imported, lose nothing that the ones before had saved.
+        """
+        saved = workers.saves and workers.ended_well
+        self.has_saved = saved or (self.has_saved and not workers.had_called)
+
     def wait_for_others(self, workers: WorkerGroup) -> None:
         """Report that all workers here succeeded."""
         workers.have_succeeded = True
@@ -182,10 +191,13 @@ class Node:
         self._loop.run_until(lambda: is_over() or self.unheard_s > WITHOUT_COORDINATOR_S, left_s)
         self._journal.goes_on()
 
-    def give_up(self, outcome: Outcome, end: JobEnded) -> None:
+    def last_report(self, outcome: Outcome) -> NodeReady:
+        """Return the report on a generation after which no workers start here."""
+        return self._report(0, outcome)
+
+    def give_up(self, report: NodeReady, end: JobEnded) -> None:
         """Note how the job has ended for this node, which itself has decided that."""
-        self.state = self._report(0, outcome)
-        self.end = end
+        self.state, self.end = report, end
 
     def close(self) -> None:
         """Be in no generation from now on: the link is about to close."""
@@ -249,7 +261,7 @@ class Node:
         """Handle a message of the coordinator."""
         match message:
             case GenerationFormed() if isinstance(self.state, NodeReady):
-                self.state = message
+                self.state = self._with_given_endpoint(message)
             case StopWorkers():
                 self._on_stop(message)
             case StartProbes() if self._network is not None:
@@ -288,6 +300,21 @@ class Node:
         self.lease_until = until
         if self.running is not None:
             self.running.set_lease(until)
+
+    def _with_given_endpoint(self, formed: GenerationFormed) -> GenerationFormed:
+        """Let workers of the static rendezvous find their store where this node was told, as under
+        torchrun: nodes may know node 0 by different addresses and ports (NAT).
+
+        A group that is not full may be without node 0, and so has its store elsewhere.
+        """
+        meeting, settings, generation = self._job.meeting, self._job.settings, formed.generation
+        is_full = formed.place.group_world_size == settings.max_nodes
+        if meeting is None or not meeting.fixed_port or not is_full:
+            return formed
+        generation = generation._replace(master_addr=meeting.host)
+        if self._job.command.agent_store:  # else at a free port of rank 0's worker
+            generation = generation._replace(master_port=meeting.port)
+        return formed._replace(generation=generation)
 
     def _on_stop(self, stop: StopWorkers) -> None:
         if stop.generation != self.generation:
@@ -418,6 +445,13 @@ def link_to_group(job: NodeJob, loop: Loop, host: str) -> "LocalLink | RemoteLin
     )
     if meeting is None:
         return LocalLink(loop, job.settings, join)
+    from relight.host.facts import machine
+    from relight.host.ports import is_loopback
+
+    # Where no other machine can join, several agents on this one are meant.
+    first = meeting.hosts[0][0] if meeting.hosts else ""
+    if first != "localhost" and not is_loopback(first):
+        join = join._replace(machine=machine())
     from relight.link import RemoteLink
 
     return RemoteLink(loop, job.settings, join, meeting)

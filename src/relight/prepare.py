@@ -15,7 +15,15 @@ from relight.errors import UsageError
 from relight.host import files, interpreter, system
 from relight.node_job import NodeJob
 from relight.spec import DEFAULT_GRACE_S, UNSET_RUN_ID, LaunchSpec, check, check_ranks
-from relight.values import AUTO, BACKENDS, EVENT_HANDLERS, Endpoint, parse_grace
+from relight.values import (
+    AUTO,
+    BACKENDS,
+    EVENT_HANDLERS,
+    STATUS_TOKEN,
+    Endpoint,
+    parse_grace,
+    parse_status_token,
+)
 
 _CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION_INDEX",
             "MASTER_ADDR", "PET_NNODES"}  # fmt: skip
@@ -55,6 +63,7 @@ def prepare(
     if spec.logs_specs != "default":
         raise _no_logs_specs(spec.logs_specs)
     notes = found + check(spec, given)
+    _check_status_token(spec, env)
     _check_keep_warm(spec)
     if spec.keep_warm is not None and "preload" not in given:
         spec = spec._replace(preload=(AUTO,))
@@ -176,10 +185,19 @@ def _worker_program(command: Command, nproc: int) -> "WorkerProgram | None":
 def _run_directory(spec: LaunchSpec, env: Environment, run_id: str, notes: list[str]) -> str:
     if spec.log_dir == os.devnull or not spec.keeps_logs():
         return ""
-    base = spec.log_dir or files.own_directory(env)
-    directory = files.make_run_directory(os.path.abspath(base), run_id)
-    if not spec.log_dir:
-        notes.append(f"logs are written to {directory}")
+    if spec.log_dir:
+        return files.make_run_directory(os.path.abspath(spec.log_dir), run_id)
+    shared = os.path.abspath(files.temporary_base(env))
+    try:
+        own = files.own_directory(shared)
+    except OSError as error:
+        raise UsageError(
+            f"can't write logs to {error.filename}: {error.strerror}",
+            hint="--log-dir=DIRECTORY names another place",
+        ) from None
+    directory = files.make_run_directory(own, run_id)
+    why = files.why_elsewhere(own)
+    notes.append(f"logs are written to {directory}" + (why and f": {why}"))
     return directory
 
 
@@ -250,14 +268,23 @@ def _check_keep_warm(spec: LaunchSpec) -> None:
 
 
 def _run_path() -> tuple[str, ...]:
+    """Return what Python runs for `--run-path`: a program, not a path, because an upgrade may
+    remove or replace the file before a restart.
+    """
     import relight
 
     path = os.path.join(os.path.dirname(relight.__file__), "worker", "run_path.py")
-    if os.path.exists(path):
-        return (path,)
-    from importlib.resources import files as packaged  # in a zip archive (job/launcher_file.py)
+    return "-c", relight.__loader__.get_data(path).decode()
 
-    return "-c", packaged("relight.worker").joinpath("run_path.py").read_text()
+
+def _check_status_token(spec: LaunchSpec, env: Environment) -> None:
+    """Refuse a token of which the page, which is served later, could make no use."""
+    token = env.get(STATUS_TOKEN)
+    if spec.status is not None and token:
+        try:
+            parse_status_token(token)
+        except ValueError as error:
+            raise UsageError(f"{STATUS_TOKEN}: {error}") from None
 
 
 def _count_workers(spec: LaunchSpec, env: Environment) -> int:

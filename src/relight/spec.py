@@ -24,6 +24,7 @@ from relight.values import (
     KeepWarm,
     Nodes,
     Notice,
+    PageAddress,
     RestartBudget,
     StreamChoice,
     one_of,
@@ -39,11 +40,11 @@ from relight.values import (
     parse_host,
     parse_interval,
     parse_keep_warm,
-    parse_listen,
     parse_name,
     parse_nodes,
     parse_notice,
     parse_nproc,
+    parse_page,
     parse_pattern,
     parse_port,
     parse_preload,
@@ -88,7 +89,7 @@ class LaunchSpec(NamedTuple):
     start_method: str
     role: str
     name: str
-    status: Endpoint | None
+    status: PageAddress | None
     module: bool
     no_python: bool
     run_path: bool
@@ -218,8 +219,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("name", parse_name, "", "NAME",
          "name of the job for relight list, status, logs, cancel [that of SCRIPT]",
          from_env=False, variable="RELIGHT_NAME"),
-    Flag("status", parse_listen, None, "[HOST:]PORT",
-         "serve a page that shows the job, and metrics, on the node of rank 0 while workers run",
+    Flag("status", parse_page, None, "[HOST:]PORT[,public]",
+         "serve a page that shows the job, and metrics, on the node of rank 0 while workers run; "
+         "public: reading needs no token",
          from_env=False, variable="RELIGHT_STATUS"),
     Flag("module", None, False, "", "SCRIPT is a module, as in python -m", short="m"),
     Flag("no-python", None, False, "", "SCRIPT is an executable, not Python"),

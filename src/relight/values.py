@@ -15,12 +15,19 @@ STDOUT, STDERR = 1, 2
 
 MOST_SECONDS = 2e6
 """23 days; epoll can't wait much longer."""
-MOST_NODES = 1_000_000
+MOST_NODES = MOST_WORKERS = 1_000_000
+_MOST_DIGITS = 18
 KEEP_WARM_S = 1800.0
 MOST_NAME = 60
 """Characters of the name of a job."""
 AUTO = "auto"
 """The modules of --preload are those that the script imports."""
+
+STATUS_TOKEN = "RELIGHT_STATUS_TOKEN"  # noqa: S105  # a name
+"""The variable with the token of status pages; without it, each page makes one for itself."""
+_LEAST_TOKEN = 16
+_TOKEN_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~+/-")
+_PUBLIC = "public"
 
 BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "file")
 
@@ -109,6 +116,16 @@ class Endpoint(NamedTuple):
         return ",".join([own, *map(str, self.others)])
 
 
+class PageAddress(NamedTuple):
+    """Where a status page is served; `is_public`: whether reading it needs no token."""
+
+    endpoint: Endpoint
+    is_public: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.endpoint},{_PUBLIC}" if self.is_public else str(self.endpoint)
+
+
 class StreamChoice(NamedTuple):
     """Which streams are chosen: a default, and exceptions by local rank."""
 
@@ -157,6 +174,8 @@ def parse_nproc(text: str) -> str:
         ) from None
     if count < 1:
         raise ValueError("there must be at least 1 worker on a node")
+    if count > MOST_WORKERS:
+        raise ValueError(f"there can be at most {MOST_WORKERS} workers on a node")
     return str(count)
 
 
@@ -193,14 +212,33 @@ def _parse_one_endpoint(text: str) -> Endpoint:
     return Endpoint(host, parse_port(port) if port else None)
 
 
-def parse_listen(text: str) -> Endpoint:
-    """Parse `PORT`, `HOST:PORT` or `[V6]:PORT` of a server of this machine; without a host, only
-    this machine can connect.
+def parse_page(text: str) -> PageAddress:
+    """Parse `PORT`, `HOST:PORT` or `[V6]:PORT` of a page on this machine, with `,public` for one
+    that all may read; `public` alone has any free port. Without a host, only this machine can
+    connect.
     """
-    found = Endpoint("", parse_port(text)) if text.isdecimal() else _parse_one_endpoint(text)
+    where, comma, word = text.partition(",")
+    if text == _PUBLIC:
+        where, word = "0", text
+    elif comma and word != _PUBLIC:
+        raise ValueError(f"expected [HOST:]PORT or [HOST:]PORT,{_PUBLIC}")
+    found = Endpoint("", parse_port(where)) if where.isdecimal() else _parse_one_endpoint(where)
     if found.port is None:
         raise ValueError("expected [HOST:]PORT, such as 8080 or 0.0.0.0:8080")
-    return found if found.host else found._replace(host="127.0.0.1")
+    local = found if found.host else found._replace(host="127.0.0.1")
+    return PageAddress(local, is_public=bool(word))
+
+
+def parse_status_token(text: str) -> str:
+    """Parse the token of status pages: one that a header can carry (RFC 6750, 2.1), and that nobody
+    guesses.
+    """
+    if len(text) < _LEAST_TOKEN or not set(text.rstrip("=")) <= _TOKEN_LETTERS:
+        raise ValueError(
+            f"expected at least {_LEAST_TOKEN} characters of A-Z, a-z, 0-9 and ._~+/-, such as "
+            "from openssl rand -hex 32"
+        )
+    return text
 
 
 def parse_host(text: str) -> str:
@@ -266,18 +304,22 @@ def parse_streams(text: str) -> StreamChoice:
     pairs = []
     for part in text.split(","):
         rank, colon, bits = part.partition(":")
-        if not (colon and rank.isdecimal() and bits in ("0", "1", "2", "3")):
+        number = whole(rank)
+        if not colon or number is None or bits not in ("0", "1", "2", "3"):
             raise ValueError(wrong)
-        pairs.append((int(rank), int(bits)))
+        pairs.append((number, int(bits)))
     return StreamChoice(0, tuple(pairs))
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:
     """Parse a comma-separated list of local ranks; empty means all."""
-    parts = text.split(",") if text else []
-    if not all(part.strip().isdecimal() for part in parts):
-        raise ValueError("expected a comma-separated list of local ranks, such as 0,1")
-    return tuple(int(part) for part in parts)
+    ranks = []
+    for part in text.split(",") if text else []:
+        rank = whole(part.strip())
+        if rank is None:
+            raise ValueError("expected a comma-separated list of local ranks, such as 0,1")
+        ranks.append(rank)
+    return tuple(ranks)
 
 
 def parse_filters(text: str) -> tuple[str, ...]:
@@ -419,9 +461,10 @@ def parse_keep_warm(text: str) -> KeepWarm | None:
         return KeepWarm(KEEP_WARM_S, 0)
     kind, colon, pid = word.partition(":")
     if colon:
-        if kind != "while" or not pid.isascii() or not pid.isdecimal() or int(pid) < 1:
+        number = whole(pid)
+        if kind != "while" or not number:
             raise ValueError("expected minutes, or while:PID with the pid of a process")
-        return KeepWarm(KEEP_WARM_S, int(pid))
+        return KeepWarm(KEEP_WARM_S, number)
     try:
         seconds = float(word) * 60
     except ValueError:
@@ -509,6 +552,13 @@ def _not_one_of(word: str, known: "tuple[str, ...] | list[str]") -> str:
     return f"{word} is not one of {', '.join(known)}" + (
         f"; did you mean {meant}?" if meant else ""
     )
+
+
+def whole(text: str) -> int | None:
+    """Return the number that a text of at most 18 ASCII digits is; None for any other text, such as
+    `²` and what `int` refuses for its length.
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def is_number(text: str) -> bool:

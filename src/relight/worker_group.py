@@ -30,6 +30,7 @@ from relight.core.messages import (
     WorkerFailed,
 )
 from relight.core.ranks import Assignment
+from relight.core.supervision import SaveAndLeave
 from relight.core.waiting import duration
 from relight.errors import MachineError, signal_name
 from relight.events import (
@@ -108,7 +109,7 @@ class WorkerGroup:
         send: sends a message to the coordinator.
 
     Raises:
-        MachineError: their logs can't be written, or the machine has no file descriptor left.
+        MachineError: the machine has no file descriptor left.
     """
 
     def __init__(
@@ -130,6 +131,8 @@ class WorkerGroup:
         """The coordinator's latest message to stop them."""
         self.supervisor: Supervisor | None = None
         """Set when the workers start."""
+        self.had_called = False
+        """Whether a worker had called `should_checkpoint` when all had ended."""
         self._watches: WorkerWatches | None = None
         """Set when the workers have started, if any watch is wanted."""
         self._services = services
@@ -193,7 +196,8 @@ class WorkerGroup:
         self._services.journal.goes_on()
         if supervisor.alive:
             self._services.journal.say(supervisor.explain())
-        supervisor.workers.close()
+        if not supervisor.workers.close(job.grace_s):
+            self._tell_left(supervisor)
         arrivals.cancel()
         if self._watches is not None:
             self._watches.close()
@@ -205,8 +209,20 @@ class WorkerGroup:
             if saved:
                 number = self.formed.generation.number
                 self._services.journal.record(CheckpointFound(number, last / 1e9))
-        if self._memory is not None or (job.run_directory and self._has_memory()):
+        matters = self._memory is not None or job.run_directory or not self.ended_well
+        if matters and self._has_memory():
+            self.had_called = self.memory.calls() > 0
             self.memory.close()  # a run directory stays
+
+    def _tell_left(self, supervisor: Supervisor) -> None:
+        """Say what is left behind, as it can't be killed."""
+        from relight.event_text import named
+
+        left = ", ".join(map(named, supervisor.workers.remaining.values()))
+        self._services.journal.say(
+            f"no longer waiting for {left or 'the worker spawner'}, which can't be killed: what it "
+            "holds is not free (memory, ports, devices)"
+        )
 
     def _has_memory(self) -> bool:
         """Return whether this agent or a worker has made a file of memory that they share."""
@@ -214,7 +230,7 @@ class WorkerGroup:
 
         error_files = (self.logs.error_file(plan.local_rank) for plan in self._plans)
         return self._memory is not None or any(
-            file and os.path.exists(file + SUFFIX) for file in error_files
+            file and os.path.lexists(file + SUFFIX) for file in error_files
         )
 
     def _record_steps(self) -> None:
@@ -297,6 +313,7 @@ class WorkerGroup:
         limit_s = stop.limit_s or (meeting.checkpoint_s if meeting is not None else 0.0)
         if stop.gently and limit_s:
             self.memory.agree(stop.checkpoint_at, loop.now() + limit_s)
+            supervisor.step(SaveAndLeave())
             limit = duration(limit_s, digits=int(limit_s < 1))
             journal.say(f"{stop.cause}; workers may save a checkpoint first, for {limit}")
             loop.call_after(limit_s, lambda: self._stop_late(stop))
@@ -377,7 +394,10 @@ class WorkerGroup:
             from relight.host.worker_memory import WorkerMemory
 
             error_files = {p.local_rank: self.logs.error_file(p.local_rank) for p in self._plans}
-            self._memory = WorkerMemory(self._services.loop, error_files)
+            services = self._services
+            self._memory = WorkerMemory(
+                services.loop, error_files, self.began, services.journal.say
+            )
         return self._memory
 
     def span(self) -> tuple[float, float] | None:

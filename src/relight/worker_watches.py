@@ -115,7 +115,12 @@ class WorkerWatches:
             return None
         from relight.host.timers import WorkerTimers
 
-        return WorkerTimers(self._loop, path, self._on_timer_expired)
+        try:
+            return WorkerTimers(self._loop, path, self._on_timer_expired)
+        except OSError as error:
+            why = f"can't make {path}: {error.strerror}"
+            self._journal.say(f"torch's file timers have no effect: {why}")
+            return None
 
     def _watch_stuck(self) -> "StuckWatch | None":
         limit_s = self._job.stuck_after_s

@@ -44,6 +44,30 @@ def refused(
     return run
 
 
+LONG = "9" * 5000  # int() raises ValueError
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("run", f"--redirects={LONG}:1", "train.py"),
+        ("run", f"--local-ranks-filter={LONG}", "train.py"),
+        ("run", f"--keep-warm=while:{LONG}", "train.py"),
+        ("run", "--nproc-per-node=1000001", "train.py"),
+        ("sandbox", LONG, "train.py"),
+        ("sandbox", "²", "train.py"),
+        ("stacks", LONG),
+        ("debug", LONG),
+        ("warm", "stop", LONG),
+        ("logs", f"local://relight/x/role/{LONG}"),
+    ],
+    ids=lambda argv: argv[0],
+)
+def test_absurd_numbers_are_refused(argv: tuple[str, ...], refused: Refused) -> None:
+    said = refused(*argv)
+    assert said.startswith("relight: error: ") and "int_max_str_digits" not in said
+
+
 @pytest.mark.parametrize(
     ("argv", "hint"),
     [
@@ -83,6 +107,19 @@ def refused(
         (("run", "-m", "pkg.trian"), "did you mean -m pkg.train?"),
         (("run", "-m", "empty.trian"), "did you mean -m empty.train?"),
         (("run", "-m", "no_such_module.at_all"), "looked for it here, in PYTHONPATH"),
+        (("run", " ", "train.py"), "a space or a carriage return follows a backslash"),
+        (
+            ("run", "--nnodes=2", "\r", "train.py"),
+            "a space or a carriage return follows a backslash",
+        ),
+        (("launch", "--use-env", "-m", "\u00a0", "pkg.train"), "follows a backslash"),
+        (("run", "--no-python", " ", "sh"), "follows a backslash"),
+        (("sandbox", "2", " ", "train.py"), "follows a backslash"),
+        (("warm", "start", " ", "train.py"), "follows a backslash"),
+        (("doctor", " "), "follows a backslash"),
+        (("submit", "-s", "slurm", " ", "dist.ddp"), "follows a backslash"),
+        ((" ", "run", "train.py"), "follows a backslash"),
+        (("run", "", "train.py"), "a quoted variable that is not set?"),
     ],
 )
 def test_a_slip_is_answered_with_the_command_line_that_was_meant(

@@ -6,6 +6,7 @@ import signal
 import socket
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, Start
 
+from relight import __version__
 from relight.core.snapshot import NodeSnapshot
 from relight.errors import MachineError
 from relight.host import run_jobs, user_sockets
@@ -276,3 +278,69 @@ def test_the_last_hundred_ended_jobs_are_kept(jobs: JobDirectory) -> None:
     assert len(kept) == 100
     assert "x-4" in kept
     assert "x-3" not in kept
+
+
+def test_the_token_of_a_page_that_was_killed_is_removed(jobs: JobDirectory) -> None:
+    """If neither the page nor its job is there: pids of another container say nothing."""
+    folder, no_pid = Path(jobs.path), 1 << 23
+    for name in (f"gone-1.{no_pid}.token", f"runs-1.{no_pid}.token", "runs-1.sock"):
+        (folder / name).write_text("x")
+    path = jobs.make_token("mine-1", "secret")
+    assert Path(path).read_text() == "secret"
+    assert Path(path).stat().st_mode & 0o777 == 0o600
+    names = {each.name for each in folder.iterdir()}
+    assert names == {Path(path).name, f"runs-1.{no_pid}.token", "runs-1.sock"}
+    jobs.remove_token(path)
+    assert not Path(path).exists()
+
+
+@pytest.mark.parametrize(
+    ("named", "theirs"),
+    [({"version": "9.8.7"}, "relight 9.8.7"), ({}, "another version of relight")],
+)
+def test_agent_of_another_version_is_named(
+    named: dict[str, str], theirs: str, jobs: JobDirectory, relight: Command
+) -> None:
+    """Its snapshot has a form that this version can't read."""
+    job = f"train-{os.getpid()}"
+    answer = json.dumps({"type": "nodesnapshot", "ident": job, **named}).encode()
+    path = os.path.join(jobs.path, f"{job}.sock")
+    listener = user_sockets.listen(path)
+    listener.setblocking(True)
+
+    def serve() -> None:
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                if not connection.recv(100):
+                    return
+                connection.sendall(answer)
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    why = f"runs {theirs}, whose answers relight {__version__} can't read"
+    try:
+        shown = relight("status", job)
+        assert (shown.returncode, "RUNNING" in shown.stdout) == (0, True)
+        assert why in shown.stdout
+        assert why in relight("logs", job).stderr
+        for command in ("events", "cancel"):
+            refused = relight(command, job)
+            assert refused.returncode == 4
+            assert why in refused.stderr
+            assert "use the relight command of that version" in refused.stderr
+        assert f"run://relight/{job}" in relight("list").stdout
+    finally:
+        if (last := user_sockets.connect(path, LIMIT_S)) is not None:
+            last.close()
+        serving.join(LIMIT_S)
+        listener.close()
+
+
+def test_snapshot_of_the_last_version_is_read(jobs: JobDirectory) -> None:
+    """Fields that it does not have yet have defaults, and those that are gone are ignored."""
+    path = Path(__file__).parent / "recorded" / "snapshot-0.1.0.json"
+    (Path(jobs.path) / "train-4711.json").write_text(path.read_text())
+    job = jobs.find("train-4711")
+    assert job is not None
+    assert (job.name, job.state, job.exit_code, len(job.ranks)) == ("train", "ended", 0, 2)

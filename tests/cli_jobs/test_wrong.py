@@ -108,7 +108,7 @@ SUBMIT = [
     ("utils.echo --num_replicas 1.5", "--num_replicas=1.5: expected a whole number"),
     ("utils.echo --num_replicas 99999999999999999999", "echo has more than 100000 replicas"),
     ("--dryrun dist.ddp --script a.py -j 999999x1", "more than 100000 nodes"),
-    ("--dryrun dist.ddp --script a.py -j 1x99999999", "more than 100000 nodes, or workers"),
+    ("--dryrun dist.ddp --script a.py -j 1x999999", "more than 100000 nodes, or workers"),
     ("--dryrun dist.ddp --script a.py -j 1x" + "9" * 5000, "expected NODESxWORKERS"),
     ("--dryrun dist.ddp -m ..", "-m ..: expected the name of a module"),
     ("--dryrun dist.ddp --script a.py --cpu -2", "the role a has cpu=-2"),

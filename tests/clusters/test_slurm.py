@@ -92,6 +92,31 @@ def test_several_agents_on_a_node_are_refused_with_the_remedy(slurm: Slurm) -> N
     assert [worker.world for worker in seen(text)] == [1, 1, 1, 1]
 
 
+def test_several_agents_on_a_node_are_refused_although_they_have_an_endpoint(slurm: Slurm) -> None:
+    """The first two to come would form a job on one of two hosts."""
+    tasks = ("srun", "-w", "node1,node2", "--ntasks-per-node=2")
+    more = ("--rdzv-backend=c10d", "--rdzv-endpoint=node1:29412", "--rdzv-id=x", "worker.py")
+    text, code = relight(slurm, *tasks, "--", "--nnodes=2", *more)
+    assert code == 2 and not seen(text), text
+    assert "Slurm started relight 4 times, 2 on this host" in text
+    text, code = relight(slurm, *tasks, "--", "--nnodes=4", *more)
+    assert code == 0 and len(seen(text)) == 4, text
+    assert text.count("2 of 4 nodes are agents on one host, node1,") == 1, text
+
+
+def test_a_batch_script_ignores_the_step_that_called_sbatch(slurm: Slurm) -> None:
+    """It inherits the variables of that step, and is one node of another job."""
+    script, output = slurm.directory / "from_a_step.sh", slurm.directory / "from_a_step.txt"
+    script.write_text(f"#!/bin/sh\n{' '.join(RELIGHT_RUN)} worker.py\n")
+    submit = f"sbatch --wait -N2 -w node3,node4 -o {output} {script}"
+    step = ["srun", "-w", "node1,node2", "sh", "-c", f"[ $SLURM_PROCID = 1 ] || {submit}"]
+    said, code = slurm.run(step, env=SHELL)
+    text = output.read_text()
+    assert code == 0, f"{said}{text}"
+    assert [(worker.host, worker.world) for worker in seen(text)] == [("node3", 1)], text
+    assert "SLURM_STEP_NODELIST=node[1-2] lacks this node, node3: the step that called" in text
+
+
 def test_flags_take_precedence_over_slurm(slurm: Slurm) -> None:
     """An endpoint, a backend, an id that were written down are those of the job."""
     more = ("--rdzv-backend=c10d", "--rdzv-endpoint=node2:29411", "--rdzv-id=mine", "worker.py")
@@ -198,17 +223,6 @@ def test_the_batch_script_of_the_documentation_saves_and_is_queued_again(slurm: 
     lines = [line for line in output.read_text().split("\n") if line.startswith(("saves", "goes"))]
     assert len(lines) == 8, output.read_text()
     assert len({line.split()[-1] for line in lines}) == 1
-
-
-def test_variables_that_sbatch_handed_down_from_a_step_are_refused(slurm: Slurm) -> None:
-    """A batch script submitted by a step of other nodes has that step's variables: refused."""
-    output = slurm.directory / "inner.txt"
-    script = slurm.directory / "inner.sh"
-    script.write_text(f"#!/bin/sh\n{' '.join(RELIGHT_RUN)} worker.py\n")
-    inner = f"[ $SLURM_PROCID = 1 ] || sbatch --wait -N1 -w node4 -o {output} {script}"
-    text, code = slurm.run(["srun", "-N2", "-w", "node1,node2", "sh", "-c", inner], env=SHELL)
-    assert code == 2, text
-    assert "may be left from the step that called sbatch" in output.read_text()
 
 
 @given(st.data())

@@ -1,6 +1,6 @@
 """Holding a register, and doubting that the holder lives."""
 
-from relight.core.candidacy import FRESH_S, MARGIN_S, SIGN_OF_LIFE_S, Candidacy, Refused
+from relight.core.candidacy import FRESH_S, LATE_S, MARGIN_S, SIGN_OF_LIFE_S, Candidacy, Refused
 
 REFUSED = Refused("1", at_first=True, is_ours=False, is_loopback=False, same_host=False, here=True)
 
@@ -63,6 +63,6 @@ def test_who_refuses_for_longer_than_the_time_to_live_must_live() -> None:
     mine = candidacy()
     mine.patience_s(REFUSED, 100.0)
     mine.patience_s(REFUSED, 110.0)
-    assert not mine.is_alive(115.0) and mine.is_alive(115.1)
+    assert not mine.is_alive(115.0 + LATE_S) and mine.is_alive(115.1 + LATE_S)
     mine.patience_s(REFUSED._replace(revision="2"), 116.0)
-    assert not mine.is_alive(116.0)
+    assert not mine.is_alive(116.0 + LATE_S)

@@ -47,6 +47,28 @@ def test_enough_nodes_wait_for_more_until_nobody_has_come_for_a_while() -> None:
     """)
 
 
+def test_group_lacks_nodes_only_before_its_first_generation() -> None:
+    """Nodes that are lost later are waited for with a reason, not because of a wrong endpoint."""
+    game = table(2, 2)
+    assert game.group.lacks_nodes_since() is None
+    game.play("""
+        3 a joins
+        4 -
+    """)
+    assert game.group.lacks_nodes_since() == 3
+    game.play("""
+        5 b joins
+        -> form 0: a b
+    """)
+    assert game.group.lacks_nodes_since() is None
+    game.play("""
+        6 b lost
+        -> stop 0: a
+        7 a ready
+    """)
+    assert game.group.lacks_nodes_since() is None
+
+
 def test_a_node_counts_when_it_is_ready() -> None:
     """A node that has come but is not ready is waited for, and is told so."""
     game = table(2, 2)
@@ -444,6 +466,37 @@ def test_each_difference_between_nodes_is_reported_once() -> None:
     for index in range(60):
         game.step(Received(f"m{index}", game.join(f"m{index}", facts={"script": f"m{index}"})))
     assert len([m for m in game.heard["n0"] if isinstance(m, Note)]) < 10
+
+
+def test_nodes_on_one_machine_are_noted_once() -> None:
+    """The first node hears of it: agents in a place of one's own have a machine each."""
+    game = table(3, 3)
+    for node, host, machine in (("a/0", "a", "m"), ("b/1", "b", "m"), ("a/2", "a", "m")):
+        game.step(Received(node, game.join(node, host=host, machine=machine)))
+    game.play("""
+        1 a/0 b/1 a/2 ready
+        -> form 0: a/0 a/2 b/1
+        2 b/1 failed
+        -> stop 0: a/0 a/2 b/1
+        3 a/0 a/2 ready
+        3 b/1 ends
+        -> form 1 restart 1: a/0 a/2 b/1
+    """)
+    notes = [(n, m) for n, heard in game.heard.items() for m in heard if isinstance(m, Note)]
+    assert [node for node, _ in notes] == ["a/0"]
+    assert notes[0][1].text.startswith("2 of 3 nodes are agents on one host, a,")
+
+
+@pytest.mark.parametrize("machines", [("", ""), ("m", "n"), ("m", "")])
+def test_one_host_name_on_several_machines_is_not_noted(machines: tuple[str, str]) -> None:
+    game = table(2, 2)
+    for node, machine in zip(("a/0", "a/1"), machines, strict=True):
+        game.step(Received(node, game.join(node, machine=machine)))
+    game.play("""
+        1 a/0 a/1 ready
+        -> form 0: a/0 a/1
+    """)
+    assert not [m for heard in game.heard.values() for m in heard if isinstance(m, Note)]
 
 
 def test_an_impossible_generation_number_does_not_spoil_the_next_one() -> None:

@@ -9,19 +9,21 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relight.core.supervision import (
     UNKILLABLE_AFTER_S,
+    UNSTOPPED,
     Effect,
     Kill,
+    SaveAndLeave,
     Signal,
     Supervision,
     SupervisionState,
     WorkerEnd,
 )
-from relight.events import Event, SignalReceived, SpawnerLost, Tick, WorkerExited
+from relight.events import Event, GroupStopped, SignalReceived, SpawnerLost, Tick, WorkerExited
 
 TERM, INT, KILL = int(signal.SIGTERM), int(signal.SIGINT), int(signal.SIGKILL)
 
 # A play: what happens when, what must be done then, and the state after it.
-Play = list[tuple[float, Event, list[Effect], SupervisionState]]
+Play = list[tuple[float, Event | SaveAndLeave, list[Effect], SupervisionState]]
 
 PLAYS: dict[str, tuple[int, float, Play]] = {
     "all end well": (
@@ -104,6 +106,35 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
             (2, SpawnerLost(-9), [], SupervisionState.ENDED),
         ],
     ),
+    "one fails while the others save": (
+        3,
+        30,
+        [
+            (1, SaveAndLeave(), [], SupervisionState.SAVING),
+            (2, WorkerExited(1, 7), [], SupervisionState.SAVING),
+            (3, WorkerExited(0, 0), [], SupervisionState.SAVING),
+            (9, WorkerExited(2, 0), [], SupervisionState.ENDED),
+        ],
+    ),
+    "workers that save are stopped": (
+        2,
+        30,
+        [
+            (1, SaveAndLeave(), [], SupervisionState.SAVING),
+            (2, WorkerExited(1, 7), [], SupervisionState.SAVING),
+            (3, GroupStopped(0, "late"), [Signal((0,), TERM)], SupervisionState.STOPPING),
+            (3, SaveAndLeave(), [], SupervisionState.STOPPING),
+            (33, Tick(), [Kill()], SupervisionState.KILLING),
+        ],
+    ),
+    "a signal while workers save": (
+        2,
+        30,
+        [
+            (1, SaveAndLeave(), [], SupervisionState.SAVING),
+            (2, SignalReceived(TERM), [Signal((0, 1), TERM)], SupervisionState.STOPPING),
+        ],
+    ),
     "an exit that is told twice": (
         2,
         30,
@@ -150,10 +181,14 @@ def test_an_end_tells_whether_it_was_asked_for() -> None:
             [SignalReceived(TERM), SignalReceived(TERM)],
             "waiting for local ranks 0-1 to exit after SIGKILL",
         ),
+        (
+            [SaveAndLeave(), WorkerExited(0, 1)],
+            "waiting for local rank 1 to save a checkpoint and leave",
+        ),
         ([WorkerExited(0, 0), WorkerExited(1, 0)], "all ended"),
     ],
 )
-def test_each_state_says_what_is_waited_for(events: list[Event], words: str) -> None:
+def test_each_state_says_what_is_waited_for(events: list[Event | SaveAndLeave], words: str) -> None:
     group = Supervision(2, 30)
     for event in events:
         group.step(event, 0.0)
@@ -169,7 +204,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.group = Supervision(size, grace_s)
         self.signalled: list[tuple[int, ...]] = []
 
-    def step(self, event: Event) -> None:
+    def step(self, event: Event | SaveAndLeave) -> None:
         before = self.group.alive
         for effect in self.group.step(event, self.now):
             if isinstance(effect, Signal):
@@ -193,6 +228,10 @@ class AnyOrder(RuleBasedStateMachine):
     def a_signal_comes(self, number: int) -> None:
         self.step(SignalReceived(number))
 
+    @rule()
+    def the_workers_save(self) -> None:
+        self.step(SaveAndLeave())
+
     @precondition(lambda self: self.now > 50)
     @rule()
     def the_spawner_dies(self) -> None:
@@ -206,7 +245,7 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "group"):
             return
-        if self.group.state is SupervisionState.RUNNING:
+        if self.group.state in UNSTOPPED:
             self.step(SignalReceived(TERM))
         for _ in range(3):
             due = self.group.deadline()

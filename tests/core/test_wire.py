@@ -106,8 +106,8 @@ def test_a_message_may_not_be_larger_than_the_limit() -> None:
 @pytest.mark.parametrize(
     ("start", "words"),
     [
-        (b"relight 1\n", "version 1 of the protocol, this side 2"),
-        (b"relight 17\n", "version 17 of the protocol"),
+        (b"relight 1\n", r"another version of relight \(protocol 1\), this node relight \d"),
+        (b"relight 17\n", r"protocol 17.*install the same version on all nodes"),
         (b"relight 99999999999999", "it began with"),
         (b"relight x", "it began with"),
         (b"\x16\x03\x01", "TLS"),

@@ -160,7 +160,7 @@ DIFFERENCES = {
     "run-path-process": Difference(
         "a worker starts without importing torch and owns its session, as in the other modes",
         (
-            (r"workers .* orig_argv", ".*spawn_main.*", r".*'-u', '.*/run_path\.py', .*"),
+            (r"workers .* orig_argv", ".*spawn_main.*", r".*'-u', '-c', '.*runpy.*', .*"),
             (r"workers .* other fds", r"\[\d.*\]", r"\[\]"),
             (r"workers .* (session|group) leader", "False", "True"),
             (r"workers .* torch is imported", "True", "False"),

@@ -143,7 +143,7 @@ def test_a_variable_with_a_bad_value_is_refused_by_its_name(
         ((), ("prob.py",), "prob.py"),
         ((), ("nowhere/train.py",), "nowhere/train.py"),
         ((), ("folder",), "folder"),
-        ((), ("",), "no file"),
+        ((), ("",), "blank"),
         (("--run-path",), ("prob.py",), "prob.py"),
         (("--no-python",), ("no-such-program",), "no-such-program"),
         (("--no-python",), ("./probe.py",), "./probe.py"),

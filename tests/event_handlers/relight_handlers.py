@@ -2,6 +2,7 @@
 
 import logging
 import os
+import subprocess
 import time
 from typing import Any
 
@@ -42,3 +43,9 @@ def leave(event: dict[str, Any]) -> None:
     """End the process."""
     del event
     os._exit(3)
+
+
+def start(event: dict[str, Any]) -> None:
+    """Start a program, and wait until it ends."""
+    del event
+    subprocess.run([os.environ["HANDLER_PROGRAM"]], check=False)

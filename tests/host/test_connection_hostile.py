@@ -59,7 +59,6 @@ def greeting(**hello: object) -> bytes:
         ),
         (wire.GREETING + wire.encode({"type": "hello"}), "without a nonce"),
         (wire.GREETING + wire.encode({"type": "x" * 3000}), "before it was authenticated"),
-        (b"relight 1\n", "version 1 of the protocol"),
     ],
 )
 def test_a_peer_without_the_greeting_gets_no_answer(
@@ -384,3 +383,17 @@ def test_a_hello_swapped_by_a_man_in_the_middle_opens_nothing(ends: Ends) -> Non
     ends.until(lambda: ends.refused)
     assert "has a different token" in ends.refused[0]
     assert not ends.server.connections
+
+
+def test_peer_with_another_protocol_turns_this_side_away(ends: Ends) -> None:
+    """So the agent gives up after a while, with the reason, instead of waiting on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends.address = server.getsockname()
+        connection, log = ends.dial()
+        peer, _ = server.accept()
+        with peer:
+            peer.sendall(b"relight 987\n")
+            ends.until(lambda: bool(log.reasons))
+    assert connection.turned_away
+    assert "protocol 987" in log.reasons[0]
+    assert "install the same version on all nodes" in log.reasons[0]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from relight.core.failures import Failure
+from relight.errors import UsageError
 from relight.host import files, reports
 
 
@@ -59,3 +60,36 @@ def test_the_error_file_of_a_job_follows_no_link(tmp_path: Path) -> None:
     reports.write(str(path), failure, "")
     assert victim.read_text() == "mine"
     assert '"errorCode": 3' in path.read_text()
+
+
+def test_a_taken_directory_gives_way_to_the_next_name(tmp_path: Path) -> None:
+    """All processes of a user find the same: the first that is the user's, whoever made another."""
+    usual, second, third = (
+        tmp_path / f"relight-{os.getuid()}{ending}" for ending in ("", "-1", "-2")
+    )
+    usual.symlink_to(tmp_path)
+    second.write_text("")
+    for _ in range(2):
+        assert files.own_directory(str(tmp_path)) == str(third)
+        assert third.stat().st_mode & 0o777 == 0o700
+        assert files.why_elsewhere(str(third)).startswith(f"{usual} is taken")
+        usual.unlink(missing_ok=True)  # a job that runs is still found
+    third.chmod(0o755)
+    assert files.own_directory(str(tmp_path)) == str(third)
+    assert files.own_directory(str(tmp_path), 0o077) == str(usual)
+    assert files.why_elsewhere(str(usual)) == ""
+
+
+@pytest.mark.needs_root
+def test_a_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
+    for ending in ("", *(f"-{number}" for number in range(1, 10))):
+        assert files.own_directory(str(tmp_path)).endswith(f"relight-{os.getuid()}{ending}")
+        os.chown(tmp_path / f"relight-{os.getuid()}{ending}", 65534, 65534)
+    with pytest.raises(PermissionError, match="taken by another user"):
+        files.own_directory(str(tmp_path))
+
+
+def test_a_path_of_thousands_of_directories_is_refused(tmp_path: Path) -> None:
+    """os.makedirs calls itself for each: it was an internal error."""
+    with pytest.raises(UsageError, match=r"can't write logs to .*: File name too long"):
+        files.make_run_directory(str(tmp_path) + "/d" * 3000, "job")

@@ -1,6 +1,7 @@
 """The event log of an agent, and who hears of its events."""
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -40,6 +41,20 @@ def test_who_looks_at_the_events_can_not_harm_the_job() -> None:
     assert "an event is shown: KeyError: 1" in line
 
 
+@pytest.mark.mistakes
+def test_mistake_is_told_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be that a module can't be imported any more, as after an upgrade."""
+    said: list[str] = []
+    found = journal(said)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "meta_path", [])
+    for name in [name for name in sys.modules if name.startswith("relight.")]:
+        monkeypatch.delitem(sys.modules, name)
+    found.record_mistake("a question about the job", ModuleNotFoundError("No module named 'x'"))
+    (line,) = said
+    assert "a question about the job: ModuleNotFoundError: No module named 'x'" in line
+
+
 def test_an_event_has_its_number_and_both_times() -> None:
     found = journal([])
     first, second = (found.events.write(events.WorkersFrozen(frozen)) for frozen in (True, False))
@@ -51,16 +66,19 @@ def test_an_event_has_its_number_and_both_times() -> None:
 
 def test_the_log_goes_on_when_a_full_disk_has_room_again(tmp_path: Path) -> None:
     """A line that is there in part does not spoil the next one."""
-    log = EventLog(str(tmp_path))
+    said: list[str] = []
+    log = EventLog(str(tmp_path), said.append)
     path = tmp_path / "events.jsonl"
     log.write(events.WorkersFrozen(True))
     path.rename(tmp_path / "kept")
     path.mkdir()  # so that writing fails
     log.write(events.WorkersFrozen(False))
+    log.write(events.WorkersFrozen(False))
+    assert said == [f"events are missing in {path}: Is a directory"]
     path.rmdir()
     (tmp_path / "kept").rename(path)
     with path.open("a") as file:
         file.write('{"v": 1, "n": 2, "ev')
     log.write(events.WorkersFrozen(True))
     lines = path.read_text().splitlines()
-    assert [json.loads(lines[at])["n"] for at in (0, -1)] == [1, 3]
+    assert [json.loads(lines[at])["n"] for at in (0, -1)] == [1, 4]

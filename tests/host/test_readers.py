@@ -218,7 +218,7 @@ def test_a_stuck_console_costs_nothing_for_files(
 @pytest.fixture
 def filtered(tmp_path: Path) -> Iterator[tuple[FilteredFile, Path]]:
     path = tmp_path / "filtered.log"
-    file = FilteredFile(("apple", "b\u00e9"), str(path))
+    file = FilteredFile(("apple", "b\u00e9"), str(path), print)
     yield file, path
     file.close()
 
@@ -235,7 +235,7 @@ def test_a_filter_sees_whole_lines(data: st.DataObject, tmp_path_factory: object
     text = end.join(encoded)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
     path = tmp_path_factory.mktemp("f") / "filtered.log"  # type: ignore[attr-defined]
-    file = FilteredFile(("apple", "b\u00e9"), str(path))
+    file = FilteredFile(("apple", "b\u00e9"), str(path), print)
     each = LineFilter(file, b"[p]:")
     for begin, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
         if begin != stop:

@@ -608,3 +608,8 @@ def test_where_there_is_no_proc_no_worker_is_known_to_end(monkeypatch: pytest.Mo
     gone = subprocess.Popen(["true"])
     gone.wait()
     assert is_shutting_down(gone.pid) is None
+
+
+def test_a_job_with_bytes_that_are_no_text_has_no_ranks() -> None:
+    """The command line may have any bytes; it was an internal error."""
+    assert workers.of_job("local://relight/\udcff") == {}

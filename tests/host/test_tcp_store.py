@@ -9,14 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import store_server as wire
-from conftest import FIRST_WARM, LIMIT_S, Launch
+from conftest import LIMIT_S
 from store_server import Peer, StoreServer, i64, keys, text, u64
+from warm_torch import WarmTorch
 
 PATIENCE = timedelta(seconds=LIMIT_S)
 BRIEF = timedelta(milliseconds=5)
@@ -428,9 +428,8 @@ print("trained", rank)
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_training_works_with_the_store(launch: Launch, script: Callable[[str], Path]) -> None:
+def test_training_works_with_the_store(warm_torch: WarmTorch) -> None:
     """Groups, barriers, objects and checkpoints of 4 workers work, and a second process group."""
-    preload = "--preload=torch,torch.distributed.checkpoint"  # once, not 4 times
-    result = launch("run", preload, "--nproc-per-node=4", script(TRAINING), command=FIRST_WARM)
+    result = warm_torch.run(TRAINING, "--nproc-per-node=4")
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [f"trained {rank}" for rank in range(4)]

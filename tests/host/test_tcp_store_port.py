@@ -3,11 +3,14 @@
 import errno
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S
+from conftest import LIMIT_S, clean_environment
 from store_server import NUM_KEYS, VALIDATE, Peer
 
 from relight.errors import UsageError
@@ -106,6 +109,57 @@ def test_what_cannot_be_held_is_said_at_once(loop: Loop, served: bool) -> None:
     for name in ("no such name", "", "\udcff", "300.1.1.1"):
         with pytest.raises(UsageError, match="is unknown"):
             StorePort(loop, name, 0, served=served)
+
+
+_WITHOUT_FREE_PORTS = """
+import socket, sys
+from relight import function
+from relight.cli import main, status_page
+from relight.errors import RelightError
+from relight.host.ports import is_ours
+from relight.values import Endpoint, PageAddress
+
+open("/proc/sys/net/ipv4/ip_local_port_range", "w").write("40000 40001")
+held = [socket.socket() for _ in range(2)]
+for sock in held:
+    sock.bind(("127.0.0.1", 0))
+    sock.listen()
+print(is_ours("127.0.0.1"), is_ours("192.0.2.1"), file=sys.stderr)
+register = ["--rdzv-backend=file", f"--rdzv-endpoint={sys.argv[1]}", "--rdzv-id=x"]
+print(main.main(["coordinator", "--bind=127.0.0.1", *register]), file=sys.stderr)
+for call in (
+    lambda: status_page._listening(PageAddress(Endpoint("127.0.0.1", 0)), "", None),
+    lambda: function._meeting(2),
+):
+    try:
+        call()
+    except RelightError as error:
+        print(error.exit_code, error.message, file=sys.stderr)
+sys.exit(main.main(["run", "--no-python", "true"]))
+"""
+
+
+@pytest.mark.needs_hosts
+def test_a_machine_without_free_ports_is_a_machine_error(tmp_path: Path) -> None:
+    """Port 0 is refused with EADDRINUSE then, as a port that is taken is: bind(2)."""
+    command = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, "-c"]
+    done = subprocess.run(
+        ["unshare", "--net", *command, _WITHOUT_FREE_PORTS, tmp_path / "register"],
+        env=clean_environment(), cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S,
+        check=False,
+    )  # fmt: skip
+    said = [line for line in done.stderr.splitlines() if not line.startswith("hint: ")]
+    why = "all of 40000 to 40001 (net.ipv4.ip_local_port_range) are in use"
+    none = "this machine has no free port for"
+    assert done.returncode == 4, done.stderr
+    assert said == [
+        "True False",
+        f"relight: error: {none} the coordinator: {why}",
+        "4",
+        f"4 {none} the status page: {why}",
+        f"4 {none} the workers' store: {why}",
+        f"relight: error: {none} the workers' store: {why}",
+    ]
 
 
 @pytest.mark.slow

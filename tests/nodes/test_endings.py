@@ -94,3 +94,39 @@ def test_a_coordinator_that_starts_after_a_node_has_succeeded_and_left_does_not_
         assert job.stop() == [0, 0, 0], job.report()
         for agent in agents:
             assert "generation 1" not in agent.text
+
+
+SAVES_OR_FAILS = """
+import os, sys, time
+from relight.worker import should_checkpoint
+should_checkpoint()
+os.write(1, b"up\\n")
+while not should_checkpoint():
+    time.sleep(0.002)
+if sys.argv[1] == "fails":
+    sys.exit(7)
+time.sleep(8)  # longer than any lease
+os.write(1, b"has saved\\n")
+"""
+
+
+@pytest.mark.needs_hosts
+def test_preempted_coordinator_whose_worker_fails_stays_while_others_save(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """Without it the workers of the other node would be frozen, and could not save."""
+    job = Job(lab, tmp_path, *c10d("node1", "2"))
+    (tmp_path / "saves.py").write_text(SAVES_OR_FAILS)
+    agents = [
+        job.start("node1", script=("saves.py", "fails")),
+        job.start("node2", script=("saves.py", "saves")),
+    ]
+    for agent in agents:
+        job.until_says(agent, "up")
+    job.kill(agents[0], signal.SIGTERM)
+    job.until_says(agents[0], "workers may save a checkpoint first")
+    job.kill(agents[1], signal.SIGTERM)
+    assert [agent.wait() for agent in agents] == [7, 75]
+    assert "has saved" in agents[1].text
+    assert "frozen" not in agents[1].text
+    assert "rank 0 exited with code 7" in agents[0].text

@@ -1,15 +1,50 @@
 """Nodes find each other and get their ranks, whatever the endpoint is called."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from netlab import Lab
 
-from nodes.jobs import Job, c10d
+from nodes.jobs import WORKER, Job, c10d
 
 pytestmark = pytest.mark.needs_hosts
+
+MEET_IN_STORE = """
+import os, socket, struct
+master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+def text(value):
+    return struct.pack("=Q", len(value)) + value
+with socket.create_connection(master) as store:
+    store.sendall(b"\\0" + struct.pack("=I", 0x3C85F7CE))  # as in host/store_server.py
+    if os.environ["RANK"] == "0":
+        store.sendall(b"\\1" + text(b"key") + text(b"from rank 0"))
+    store.sendall(b"\\6" + struct.pack("=Q", 1) + text(b"key"))
+    answers = store.makefile("rb")
+    answers.read(1)  # until the key is there
+    store.sendall(b"\\3" + text(b"key"))
+    print("read", answers.read(8 + 11)[8:], flush=True)
+"""
+FORWARDER = """
+import socket, threading
+def copy(a, b):
+    while data := a.recv(65536):
+        b.sendall(data)
+    b.shutdown(socket.SHUT_WR)
+server = socket.create_server(("", 29777))
+print("ready", flush=True)
+while True:
+    client = server.accept()[0]
+    try:
+        target = socket.create_connection(("10.77.0.1", 29501))
+    except OSError:  # nobody listens there yet
+        client.close()
+        continue
+    threading.Thread(target=copy, args=(client, target), daemon=True).start()
+    threading.Thread(target=copy, args=(target, client), daemon=True).start()
+"""
 
 
 @pytest.mark.parametrize(
@@ -65,6 +100,71 @@ def test_node_rank_decides_the_order_of_nodes(lab: Lab, tmp_path: Path) -> None:
     assert [agent.workers[0].rank for agent in agents] == [2, 0, 1]
     assert {agent.workers[0].master for agent in agents} == {"10.77.0.2:29501"}
     assert job.stop() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("here", "elsewhere", "more"),
+    [
+        ("localhost", "10.77.0.1", ()),
+        ("localhost", "10.77.0.1", ("--local-addr=localhost",)),
+        ("127.0.0.1", "node1", ()),
+        ("127.0.1.1", "node1", ()),
+        ("ip6-localhost", "[fd77::1]", ()),
+        ("[::1]", "10.77.0.1", ()),
+    ],
+)
+def test_host_of_a_loopback_endpoint_takes_nodes_of_other_machines(
+    lab: Lab, tmp_path: Path, here: str, elsewhere: str, more: tuple[str, ...]
+) -> None:
+    """The node that hosts the endpoint may call it by a name that is good on its machine only."""
+    job = Job(lab, tmp_path, "--rdzv-backend=c10d", "--nnodes=2")
+    agents = [
+        job.start("node1", f"--rdzv-endpoint={here}:29400", *more),
+        job.start("node2", f"--rdzv-endpoint={elsewhere}:29400"),
+    ]
+    job.until_runs(agents, 2)
+    masters = {agent.workers[0].pairs["MASTER_ADDR"] for agent in agents}
+    assert masters in ({"10.77.0.1"}, {"fd77::1"})
+    assert job.stop() == [0, 0]
+
+
+def test_hosts_that_map_their_own_name_to_loopback_elect_a_coordinator(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """Debian's /etc/hosts has 127.0.1.1 for the name of the machine itself."""
+    job = Job(lab, tmp_path, *c10d("node1,node2,node3", "3"))
+    for number in (1, 2, 3):
+        own = f"s/^10.77.0.{number}/127.0.1.1/; /^fd77/d"
+        debian = ("sh", "-c", f'sed "{own}" /etc/hosts > hosts{number} && '
+                  f'cat hosts{number} > /etc/hosts && exec "$@"', "sh")  # fmt: skip
+        job.start(f"node{number}", under=debian)
+    job.until_runs(job.agents, 3)
+    assert len({agent.workers[0].master for agent in job.agents}) == 1
+    assert job.stop() == [0, 0, 0]
+
+
+def test_workers_meet_at_the_address_and_port_their_node_was_given(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """As under torchrun, the nodes of a static rendezvous may know node 0 by different addresses
+    and ports: node3 maps a port of its own to node1, which node2 reaches by its name.
+    """
+    job = Job(lab, tmp_path, "--nnodes=2")
+    (tmp_path / "train.py").write_text(MEET_IN_STORE + WORKER)
+    mapping = lab["node3"].start([sys.executable, "-c", FORWARDER], stdout=subprocess.PIPE)
+    assert mapping.stdout is not None
+    assert mapping.stdout.readline() == b"ready\n"
+    lab.block("node2", "node1")
+    lab.block("node1", "node2")
+    agents = [
+        job.start("node1", "--node-rank=0", "--master-addr=localhost", "--master-port=29501"),
+        job.start("node2", "--node-rank=1", "--master-addr=node3", "--master-port=29777"),
+    ]
+    job.until_runs(agents, 2)
+    masters = [agent.workers[0].master for agent in agents]
+    assert masters == ["localhost:29501", "node3:29777"]
+    assert "read b'from rank 0'" in agents[1].text
+    assert job.stop() == [0, 0]
 
 
 def test_a_second_node_with_the_same_rank_is_refused(lab: Lab, tmp_path: Path) -> None:
@@ -156,3 +256,34 @@ def test_two_jobs_at_one_endpoint_do_not_see_each_other(lab: Lab, tmp_path: Path
     one.tell("stop")
     assert [agent.wait() for agent in one.agents] == [0, 0]
     assert len(agents) == 4
+
+
+def test_jobs_that_wait_at_one_endpoint_are_told_of_each_other(lab: Lab, tmp_path: Path) -> None:
+    """Two nodes with different ids wait for ever, if they were to be one job."""
+    flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1")
+    job = Job(lab, tmp_path, *flags)
+    agents = [job.start("node1", "--rdzv-id=train-7"), job.start("node2", "--rdzv-id=train-8")]
+    for agent in agents:
+        job.until_says(
+            agent,
+            r"note: 2 jobs wait for nodes at this endpoint: train-7 \(1 of 2 nodes: node1\), "
+            r"train-8 \(1 of 2 nodes: node2\); if they are one job, give all its nodes the same "
+            "--rdzv-id",
+        )
+    late = [job.start("node3", "--rdzv-id=train-7"), job.start("node4", "--rdzv-id=train-8")]
+    job.until_runs([*agents, *late], 2)
+    assert job.stop() == [0] * 4
+    assert [agent.text.count("note: 2 jobs") for agent in job.agents] == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.1.1", "localhost"])
+def test_nodes_that_wait_for_themselves_are_told(lab: Lab, tmp_path: Path, endpoint: str) -> None:
+    """Each node hosts an endpoint that is its own machine, and would wait without a word."""
+    job = Job(lab, tmp_path, *c10d(endpoint, "2"))
+    for agent in [job.start("node1"), job.start("node2")]:
+        job.until_says(
+            agent,
+            rf"note: the endpoint {endpoint}:29400 is (::1, )?127.0.[01].1 here, which is every "
+            "machine's own address, and no node of another machine has joined; check that those "
+            "are given an address of this machine that they reach",
+        )

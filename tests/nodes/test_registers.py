@@ -1,6 +1,9 @@
 """Jobs whose coordinator is written down in a register: real etcd, and a directory."""
 
+import errno
 import fcntl
+import json
+import os
 import re
 import signal
 import subprocess
@@ -170,6 +173,87 @@ def test_a_register_that_is_away_stops_nobody(
 
 
 @pytest.mark.needs_etcd
+@pytest.mark.needs_root
+def test_coordinator_lost_on_a_full_disk_is_replaced(here: OneMachine, tmp_path: Path) -> None:
+    """The next one takes its record once, and keeps it."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], check=True)
+    try:
+        job = Job(here, tmp_path, *registered("file", f"{disk}/meet", "job"), "--nnodes=2:3")
+        agents = [job.start("agent0")]
+        job.until_says(agents[0], "this node coordinates the group now")
+        agents += [job.start("agent1"), job.start("agent2")]
+        job.until_runs(agents, 3)
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            (disk / "filler").write_bytes(bytes(1 << 20))
+        job.kill(agents[0])
+        others = agents[1:]
+        job.until_runs(others, 2, generation=1)
+        job.tell("stop")
+        assert [agent.wait() for agent in others] == [0, 0]
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+    assert sum(agent.text.count("coordinates the group now") for agent in others) == 1
+    assert not any("no longer coordinates" in agent.text for agent in others)
+
+
+@pytest.mark.needs_etcd
+def test_coordinator_lost_while_etcd_is_full_is_replaced_once_there_is_room(
+    here: OneMachine, tmp_path: Path
+) -> None:
+    """With the alarm NOSPACE etcd takes no record: the nodes say so, and wait. Nobody takes over
+    before it is disarmed.
+    """
+    with EtcdServer(tmp_path / "etcd", flags=["--quota-backend-bytes=1000000"]) as server:
+        meet = registered("etcd", server.endpoint, "job")
+        job = Job(here, tmp_path, *meet, "--nnodes=2:3", "--rdzv-conf=lease_ttl=5")
+        agents = [job.start("agent0")]
+        job.until_says(agents[0], "this node coordinates the group now")
+        agents += [job.start("agent1"), job.start("agent2")]
+        job.until_runs(agents, 3)
+        with pytest.raises(AssertionError, match="database space exceeded"):
+            for number in range(100):
+                server.ctl("put", f"filler{number}", "x" * 100_000)
+        job.kill(agents[0])
+        others = agents[1:]
+        full = "etcdserver: mvcc: database space exceeded: compact and defragment it, then run "
+        full += "`etcdctl alarm disarm`"
+        for agent in others:
+            job.until_says(agent, f"waiting for the coordinator at .*: etcd at .*: {full}")
+        assert not any("coordinates the group now" in agent.text for agent in others)
+        assert not any("firewall" in agent.text for agent in others)
+        server.ctl("del", "--prefix", "filler")
+        status = json.loads(server.ctl("endpoint", "status", "--write-out=json"))
+        server.ctl("compact", str(status[0]["Status"]["header"]["revision"]))
+        server.ctl("defrag")
+        server.ctl("alarm", "disarm")
+        job.until_runs(others, 2, generation=1)
+        job.tell("stop")
+        assert [agent.wait() for agent in others] == [0, 0]
+    assert sum(agent.text.count("coordinates the group now") for agent in others) == 1
+
+
+@pytest.mark.needs_root
+def test_node_that_meets_on_a_full_disk_says_so_and_ends_with_3(
+    here: OneMachine, tmp_path: Path
+) -> None:
+    """A record that can be written but not renewed makes nobody the coordinator."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], check=True)
+    try:
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            (disk / "filler").write_bytes(bytes(1 << 20))
+        meet = registered("file", f"{disk}/meet", "job")
+        job = Job(here, tmp_path, *meet, "--nnodes=2", "--rdzv-conf=join_timeout=2")
+        agent = job.start("agent0")
+        assert agent.wait() == 3
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+    assert f"{disk}/meet is full: {os.strerror(errno.ENOSPC)}" in agent.text
+
+
 def test_workers_and_newcomers_do_not_notice_the_loss_of_etcds_leader(
     here: OneMachine, tmp_path: Path
 ) -> None:

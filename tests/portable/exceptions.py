@@ -16,6 +16,8 @@ PRELOAD = "there is no --preload"
 DAEMON = "who is in a session of its own is not found once its parent has ended"
 STUCK = "to look for workers in an uninterruptible call would take a process each time"
 IN_PROCESS = "an agent is always a process of its own"
+HANGS = "there is no --hang-timeout"
+GUARD = "there is no guard, and /proc does not tell the state of a process"
 NO_NEED = "a job there does without /proc"
 BOOT_ID = "without the machine's boot id, nobody sweeps what two killed processes have left"
 
@@ -32,10 +34,15 @@ REASONS = {
         SEVERAL_NODES
     ),
     "test_internal_errors.py::test_without_proc_relight_says_that_this_is_missing": NO_NEED,
+    "test_helpers.py::test_a_killed_agent_leaves_no_helper_behind[py-spy]": HANGS,
+    "test_helpers.py::test_a_helper_that_can_not_be_killed_keeps_no_agent": GUARD,
+    "test_unkillable.py": GUARD,
     "test_orphans.py::test_no_directory_of_a_job_is_left_behind": BOOT_ID,
     "test_orphans.py::test_an_agent_that_waits_for_nodes_has_no_directory": SEVERAL_NODES,
     "test_restarts.py::test_a_gloo_job_survives_every_kill[warm]": PRELOAD,
     "test_secrets.py::test_workers_do_not_have_the_token[warm]": PRELOAD,
+    "test_full_disk.py::test_a_full_disk_of_the_sockets_keeps_no_job_from_a_warm_start": PRELOAD,
+    "host/test_watched_worker.py": PRELOAD,
     "test_failures_on_nodes.py": SEVERAL_NODES,
     "test_function.py::test_torch_workers_of_two_agents_are_one_group": SEVERAL_NODES,
     "test_embedding.py::test_a_result_tells_exit_codes_restarts_and_the_cause[in process]": (

@@ -35,8 +35,9 @@ OF_TWO = 10
 def used() -> set[str]:
     """The names of `system` that the launcher uses."""
     found = set()
-    for path in Path(relight.__file__).parent.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    texts = [path.read_text() for path in Path(relight.__file__).parent.rglob("*.py")]
+    for text in [text for text in texts if "system." in text]:
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 found |= {node.attr} if node.value.id == "system" else set()
     return found

@@ -186,68 +186,86 @@ def test_it():
     assert "/pluggy/" not in text
 
 
-@pytest.mark.parametrize(
-    ("end", "said"),
-    [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
-        ("os._exit(7)", "exited with code 7"),
-        ("os._exit(0)", "exited with code 0 before the test had ended"),
-    ],
-)
-def test_a_rank_that_ends_fails_the_test(run: Run, end: str, said: str) -> None:
+def test_a_rank_that_ends_fails_the_test(run: Run) -> None:
     """Its last words are shown, and the summary names it."""
-    result = run(f"""
+    result = run("""
+def last_words(of):
+    os.write(2, f"last words of {of}".encode())
+    print("last print of", of)
+
 @two
-def test_it():
+def test_kill():
     if RANK == "1":
-        os.write(2, b"last words")
-        print("last print")
-        {end}
-    if {end!r} != "os._exit(0)":
-        time.sleep(1000)
+        last_words("kill")
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(1000)
+
+@two
+def test_7():
+    if RANK == "1":
+        last_words("7")
+        os._exit(7)
+    time.sleep(1000)
+
+@two
+def test_0():
+    if RANK == "1":
+        last_words("0")
+        os._exit(0)
 """)
-    result.assert_outcomes(failed=1)
+    result.assert_outcomes(failed=3)
     text = output(result)
-    assert f"- rank 1 {said}" in text
-    assert "printed to stderr by rank 1" in text and "last words" in text
-    assert "printed to stdout by rank 1" in text and "last print" in text
+    for test, said in {
+        "kill": "was killed by SIGKILL",
+        "7": "exited with code 7",
+        "0": "exited with code 0 before the test had ended",
+    }.items():
+        assert f"- rank 1 {said}" in text
+        assert f"last words of {test}" in text and f"last print of {test}" in text
+        assert f"FAILED test_x.py::test_{test} - rank 1 {said}"[:60] in text
+    assert text.count("printed to stderr by rank 1") == 3
+    assert text.count("printed to stdout by rank 1") == 3
     assert "it printed nothing" not in text
-    assert f"FAILED test_x.py::test_it - rank 1 {said}"[:60] in text
 
 
-@pytest.mark.parametrize(
-    ("ends", "said"),
-    [("os._exit(7)", "rank 1 exited with code 7"), ("time.sleep(1000)", "had not ended after 1 s")],
-)
-def test_a_rank_that_still_starts_is_not_to_blame(run: Run, ends: str, said: str) -> None:
+def test_a_rank_that_still_starts_is_not_to_blame(run: Run) -> None:
     """The test has failed in its call, not in the setup that another rank did not reach."""
-    result = run(f"""
+    result = run("""
 if RANK == "0":
     time.sleep(1000)
 
-@pytest.mark.distributed(world_size=2, init=False, timeout=1)
-def test_it():
-    {ends}
+one_second = pytest.mark.distributed(world_size=2, init=False, timeout=1)
+
+@one_second
+def test_exits():
+    os._exit(7)
+
+@one_second
+def test_hangs():
+    time.sleep(1000)
 """)
-    result.assert_outcomes(failed=1)
-    assert said in output(result)
+    result.assert_outcomes(failed=2)
+    assert "rank 1 exited with code 7" in output(result)
+    assert "had not ended after 1 s" in output(result)
 
 
-@pytest.mark.parametrize("waits", ["signal.pause()", "time.sleep(4.5)", "libc.sleep(1000)"])
-def test_a_test_whose_time_was_over_fails_although_it_ends(run: Run, waits: str) -> None:
+def test_a_test_whose_time_was_over_fails_although_it_ends(run: Run) -> None:
     """The launcher's signal ends the call in which it hangs, or it ends a moment later."""
-    result = run(f"""
+    result = run("""
 import ctypes
 libc = ctypes.CDLL(None)
 
 @pytest.mark.distributed(world_size=2, init=False, timeout=4)
-def test_it():
+@pytest.mark.parametrize(
+    "waits", [signal.pause, lambda: time.sleep(4.5), lambda: libc.sleep(1000)], ids="abc"
+)
+def test_it(waits):
     print("it hangs")
-    {waits}
+    waits()
 """)
-    result.assert_outcomes(failed=1)
-    assert "ranks 0, 1 had not ended after 4 s" in output(result)
-    assert "it hangs" in output(result)
+    result.assert_outcomes(failed=3)
+    assert output(result).count("ranks 0, 1 had not ended after 4 s") >= 3
+    assert output(result).count("it hangs") >= 3
 
 
 def test_a_skip_on_ranks_has_its_reason_and_its_line(run: Run) -> None:
@@ -357,26 +375,24 @@ def test_it():
     assert "had not ended" not in output(result)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("word_size=2", "no argument word_size; did you mean world_size?"),
-        ("world_size=0", "world_size=0: expected the number of ranks, at least 1"),
-        ("world_size=True", "world_size=True: expected"),
-        ("backend='glo'", "backend=glo: unknown; did you mean gloo?"),
-        ("init=1", "init=1: expected True or False"),
-        ("timeout='soon'", "timeout='soon': expected seconds"),
-        ("env={'A': 1}", "expected texts by name"),
-        ("2, 'gloo'", "takes world_size and names, not 'gloo'"),
-    ],
-)
-def test_a_wrong_argument_is_refused_by_name(run: Run, arguments: str, said: str) -> None:
-    result = run(f"""
+def test_a_wrong_argument_is_refused_by_name(run: Run) -> None:
+    wrong = {
+        "word_size=2": "no argument word_size; did you mean world_size?",
+        "world_size=0": "world_size=0: expected the number of ranks, at least 1",
+        "world_size=True": "world_size=True: expected",
+        "backend='glo'": "backend=glo: unknown; did you mean gloo?",
+        "init=1": "init=1: expected True or False",
+        "timeout='soon'": "timeout='soon': expected seconds",
+        "env={'A': 1}": "expected texts by name",
+        "2, 'gloo'": "takes world_size and names, not 'gloo'",
+    }
+    result = run("".join(f"""
 @pytest.mark.distributed({arguments})
-def test_it(): pass
-""")
-    result.assert_outcomes(errors=1)
-    assert said in output(result)
+def test_{number}(): pass
+""" for number, arguments in enumerate(wrong)))  # fmt: skip
+    result.assert_outcomes(errors=len(wrong))
+    for said in wrong.values():
+        assert said in output(result)
     assert "Traceback" not in output(result)
 
 
@@ -507,7 +523,7 @@ def test_another(): assert "pytest" in sys.modules
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_the_process_group_is_there_and_is_destroyed(run: Run) -> None:
+def test_the_process_group_is_there_and_is_destroyed(run: Run, pytester: pytest.Pytester) -> None:
     """With torch: gloo where there are no GPUs; and a failed collective does not hide the cause."""
     result = run("""
 import torch, torch.distributed as dist

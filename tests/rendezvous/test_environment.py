@@ -51,6 +51,7 @@ OMPI5 = {
     "PMIX_RANK": "2",
     "PMIX_SERVER_URI4": "prterun-gpu-01-14202@0.2;tcp4://127.0.0.1:38949",
 }
+OF_ONE_NODE = ("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE")
 INDEXED = {"JOB_COMPLETION_INDEX": "3", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
 RANKS = {"MASTER_ADDR": "head", "MASTER_PORT": "23456", "WORLD_SIZE": "4", "RANK": "1"}
 PYTORCHJOB = {**RANKS, "MASTER_ADDR": "train-master-0", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}
@@ -211,6 +212,12 @@ def test_flags_take_precedence_over_the_cluster(
         (without(STEP, "SLURM_STEP_ID"), "SLURM_JOB_NUM_NODES=8, but srun did not start this"),
         ({**STEP, "SLURM_STEP_ID": "4294967290"}, "srun did not start this"),
         ({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1"}, ""),
+        ({**STEP, "SLURMD_NODENAME": "cpu1", "SLURM_JOB_NODELIST": "cpu[1-8]"},
+         "SLURM_STEP_ID=3 is ignored, as SLURM_STEP_NODELIST=gpu[07-10] lacks this node, cpu1"),
+        ({**STEP, "SLURM_NNODES": "8", "SLURM_JOB_NODELIST": "gpu[09-16]"},
+         "SLURM_STEP_NODELIST=gpu[07-10] is not in SLURM_JOB_NODELIST=gpu[09-16]"),
+        ({**STEP, **dict.fromkeys(OF_ONE_NODE, "1"), "SLURM_STEP_NODELIST": "gpu09",
+          "SLURM_NODEID": "0"}, ""),
         ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "x"}, "not the number of processes"),
         (INDEXED, "nothing says of how many nodes"),
         ({**OMPI4, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0",
@@ -227,8 +234,7 @@ def test_a_cluster_of_one_node_changes_nothing(variables: dict[str, str], note: 
 
 def test_a_step_of_one_node_may_have_ranks_for_several() -> None:
     """`srun -N1` for each node, with RANK and WORLD_SIZE, makes one job."""
-    ones = ("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE")
-    one = {**STEP, **dict.fromkeys((*ones, "SLURM_NNODES"), "1"), "SLURM_NODEID": "0"}
+    one = {**STEP, **dict.fromkeys((*OF_ONE_NODE, "SLURM_NNODES"), "1"), "SLURM_NODEID": "0"}
     one["SLURM_STEP_NODELIST"] = "gpu09"
     assert asked(one)[0].nnodes.max_nodes == 1
     spec, _ = asked({**one, **RANKS})
@@ -244,7 +250,6 @@ def test_a_step_of_one_node_may_have_ranks_for_several() -> None:
         ({**STEP, "SLURM_NODEID": "4"}, "", "SLURM_NODEID=4 is not below SLURM_STEP_NUM_NODES=4"),
         ({**STEP, "SLURM_NODEID": "one"}, "", "SLURM_NODEID=one: expected a whole number"),
         (without(STEP, "SLURM_NODEID"), "", "SLURM_NODEID is not set"),
-        ({**STEP, "SLURMD_NODENAME": "cpu1"}, "", "left from the step that called sbatch"),
         ({**STEP, "SLURM_NNODES": "8"}, "", "SLURM_STEP_NUM_NODES=4 does not fit SLURM_NNODES=8"),
         ({**STEP, "MASTER_ADDR": "x", "NNODES": "8", "NODE_RANK": "2"}, "",
          "SLURM_STEP_NUM_NODES=4 contradicts NNODES=8"),
@@ -254,6 +259,13 @@ def test_a_step_of_one_node_may_have_ranks_for_several() -> None:
          "Slurm started relight 5 times on 4 nodes (SLURM_STEP_NUM_TASKS=5)"),
         ({**STEP, "SLURM_STEP_NUM_TASKS": "32", "SLURM_STEP_TASKS_PER_NODE": "8(x4)"}, "--nnodes=4",
          "Slurm started relight 32 times"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "32", "SLURM_STEP_TASKS_PER_NODE": "8(x4)"},
+         "--nnodes=4 --rdzv-backend=c10d --rdzv-endpoint=gpu07:29400 --rdzv-id=x",
+         "Slurm started relight 32 times"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "32", "SLURM_STEP_TASKS_PER_NODE": "8(x4)"},
+         "--nnodes=2:4 --rdzv-backend=etcd --rdzv-endpoint=x:1", "Slurm started relight 32 times"),
+        ({**STEP, "SLURM_STEP_NUM_TASKS": "32", "SLURM_STEP_TASKS_PER_NODE": "8(x4)"},
+         "--nnodes=4 --master-addr=gpu07 --node-rank=2", "Slurm started relight 32 times"),
         ({**OMPI5, "OMPI_COMM_WORLD_LOCAL_SIZE": "3"}, "",
          "Open MPI started relight 3 times, 3 on this host (OMPI_COMM_WORLD_LOCAL_SIZE=3)"),
         ({**OMPI4, "OMPI_MCA_orte_num_nodes": "2"}, "",

@@ -387,7 +387,7 @@ from relight.rendezvous import file
 path = sys.argv[1]
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", path], check=True)
 first, second = (file.open(f"{path}/shared", "job", {}) for _ in range(2))
-mine = first.hold("first", 60)
+mine = first.hold("first holder, whose name is long", 60)
 assert mine.ours
 with open(f"{path}/filler", "wb", buffering=0) as filler:
     try:
@@ -395,22 +395,32 @@ with open(f"{path}/filler", "wb", buffering=0) as filler:
             filler.write(bytes(512))
     except OSError:
         pass
+before = open(f"{path}/shared/job").read()
+assert first.hold(mine.value, 60) == mine
+assert open(f"{path}/shared/job").read() != before, "not renewed"
+assert second.hold("second", 60) == mine._replace(ours=False)
+assert first.hold(mine.value, 0.1) == mine
+third = file.open(f"{path}/shared", "job", {})
+assert third.hold("third", 0.1) == mine._replace(ours=False)
+time.sleep(0.2)
+assert third.hold("third", 0.1).ours, "the record of a lost holder is taken"
+assert first.hold("", 60).value == "third"
+assert sorted(os.listdir(f"{path}/shared")) == ["job", "job.lock"]
 try:
-    first.hold("first", 60)
-    print("written")
+    file.open(f"{path}/shared", "another", {}).hold("new", 60)
 except OSError as error:
     print(error)
-assert second.hold("second", 60) == mine._replace(ours=False), "the old record is whole"
-assert sorted(os.listdir(f"{path}/shared")) == ["job", "job.lock"]
 os.unlink(f"{path}/filler")
-assert first.hold("first", 60) == mine
-print("whole")
+assert third.hold("third", 60).ours
+assert not open(f"{path}/shared/job").read().endswith(" ")
 """
 
 
 @pytest.mark.needs_mounts
-def test_a_full_disk_leaves_the_old_record_whole(tmp_path: Path) -> None:
-    """On a full disk the old record stays whole, the error says it, and room is all it takes."""
+def test_full_disk_ends_no_hold(tmp_path: Path) -> None:
+    """On a full disk a record is renewed, and that of a lost holder taken, where it is; only a new
+    one needs room.
+    """
     unshare = ("unshare", "--mount", "--map-root-user")
     result = subprocess.run(
         [*unshare, sys.executable, "-c", FULL, str(tmp_path)],
@@ -421,10 +431,8 @@ def test_a_full_disk_leaves_the_old_record_whole(tmp_path: Path) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == [
-        f"{tmp_path}/shared is full: {os.strerror(errno.ENOSPC)}",
-        "whole",
-    ]
+    full = f"{tmp_path}/shared is full: {os.strerror(errno.ENOSPC)}"
+    assert result.stdout.splitlines() == [full]
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,53 @@ import re
 import time
 import urllib.request
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from conftest import LIMIT_S
 
-ADDRESS = r"status page: (http://127\.0\.0\.1:\d+/)\n"
+ADDRESS = r"status page: (http://127\.0\.0\.1:\d+/) \(its token is in (/.*)\)\n"
 """What a job with --status says where its stderr is no terminal."""
 State = dict[str, Any]
 Find = Callable[..., State]
+
+
+class Link(NamedTuple):
+    """Where a page is, and what proves that one may read it."""
+
+    address: str
+    token: str
+
+    def get(self, what: str) -> str:
+        """Ask for something."""
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        request = urllib.request.Request(self.address + what, headers=headers)
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            return str(answer.read().decode())
+
+    def act(self, what: str) -> str:
+        """Do what the page itself can do."""
+        headers = {
+            "Origin": self.address.rstrip("/"), "Authorization": f"Bearer {self.token}",
+        }  # fmt: skip
+        request = urllib.request.Request(self.address + what, b"", headers)
+        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+            return str(answer.read().decode())
+
+
+def link_in(text: str) -> Link | None:
+    """Return the page that a job has announced in a log, with the token from its file."""
+    found = re.search(ADDRESS, text)
+    return Link(found[1], Path(found[2]).read_text()) if found else None
+
+
+def read_link(fd: int) -> Link:
+    """Read what a process prints until it announces its page, in a log or on a terminal."""
+    on_terminal = r"(http://127\.0\.0\.1:\d+/)#token=(\S+)"
+    found = read_until(fd, f"{ADDRESS}|{on_terminal}")
+    link = link_in(found[0])
+    return link if link is not None else Link(found[3], found[4])
 
 
 def read_until(fd: int, pattern: str) -> "re.Match[str]":
@@ -31,12 +69,11 @@ def read_until(fd: int, pattern: str) -> "re.Match[str]":
 def find() -> Find:
     """Ask a page until the job is as expected."""
 
-    def run(address: str, expected: Callable[[State], bool] = lambda _: True) -> State:
+    def run(link: Link, expected: Callable[[State], bool] = lambda _: True) -> State:
         deadline = time.monotonic() + LIMIT_S
         state: State = {}
         while time.monotonic() < deadline:
-            with urllib.request.urlopen(f"{address}state", timeout=LIMIT_S) as answer:
-                state = json.load(answer)
+            state = json.loads(link.get("state"))
             if expected(state):
                 return state
             time.sleep(0.1)

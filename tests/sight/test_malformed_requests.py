@@ -45,7 +45,7 @@ def status_of(page: Page, request: bytes) -> int:
         (b"GET http://[v1.x]/ HTTP/1.1\r\n" + HOST + b"\r\n", 200),  # RFC 3986: IPvFuture
         (b"GET http://\xe2\x84\x80/ HTTP/1.1\r\n" + HOST + b"\r\n", 200),  # as Latin-1
         (b"GET http://localhost/ HTTP/1.1\r\n" + HOST + b"\r\n", 200),  # RFC 9112, 3.2.2
-        (b"GET * HTTP/1.1\r\n" + HOST + b"\r\n", 404),
+        (b"GET * HTTP/1.1\r\n" + ACT + b"\r\n", 404),
         (b"\r\n", 400),
         (b"  \r\n\r\n", 400),
         (b"\0\xff\xfe\r\n\r\n", 400),
@@ -66,7 +66,7 @@ def status_of(page: Page, request: bytes) -> int:
         (b"GET / HTTP/1.1\r\n" + HOST + HOST + b"\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: [\r\n\r\n", 421),
         (b"GET / HTTP/1.1\r\nHost: \xff\xfe\r\n\r\n", 421),
-        (b"GET /output?rank=0&stream=%ff HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+        (b"GET /output?rank=0&stream=%ff HTTP/1.1\r\n" + ACT + b"\r\n", 400),
         (b"POST /cancel HTTP/1.1\r\n" + ACT + b"Content-Length: x\r\n\r\n", 413),
         (b"POST /cancel HTTP/1.1\r\n" + ACT + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", 413),
         (b"POST /cancel HTTP/1.1\r\n" + ACT + b"Content-Length: 9\r\n\r\nshort", 400),

@@ -107,10 +107,13 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[str]:
     """A Prometheus that asks a page twice a second; yields its address."""
-    server = PageServer("127.0.0.1", 0, "", Served(dict, lambda *_: "", metrics_of_page, {}))
+    token = "of-all-pages-of-this-user"
+    server = PageServer("127.0.0.1", 0, token, Served(dict, lambda *_: "", metrics_of_page, {}))
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     config = (MONITORING / "prometheus.yml").read_text()
     config = config.replace("9400", str(server.port)).replace("10s", "500ms")
+    config = config.replace("/etc/prometheus/relight-token", f"{tmp_path}/token")
+    (tmp_path / "token").write_text(token + "\n")
     (tmp_path / "prometheus.yml").write_text(config)
     log = tmp_path / "log"
     with log.open("wb") as output:

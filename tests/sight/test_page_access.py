@@ -26,12 +26,12 @@ class Answer(NamedTuple):
 class Page:
     """A page of a job that is made up, and what was done with it."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, *, is_public: bool = False) -> None:
         self.done: list[str] = []
         self.state: dict[str, Any] = {"job": {"name": "train", "taken": 1}, "ranks": [[0, "a"]]}
         actions = {"stacks": lambda: self.do("stacks"), "cancel": lambda: self.do("cancel")}
         served = Served(lambda: dict(self.state), self.output, self.metrics, actions)
-        self.server = PageServer("127.0.0.1", 0, token, served)
+        self.server = PageServer("127.0.0.1", 0, token, served, is_public=is_public)
         self.port = self.server.port
         run = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
         run.start()
@@ -50,8 +50,9 @@ class Page:
         return socket.create_connection(("127.0.0.1", self.port), LIMIT_S)
 
     def ask(self, what: str = "GET /state", **headers: str) -> Answer:
-        """Send a request; `Host` is the right one unless given."""
-        every = {"Host": f"127.0.0.1:{self.port}", **headers}
+        """Send a request; `Host` and the token are the right ones unless given."""
+        own = {"Host": f"127.0.0.1:{self.port}", "Authorization": f"Bearer {TOKEN}"}
+        every = {**own, **headers}
         lines = [f"{what} HTTP/1.1", *(f"{k.replace('_', '-')}: {v}" for k, v in every.items())]
         with self.connect() as connection:
             connection.sendall("\r\n".join([*lines, "", ""]).encode())
@@ -59,8 +60,7 @@ class Page:
 
     def act(self, what: str, **headers: str) -> Answer:
         """Send what the page itself sends, unless said otherwise."""
-        own = {"Origin": f"http://127.0.0.1:{self.port}", "Authorization": f"Bearer {TOKEN}"}
-        return self.ask(f"POST /{what}", **{**own, **headers})
+        return self.ask(f"POST /{what}", **{"Origin": f"http://127.0.0.1:{self.port}", **headers})
 
 
 def parsed(connection: socket.socket) -> Answer:
@@ -150,19 +150,57 @@ def test_the_page_has_no_script_or_style_inside_and_asks_nobody_else(page: Page)
         assert page.ask(f"GET /{name if name != 'index.html' else ''}").body == text
 
 
+WRONG = (
+    "Bearer guess",
+    TOKEN,
+    "",
+    f"Basic {TOKEN}",
+    "Bearer \u00e4",
+    "Bearer ",
+    f"Bearer {TOKEN}x",
+)
+READS = ("state", "stream", "metrics", "output?rank=0", "nothing")
+
+
+@pytest.mark.parametrize("what", READS)
+def test_reading_needs_the_token(page: Page, what: str) -> None:
+    """No address has it: they get into logs."""
+    for wrong in WRONG:
+        answer = page.ask(f"GET /{what}", Authorization=wrong)
+        assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer"), wrong
+        assert "train" not in answer.body and TOKEN not in answer.body
+        assert page.ask(f"HEAD /{what}", Authorization=wrong).status in (401, 405)
+    mark = "&" if "?" in what else "?"
+    assert page.ask(f"GET /{what}{mark}token={TOKEN}", Authorization="").status == 401
+
+
+@pytest.mark.parametrize("what", ["", "page.js", "page.css", "icon.svg"])
+def test_what_says_nothing_of_the_job_needs_no_token(page: Page, what: str) -> None:
+    """A browser loads it before the page knows its token."""
+    assert page.ask(f"GET /{what}", Authorization="").status == 200
+
+
+def test_a_public_page_is_read_without_the_token_and_acts_with_it() -> None:
+    page = Page(TOKEN, is_public=True)
+    try:
+        assert page.ask(Authorization="").status == 200
+        assert page.ask("GET /output?rank=0", Authorization="Bearer wrong").status == 200
+        assert page.act("cancel", Authorization="").status == 401
+        assert page.act("cancel").status == 200
+    finally:
+        page.server.shutdown()
+        page.server.server_close()
+
+
 def test_stacks_and_cancel_need_the_token(page: Page) -> None:
     assert page.act("stacks")[0::2] == (200, "stacks done")
     assert page.act("cancel").status == 200
     assert page.done == ["stacks", "cancel"]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [{"Authorization": "Bearer guess"}, {"Authorization": TOKEN}, {"Authorization": ""},
-     {"Authorization": f"Basic {TOKEN}"}, {"Authorization": "Bearer \u00e4"}],
-)  # fmt: skip
-def test_a_wrong_token_does_nothing(page: Page, wrong: dict[str, str]) -> None:
-    assert page.act("cancel", **wrong).status == 401
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_token_does_nothing(page: Page, wrong: str) -> None:
+    assert page.act("cancel", Authorization=wrong).status == 401
     assert not page.done
 
 
@@ -184,7 +222,7 @@ def test_reading_an_address_never_acts(page: Page) -> None:
 
 
 def test_a_page_without_a_token_is_read_only() -> None:
-    page = Page("")
+    page = Page("", is_public=True)
     try:
         for token in ("", "Bearer ", f"Bearer {TOKEN}"):
             assert page.act("cancel", Authorization=token).status == 403
@@ -232,7 +270,8 @@ def test_a_stream_sends_all_and_then_what_has_changed(
 ) -> None:
     monkeypatch.setattr(page_server, "_EVERY_S", 0.01)
     with page.connect() as connection:
-        connection.sendall(f"GET /stream HTTP/1.1\r\nHost: localhost:{page.port}\r\n\r\n".encode())
+        head = f"Host: localhost:{page.port}\r\nAuthorization: Bearer {TOKEN}"
+        connection.sendall(f"GET /stream HTTP/1.1\r\n{head}\r\n\r\n".encode())
         stream = events(connection)
         assert next(stream) == {**page.state, "full": True}
         page.state["ranks"] = [[0, "a"], [1, "b"]]
@@ -288,3 +327,22 @@ def test_a_request_that_comes_byte_by_byte_is_given_up(
                 break
         else:
             raise AssertionError("it is still connected")
+
+
+def test_page_outlives_its_files(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade removes or replaces them while the job runs."""
+    monkeypatch.delattr(page_server, "files")
+    assert page.ask("GET /").status == page.ask("GET /page.js").status == 200
+
+
+@pytest.mark.mistakes
+def test_question_that_needs_a_removed_module_fails_alone(page: Page) -> None:
+    def stacks() -> str:
+        raise ModuleNotFoundError("No module named 'relight.core.node_stacks'")
+
+    page.server.served = page.server.served._replace(actions={"stacks": stacks})
+    answer = page.act("stacks")
+    assert answer.status == 500
+    assert answer.body.count("\n") == 1
+    assert "No module named 'relight.core.node_stacks'" in answer.body
+    assert page.ask("GET /state").status == 200

@@ -19,7 +19,7 @@ from conftest import LIMIT_S, Start
 from relight.sight.page import server as page_server
 from relight.sight.page.server import PageServer, Served
 
-from .conftest import ADDRESS, read_until
+from .conftest import read_link
 from .made_up import look
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_chromium]
@@ -164,8 +164,8 @@ def test_a_real_job_is_seen_live_through_a_restart(
 ) -> None:
     agent = start("run", "--nproc-per-node=2", "--max-restarts=1", "--status=0", script(FAILS_ONCE))
     assert agent.stderr is not None
-    page = browser.new_page()
-    page.goto(read_until(agent.stderr.fileno(), ADDRESS)[1])
+    page, link = browser.new_page(), read_link(agent.stderr.fileno())
+    page.goto(f"{link.address}#token={link.token}")
     expect(page.locator("#tiles")).to_contain_text("0 of 1")
     expect(page.locator("#rank-rows")).to_contain_text("step 1 of 1")
     (script(FAILS_ONCE).parent / "fail").touch()
@@ -233,10 +233,37 @@ def test_who_has_the_token_takes_stacks_and_cancels(open_page: Open, job: Job) -
     assert page.title() == "running · llama-7b · relight"  # no markup was followed
 
 
-def test_without_the_token_the_page_says_that_it_is_read_only(open_page: Open) -> None:
+def test_a_public_page_without_the_token_says_that_it_is_read_only(
+    open_page: Open, job: Job
+) -> None:
+    job.server.is_public = True
     page = open_page("")
     assert not page.locator("#actions").is_visible()
     assert page.locator("#read-only").is_visible()
+
+
+def test_a_page_without_its_token_asks_for_it(browser: Any, job: Job) -> None:
+    """It shows nothing of the job, and the address has no token afterwards."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{job.address}#token=wrong")
+    expect(page.locator("#unlock-why")).to_have_text("This is not the token of this page.")
+    assert "llama" not in page.content() and not page.locator("#rank-rows").is_visible()
+    assert not page.evaluate(CONTRAST)
+    page.keyboard.type(TOKEN)
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#rank-rows button")
+    assert not page.locator("#unlock").is_visible()
+    assert page.url == job.address
+    page.reload()
+    page.wait_for_selector("#rank-rows button")
+    other = context.new_page()
+    other.goto(job.address)
+    expect(other.locator("#unlock")).to_be_visible()
+    other.goto(f"{job.address}#token={TOKEN}")  # loads nothing again
+    other.wait_for_selector("#rank-rows button")
+    assert other.url == job.address
+    context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -2,18 +2,16 @@
 
 import os
 import pty
-import re
 import signal
 import socket
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import LIMIT_S, Launch, Start
 
-from .conftest import ADDRESS, Find, read_until, wait_until_closed
+from .conftest import ADDRESS, Find, Link, link_in, read_link, read_until, wait_until_closed
 
 FAILS_ONCE = """\
 import os, time
@@ -34,8 +32,8 @@ def test_a_page_shows_a_restart_acts_with_its_token_and_outlives_the_job(
     agent = start("run", "--nproc-per-node=2", "--max-restarts=1", "--status=0",
                   script(FAILS_ONCE))  # fmt: skip
     assert agent.stderr is not None
-    address = read_until(agent.stderr.fileno(), ADDRESS)[1]  # no terminal: no token
-    state = find(address, lambda each: each["job"]["generation"] == 1 and len(each["ranks"]) == 2)
+    first = read_link(agent.stderr.fileno())
+    state = find(first, lambda each: each["job"]["generation"] == 1 and len(each["ranks"]) == 2)
     assert state["job"]["restart"] == 1
     assert "rank 1 raised ValueError: bad batch, token=<hidden>" in state["failures"][0]["text"]
     (lane,) = state["lanes"]
@@ -43,26 +41,19 @@ def test_a_page_shows_a_restart_acts_with_its_token_and_outlives_the_job(
     assert [bar[0] for bar in lane["bars"]] == sorted(bar[0] for bar in lane["bars"])
     assert {"Formed", "WorkerExited", "Restarting"} <= {e["event"] for e in state["events"]}
     assert "hunter2" not in str(state)
-    assert state["actions"] == []
+    assert state["actions"] == ["stacks", "cancel"]
 
     leader, follower = pty.openpty()
     page = start("status", "--web", state["job"]["id"], stdout=follower)
     os.close(follower)
-    mine, token = read_until(leader, r"(http://127\.0\.0\.1:\d+/)#token=(\S+)").groups()
-
-    def act(name: str) -> str:
-        request = urllib.request.Request(
-            mine + name, b"", {"Origin": mine.rstrip("/"), "Authorization": f"Bearer {token}"}
-        )
-        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
-            return str(answer.read().decode())
-
-    assert "time.sleep" in act("stacks") or "train.py" in act("stacks")
-    with urllib.request.urlopen(f"{mine}output?rank=1") as answer:
-        assert "step 1 <b>of</b> 1" in answer.read().decode()
-    assert "has been cancelled" in act("cancel")
+    mine = read_link(leader)
+    assert mine.token != first.token
+    stacks = mine.act("stacks")
+    assert "time.sleep" in stacks or "train.py" in stacks
+    assert "step 1 <b>of</b> 1" in mine.get("output?rank=1")
+    assert "has been cancelled" in mine.act("cancel")
     assert agent.wait(LIMIT_S) == 128 + signal.SIGTERM
-    wait_until_closed(address)
+    wait_until_closed(first.address)
     ended = find(mine, lambda each: each["job"]["over"])
     assert ended["job"]["shown_state"] == "cancelled"
     assert len(ended["ranks"]) == 2
@@ -77,9 +68,9 @@ def test_a_page_ends_with_an_agent_that_is_killed(
 ) -> None:
     agent = start("run", "--status=127.0.0.1:0", script(WAITS), tmp_path / "end")
     assert agent.stderr is not None
-    address = read_until(agent.stderr.fileno(), ADDRESS)[1]
+    page = read_link(agent.stderr.fileno())
     agent.kill()
-    wait_until_closed(address)
+    wait_until_closed(page.address)
 
 
 @pytest.mark.slow
@@ -107,6 +98,7 @@ def test_a_job_whose_page_has_no_port_says_so_and_goes_on(
         (["status", "--web", "--json", "x"], "--json and --roles are not for --web"),
         (["status", "--web", "local://relight/x"], "shows jobs of relight run"),
         (["run", "--status=http", "x.py"], "expected [HOST:]PORT"),
+        (["run", "--status=80,open", "x.py"], "expected [HOST:]PORT or [HOST:]PORT,public"),
     ],
     ids=lambda each: " ".join(each)[:40] if isinstance(each, list) else "",
 )
@@ -129,18 +121,74 @@ def test_a_job_of_several_nodes_has_one_page_that_shows_all_of_them(
         with log.open("wb") as output:
             start(*flags, program, stderr=output)
 
-    def addresses() -> list[str]:
-        return [found for log in logs for found in re.findall(ADDRESS, log.read_text())]
+    def pages() -> list[Link]:
+        found = [link_in(log.read_text()) for log in logs]
+        return [link for link in found if link is not None]
 
     deadline = time.monotonic() + LIMIT_S
-    while not addresses():
+    while not pages():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    (address,) = addresses()
-    state = find(address, lambda each: len(each["ranks"]) == 4 and len(each["lanes"]) == 2)
+    (page,) = pages()
+    state = find(page, lambda each: len(each["ranks"]) == 4 and len(each["lanes"]) == 2)
     assert [row[:2] for row in state["ranks"]] == [[0, 0], [1, 0], [2, 1], [3, 1]]
     assert [lane["name"] for lane in state["lanes"]] == [
         state["job"]["host"], f"{state['job']['host']} #2",
     ]  # fmt: skip
-    with urllib.request.urlopen(f"{address}output?rank=3&stream=stdout") as answer:
-        assert answer.read() == b"rank 3\n"
+    assert page.get("output?rank=3&stream=stdout") == "rank 3\n"
+
+
+@pytest.mark.slow
+def test_the_token_of_a_page_may_be_chosen_and_no_worker_gets_it(
+    start: Start, script: Callable[[str], Path], find: Find
+) -> None:
+    """Prometheus needs one that lasts. Only its user can read a file of another."""
+    token = "x" * 32
+    text = "import os, time\nprint(os.environ.get('RELIGHT_STATUS_TOKEN'))\ntime.sleep(600)\n"
+    agent = start("run", "--status=0", script(text), variables={"RELIGHT_STATUS_TOKEN": token})
+    assert agent.stderr is not None
+    line = r"page: (http://127\.0\.0\.1:\d+/) \(its token is in RELIGHT_STATUS_TOKEN\)"
+    link = Link(read_until(agent.stderr.fileno(), line)[1], token)
+    find(link, lambda each: bool(each["ranks"]))
+    assert link.get("output?rank=0") == "None\n"
+    pages = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _children(agent.pid)]
+    assert any(b"--web" in words for words in pages)
+    assert not any(token.encode() in words for words in pages)
+
+
+def _children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(each for child in found for each in _children(int(child)))]
+
+
+@pytest.mark.slow
+def test_a_public_page_is_read_by_all_and_acts_for_nobody(
+    start: Start, script: Callable[[str], Path], find: Find
+) -> None:
+    """Where nobody could see a token, there is none."""
+    agent = start("run", "--status=public", script("import time\ntime.sleep(600)"))
+    assert agent.stderr is not None
+    address = read_until(agent.stderr.fileno(), r"status page: (http://127\.0\.0\.1:\d+/)\n")[1]
+    assert find(Link(address, ""), lambda each: bool(each["ranks"]))["actions"] == []
+
+
+@pytest.mark.slow
+def test_the_file_with_the_token_is_private_and_goes_with_the_page(
+    start: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    agent = start("run", "--status=0", script(WAITS), tmp_path / "end")
+    assert agent.stderr is not None
+    file = Path(read_until(agent.stderr.fileno(), ADDRESS)[2])
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o077 == 0 or file.parent.parent.stat().st_mode & 0o077 == 0
+    (tmp_path / "end").touch()
+    assert agent.wait(LIMIT_S) == 0
+    assert not file.exists()
+
+
+def test_a_token_that_can_be_guessed_is_refused(launch: Launch) -> None:
+    for token in ("short", "x" * 20 + "\u00e4", "x" * 20 + " x"):
+        found = launch("run", "--status=0", "x.py", RELIGHT_STATUS_TOKEN=token)
+        assert found.returncode == 2
+        assert "RELIGHT_STATUS_TOKEN: expected at least 16 characters" in found.stderr
+        assert token not in found.stderr

@@ -5,14 +5,13 @@ import pty
 import re
 import signal
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import LIMIT_S, Launch, Start
 
-from .conftest import read_until
+from .conftest import read_link
 
 WAITS = """\
 import os, time
@@ -51,18 +50,8 @@ def test_a_page_shows_the_stacks_of_all_nodes_and_who_has_not_answered(
     leader, follower = pty.openpty()
     start("status", "--web", str(agents[0].pid), stdout=follower)
     os.close(follower)
-    address, token = read_until(leader, r"(http://127\.0\.0\.1:\d+/)#token=(\S+)").groups()
-
-    def ask() -> str:
-        request = urllib.request.Request(
-            address + "stacks",
-            b"",
-            {"Origin": address.rstrip("/"), "Authorization": f"Bearer {token}"},
-        )
-        with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
-            return str(answer.read().decode())
-
-    text = ask()
+    page = read_link(leader)
+    text = page.act("stacks")
     assert re.match(expected, text)
     assert {": ranks 0-1", ": ranks 2-3"} == {
         line[line.rindex(": ranks") :] for line in text.splitlines()[-2:]
@@ -72,7 +61,7 @@ def test_a_page_shows_the_stacks_of_all_nodes_and_who_has_not_answered(
         == 2
     )
     os.kill(agents[1].pid, signal.SIGSTOP)
-    text = ask()
+    text = page.act("stacks")
     # The one that is stopped may be the coordinator.
     assert re.search(
         r": no answer within 1 s$|only 1 of 2 nodes could be asked", text, re.MULTILINE

@@ -111,8 +111,13 @@ class Run:
         if world.hangs.random() < 0.15:
             world.hang_timeout = HangTimeout(3.0, 3.0, adapts=False)
             kinds += ("hang", "idle")
+        self._resets = Random(f"{seed}, resets")
+        self._reset_who_tries = 0.0
+        """How probable it is that the connection of a node breaks while it tries."""
         if world.tries_network:
             kinds += ("wall", "wall")
+            self._reset_who_tries = self._resets.choice((0.0, 0.3))
+            world.on_try = self._tries
         if world.lively:
             kinds += ("foreign signals", "foreign signals")
         self._kinds = kinds
@@ -395,6 +400,13 @@ class Run:
             coordinator = coordinating.process
             self.world.after(0, self._kill, coordinator)
             self.world.after(1, self._start_again, coordinator)
+
+    def _tries(self, process: Process) -> None:
+        """A node tries to reach the others: its connection may break before it has answered."""
+        if self.world.now < self._trouble_s and self._resets.random() < self._reset_who_tries:
+            (agent,) = (agent for agent in self.watch.agents if agent.process is process)
+            soon = self._resets.uniform(0, 0.5)
+            self.world.after(soon, lambda: self._reset(agent, both=True))
 
     def _stop_past_its_lease(self, process: Process, coordinator: Process) -> None:
         """An agent beside the coordinator stands still until the others have gone on without it;

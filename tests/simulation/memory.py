@@ -1,6 +1,6 @@
 """The memory that simulated workers share with their agent, and the steps that they take."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from relight.core import worker_words as words
@@ -17,10 +17,13 @@ _HELD_S = 0.01
 class Memory(WorkerMemory):
     """The shipped one, on memory of this process."""
 
-    def __init__(self, loop: Any, error_files: Mapping[int, str]) -> None:
-        super().__init__(loop, error_files)
+    def __init__(
+        self, loop: Any, error_files: Mapping[int, str], began: float, say: Callable[[str], None]
+    ) -> None:
+        super().__init__(loop, error_files, began, say)
         workers = loop.process.world.agent_of(loop.process).workers
         self._open = workers.steps.pages
+        self._paths = dict.fromkeys(self._open, "")
 
     def close(self) -> None:
         """Leave it to the workers."""
@@ -60,7 +63,8 @@ class Steps:
             return
         page[words.CALLS] = call
         if call % 10 == 0:
-            page[words.STEP], page[words.STEP_AT] = call, 1
+            page[words.STEP] = call
+            page[words.STEP_AT] = int(workers.process.host.now() * 1e9)
         if leaves is None:
             leaves = words.leaves(page, call) if workers.run else None
             self._world.after(_HELD_S, self._called, local_rank, call, leaves)

@@ -185,8 +185,10 @@ class Workers:
         self._freezer.until = until
         self.look()
 
-    def close(self) -> None:
+    def close(self, grace_s: float) -> bool:
+        del grace_s
         self._die()
+        return True
 
     # What happens.
 

@@ -50,6 +50,7 @@ class NetworkCheck:
             done(NodesProbed(begin.cookie, unreached, self.prober))
 
         look()
+        self._world.on_try(self._process)
         self._loop.call_after(self._world.probes.uniform(0.01, _LONGEST_S), end)
 
     def close(self) -> None:

@@ -260,6 +260,8 @@ class World:
         self.probes = random.Random(f"{seed}, probes")
         self.tries_network = self.probes.random() < 0.15
         """Whether nodes try to reach each other before their workers start."""
+        self.on_try: Callable[[Process], object] = lambda _: None
+        """Called when a node begins to try."""
         self.broken = self.probes.choice((0.0, 0.0, 0.05))
         """How probable it is that a health check of a machine fails, if they are checked at all."""
         self.savings = random.Random(f"{seed}, savings")

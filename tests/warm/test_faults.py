@@ -13,9 +13,27 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, Launch, Start
 from test_orphans import below, marked, wait_until_gone, wait_until_up
+from warm_torch import WarmTorch
 
 Script = Callable[..., Path]
 PYTHONPATH = os.environ.get("PYTHONPATH", "")
+
+
+def test_workers_keep_the_descriptor_of_libffi(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    """When ctypes is imported, libffi 3.5 opens its own file, and maps code from it later."""
+    (tmp_path / "lib").mkdir()
+    library = tmp_path / "lib" / "libffi.so.8"
+    library.touch()
+    script(f"f = open({str(library)!r})", "lib/sitecustomize.py")
+    path = os.pathsep.join([PYTHONPATH, str(tmp_path / "lib")])
+    text = (
+        "import os, sitecustomize; print(os.readlink(f'/proc/self/fd/{sitecustomize.f.fileno()}'))"
+    )
+    result = launch("run", "--preload=json", "-v", script(text), PYTHONPATH=path)
+    assert "workers start with preloaded modules" in result.stderr
+    assert result.stdout == f"{library}\n"
 
 
 def test_an_interpreter_whose_start_leaves_something_open_is_not_forked(
@@ -169,6 +187,7 @@ sys.exit(1)
 
     until((tmp_path / "up0").exists)
     first = warm_spawner(agent.pid)
+    assert first  # kill(0) would end the tests
     os.kill(first, signal.SIGKILL)
     until((tmp_path / "up1").exists)
     log = next(logs.glob("*/events.jsonl"))
@@ -206,13 +225,9 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_a_ddp_job_survives_10_kills_of_10(launch: Launch, script: Script) -> None:
+def test_a_ddp_job_survives_10_kills_of_10(warm_torch: WarmTorch) -> None:
     """With torch preloaded, each of 10 restarts is warm, and the result is that of a cold start."""
-    path = script(DDP)
-    result = launch(
-        "run", "--preload=torch,torch._dynamo", "--nproc-per-node=2", "--max-restarts=10", "-v",
-        path,
-    )  # fmt: skip
+    result = warm_torch.run(DDP, "--nproc-per-node=2", "--max-restarts=10", "-v")
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("workers start with preloaded modules") == 11
     assert result.stdout.startswith("trained 10 ")

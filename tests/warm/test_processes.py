@@ -69,7 +69,7 @@ class Shell:
         return subprocess.run(
             [*under, *RELIGHT, *map(str, words)],
             cwd=self.folder,
-            env=clean_environment(**self.variables, **variables),
+            env=clean_environment(**{**self.variables, **variables}),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -81,8 +81,9 @@ class Shell:
         """Make a warm process for the script; return its pid."""
         flags = flags or (str(self.script),)
         made = self.relight("warm", "start", f"--preload={modules}", *flags, **variables)
-        assert made.returncode == 0, made.stderr
-        return max(self.pids())
+        said = re.search(r"pid (\d+) keeps", made.stderr)
+        assert made.returncode == 0 and said is not None, made.stderr
+        return int(said[1])
 
     def job(self, *flags: str, modules: str = "json", **options: object) -> Result:
         """Run a job of the script that may take a warm process."""
@@ -123,7 +124,8 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     shell.runtime.chmod(0o700)
     with contextlib.suppress(OSError):
         (shell.runtime / "relight").chmod(0o700)
-    shell.relight("warm", "stop")
+    if any(path.is_socket() for path in shell.runtime.glob("relight/*")):
+        shell.relight("warm", "stop")
 
 
 def wait(condition: Callable[[], object]) -> None:
@@ -328,6 +330,24 @@ def test_a_script_ends_the_same_cold_and_taken(shell: Shell) -> None:
 # Right or not used.
 
 
+@pytest.fixture(scope="module")
+def made_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A shell with a warm process, which some jobs do not fit, and all others do."""
+    shell = Shell(tmp_path_factory.mktemp("made"))
+    (shell.packages / "reader.py").write_text(
+        "import os\n"
+        "known = os.environ.get('READ_WITH_DEFAULT', ''), 'ASKED_FOR' in os.environ\n"
+        "prefixed = [x for x in os.environ if x.startswith('READER_OF_')]\n"
+        "try:\n    os.environ['READ_BY_NAME']\nexcept KeyError:\n    pass\n"
+    )
+    pid = shell.make(modules="json,reader")
+    assert shell.takes(modules="json,reader", OTHER="1")
+    yield shell
+    assert shell.takes(modules="json,reader", OTHER="1")
+    assert shell.pids() == [pid]
+    shell.relight("warm", "stop")
+
+
 @pytest.mark.parametrize(
     ("fact", "under", "variables"),
     [
@@ -359,26 +379,17 @@ def test_a_script_ends_the_same_cold_and_taken(shell: Shell) -> None:
     ],
 )
 def test_what_differs_is_named_and_the_job_starts_as_ever(
-    shell: Shell, fact: str, under: tuple[str, ...], variables: dict[str, str]
+    made_shell: Shell, fact: str, under: tuple[str, ...], variables: dict[str, str]
 ) -> None:
-    (shell.packages / "reader.py").write_text(
-        "import os\n"
-        "known = os.environ.get('READ_WITH_DEFAULT', ''), 'ASKED_FOR' in os.environ\n"
-        "prefixed = [x for x in os.environ if x.startswith('READER_OF_')]\n"
-        "try:\n    os.environ['READ_BY_NAME']\nexcept KeyError:\n    pass\n"
-    )
     if under[:1] == ("INHERITING",):
         if os.uname().machine != "x86_64":
             pytest.skip("the number of the system call is that of x86-64")
         under = (sys.executable, "-c", INHERITING.format(under[1]))
-    shell.make(modules="json,reader")
-    assert shell.takes(modules="json,reader", OTHER="1")
-    shell.variables |= variables
     if under[:1] == ("taskset",) and os.cpu_count() == 1:
         under = ("prlimit", "--nofile=400:")
         fact = "limit NOFILE:"
     modules = "json" if fact == "PYTHONPATH" else "json,reader"
-    result = shell.job(modules=modules, under=under)
+    result = made_shell.job(modules=modules, under=under, **variables)
     assert result.stdout == "trains\n"
     assert TOOK not in result.stderr
     (line,) = (line for line in result.stderr.splitlines() if "does not fit" in line)
@@ -401,9 +412,8 @@ def test_signals_that_belong_to_the_c_library_do_not_count(monkeypatch: pytest.M
 
 @pytest.mark.needs_root
 @pytest.mark.parametrize("kind", ["net", "uts", "ipc", "mount"])
-def test_another_namespace_does_not_fit(shell: Shell, kind: str) -> None:
-    shell.make()
-    result = shell.job(under=("unshare", f"--{kind}"))
+def test_another_namespace_does_not_fit(made_shell: Shell, kind: str) -> None:
+    result = made_shell.job(modules="json,reader", under=("unshare", f"--{kind}"))
     assert "does not fit: namespace " in result.stderr and TOOK not in result.stderr
 
 

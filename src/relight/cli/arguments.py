@@ -55,7 +55,7 @@ def to_spec(parsed: ParsedFlags) -> LaunchSpec:
     """Return the LaunchSpec of a parsed command line.
 
     Raises:
-        UsageError: there is no script.
+        UsageError: there is no script, or its name is blank.
     """
     if not parsed.command:
         hint = "relight run [flags] SCRIPT [arguments of the script]; relight run --help"
@@ -64,6 +64,10 @@ def to_spec(parsed: ParsedFlags) -> LaunchSpec:
                 hint = f"--{name} takes a value, and has taken the script for it"
         raise UsageError("no training script was given", hint=hint)
     script, *script_args = parsed.command
+    if not script.strip():
+        from relight.cli import mistakes
+
+        raise mistakes.blank("the script", script)
     fields = {name: parsed.values[name] for name in LaunchSpec._fields if name in parsed.values}
     return LaunchSpec(**fields, script=script, script_args=tuple(script_args))
 

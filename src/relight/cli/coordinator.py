@@ -20,11 +20,11 @@ from relight.env import Environment
 from relight.errors import UsageError, did_you_mean, mistake
 from relight.event_text import describe
 from relight.events import Mistake, StateChanged
-from relight.group import Group
+from relight.group import LOADED_FOR_NODES, LOADED_LATER, Group
 from relight.host import background, system
 from relight.host.console import Consoles
 from relight.host.loop import Loop
-from relight.host.ports import listen
+from relight.host.ports import is_ours, listen, no_free_port
 from relight.rendezvous import backends
 from relight.rendezvous.conf import KEY_BY_NAME
 from relight.rendezvous.finder import (
@@ -41,14 +41,6 @@ from relight.rendezvous.register_finder import RegisterFinder
 from relight.spec import FLAGS, UNSET_RUN_ID, Flag, LaunchSpec
 from relight.values import BACKENDS, Endpoint, Nodes, parse_endpoint
 
-_LOADED = (
-    "hashlib", "relight.core.agreement", "relight.core.flapping", "relight.core.hangs",
-    "relight.core.questions", "relight.core.reachability", "relight.core.restarts",
-    "relight.core.slow_ranks", "relight.core.verdict",
-)  # fmt: skip
-"""What groups need later. An agent has no time for it at its start; and when a node or the network
-is lost, so may be the file server.
-"""
 _FLUSH_S = 1.0
 _LOOK_S = 0.5
 _DIAL_S = 1.0
@@ -87,7 +79,10 @@ def main(argv: list[str]) -> int:
             hint="relight coordinator --bind HOST:PORT",
         )
     meeting, _, notes = _meeting(parsed, env)
-    for module in _LOADED:
+    for module in (
+        *LOADED_FOR_NODES,
+        *LOADED_LATER,
+    ):  # with a node or the network, files may be lost
         __import__(module)
     loop = Loop()
     console = Consoles.open(loop).stderr  # if it is full, messages are dropped
@@ -96,7 +91,7 @@ def main(argv: list[str]) -> int:
         if not console.full:
             console.say(f"relight: {time.strftime('%H:%M:%S')} {text}")
 
-    loop.on_mistake = lambda what, error: say(describe(Mistake(what, mistake(error))))
+    loop.on_mistake = lambda what, error: say(Mistake(what, mistake(error)).text)
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.on_signal(number, stopped.append)
@@ -263,6 +258,8 @@ def _listen(bind: Endpoint, *, any_port: bool) -> tuple[socket.socket, str]:
         raise UsageError(f"--bind={bind}: expected one HOST or HOST:PORT that agents can reach")
     address = _address(bind.host) if bind.host else ""
     sock = listen(address, port)
+    if sock is None and not port and (not address or is_ours(address)):
+        raise no_free_port("the coordinator")
     if sock is None:
         raise UsageError(
             f"can't listen at {bind.host or 'port'}{':' if bind.host else ' '}{port}: it is taken, "

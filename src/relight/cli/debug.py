@@ -14,7 +14,7 @@ from relight.core.stacks import few_or_many
 from relight.errors import EXIT_OK, MachineError, UsageError
 from relight.host import breakpoints, system
 from relight.spec import Flag
-from relight.values import parse_count
+from relight.values import parse_count, whole
 
 PAGE = Page(
     "debug [flags] PID|JOB",
@@ -78,9 +78,12 @@ def _choose(
             f"rank {rank} of {target} does not run on this machine; here: {here}",
             hint="run relight debug on the node of that rank",
         )
-    if target.isdecimal() and waiting.get(int(target)) and rank is None:
-        return next((each for each, pid in found.items() if pid == int(target)), _NONE), int(target)
-    asked = (found or {_NONE: int(target)}) if rank is None else {rank: found[rank]}
+    process = whole(target)
+    if process is not None and waiting.get(process) and rank is None:
+        return next((each for each, pid in found.items() if pid == process), _NONE), process
+    asked = found if rank is None else {rank: found[rank]}
+    if not asked and process is not None:
+        asked = {_NONE: process}
     # What a rank has started, such as a worker of a DataLoader, may wait as well.
     pids = [
         (each, one) for each, pid in sorted(asked.items())

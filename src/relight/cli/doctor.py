@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 from relight import env as environment
+from relight.cli import mistakes
 from relight.cli.arguments import ParsedFlags, parse
 from relight.cli.usage import flag_lines
 from relight.doctor import endpoint, inspection, machine
@@ -101,6 +102,8 @@ def _spec(parsed: ParsedFlags, env: Environment) -> LaunchSpec:
     fields = {name: parsed.values[name] for name in LaunchSpec._fields if name in parsed.values}
     if "rdzv-backend" not in parsed.given and _STATIC & parsed.given:
         fields["rdzv_backend"] = "static"
+    if parsed.command and not parsed.command[0].strip():
+        raise mistakes.blank("the script", parsed.command[0])
     script, *arguments = [*parsed.command, ""][: len(parsed.command) or 1]
     spec = LaunchSpec(**fields, script=script, script_args=tuple(arguments))
     spec, given, notes = take(spec, parsed.given, env)

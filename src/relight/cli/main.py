@@ -56,6 +56,10 @@ _LAUNCHERS = ("run", "launch")
 _ON_NODES = ("run", "launch", "coordinator", "doctor")
 """Commands that run on a training node."""
 
+_REBUILD = (
+    "use another Python, or build this one again with the headers that it needs "
+    "(_ctypes: libffi; _ssl: OpenSSL)"
+)
 _DISK_FULL = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
 
 USAGE = "usage: relight COMMAND [flags] SCRIPT [arguments of the script]"
@@ -123,11 +127,14 @@ def entry() -> NoReturn:
             if too_many:
                 print("hint: look at `ulimit -n`", file=sys.stderr)
     except Exception as error:
-        exit_code = EXIT_INTERNAL
-        print(
-            f"relight: error: internal error in relight (a bug): {mistake(error)}", file=sys.stderr
-        )
-        print("hint: please report these lines and what was run", file=sys.stderr)
+        if isinstance(error, ModuleNotFoundError) and error.name in sys.stdlib_module_names:
+            exit_code = EXIT_MACHINE
+            what, hint = f"{sys.executable} was built without {error.name}", _REBUILD
+        else:
+            exit_code = EXIT_INTERNAL
+            what = f"internal error in relight (a bug): {mistake(error)}"
+            hint = "please report these lines and what was run"
+        print(f"relight: error: {what}\nhint: {hint}", file=sys.stderr)
     if sys.argv[1:2] and sys.argv[1] in _LAUNCHERS:
         signals.quick_exit(exit_code)
     sys.exit(exit_code)

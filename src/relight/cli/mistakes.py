@@ -90,6 +90,19 @@ def bad_value(flag: Flag, source: str) -> str:
     return "for example: " + ", ".join(f"{name}={value}" for value in EXAMPLES[flag.name])
 
 
+def blank(what: str, word: str) -> UsageError:
+    """Return the error for a word without a visible character, which a shell has made.
+
+    Args:
+        what: what it stands for, such as `the script`.
+        word: the word.
+    """
+    hint = "a space or a carriage return follows a backslash at the end of a line: delete it"
+    if not word:
+        hint = "the command line has an empty word: a quoted variable that is not set?"
+    return UsageError(f"the name of {what} is blank: {word!r}", hint=hint)
+
+
 def unknown_command(argv: Sequence[str], commands: Sequence[str]) -> UsageError:
     """Return the error for a first word that is not a command.
 
@@ -98,6 +111,8 @@ def unknown_command(argv: Sequence[str], commands: Sequence[str]) -> UsageError:
         commands: all commands.
     """
     word = argv[0]
+    if not word.strip():
+        return blank("the command", word)
     meant = nearest(word, ["--version", "--help"]) if word.startswith("--") and not argv[1:] else ""
     if meant:
         return UsageError(f"unknown flag: {word}", hint=f"did you mean relight {meant}?")

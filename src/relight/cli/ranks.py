@@ -6,6 +6,7 @@ from relight.errors import MachineError, UsageError
 from relight.host.stacks import workers
 from relight.job import handles
 from relight.runner.runner import Runner
+from relight.values import whole
 
 
 def of(target: str, command: str) -> dict[int, int]:
@@ -19,7 +20,8 @@ def of(target: str, command: str) -> dict[int, int]:
     Raises:
         RelightError: there is no such process, or the job has no ranks here.
     """
-    return _of_process(int(target)) if target.isdecimal() else _of_job(target, command)
+    pid = whole(target)
+    return _of_job(target, command) if pid is None else _of_process(pid)
 
 
 def _of_process(pid: int) -> dict[int, int]:
@@ -41,8 +43,7 @@ def _exists(pid: int) -> bool:
 
 
 def _agent_of(handle: handles.Handle) -> int:
-    pid = handle.app_id.rpartition("-")[2]
-    return int(pid) if pid.isdecimal() else 0
+    return whole(handle.app_id.rpartition("-")[2]) or 0
 
 
 def _of_job(text: str, command: str) -> dict[int, int]:

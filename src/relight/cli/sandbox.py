@@ -16,7 +16,7 @@ from relight.errors import EXIT_OK, UsageError, many
 from relight.host import interpreter, system
 from relight.sandbox import access
 from relight.spec import FLAGS, Flag, LaunchSpec, check
-from relight.values import parse_pattern
+from relight.values import parse_pattern, whole
 
 _OWN = (Flag("faults", parse_pattern, "", "FILE",
              "what happens to the hosts, and when: one fault a line", from_env=False),)  # fmt: skip
@@ -86,14 +86,15 @@ def _count(argv: Sequence[str]) -> tuple[int, list[str]]:
     word, *rest = [*argv, ""][: max(len(argv), 1)]
     if word in ("", "-h", "--help"):
         return 0, list(argv)
-    if not word.isdecimal():
+    number = whole(word)
+    if number is None:
         raise UsageError(
             f"relight sandbox begins with the number of hosts, not with {word}",
             hint=f"relight {PAGE.usage}",
         )
-    if not 1 <= int(word) <= _MOST_HOSTS:
+    if not 1 <= number <= _MOST_HOSTS:
         raise UsageError(f"a sandbox has 1 to {_MOST_HOSTS} hosts, not {word}")
-    return int(word), rest
+    return number, rest
 
 
 def _derived(spec: LaunchSpec, given: "set[str]", count: int) -> list[str]:

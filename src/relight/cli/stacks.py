@@ -18,6 +18,7 @@ from relight.host.stacks import spy, workers
 from relight.host.stacks.take import take, take_all
 from relight.job import handles
 from relight.spec import Flag
+from relight.values import whole
 
 PAGE = Page(
     "stacks [flags] PID|JOB",
@@ -60,14 +61,15 @@ def main(argv: list[str]) -> int:
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "the pid of a process, or a job")
     target, values = parsed.command[0], parsed.values
-    if not (values["all"] or values["native"] or values["json"] or target.isdecimal()):
+    process = whole(target)
+    if process is None and not (values["all"] or values["native"] or values["json"]):
         text, is_taken = _of_several_nodes(target)
         if text:
             print(text)
             return EXIT_OK if is_taken else EXIT_MACHINE
     pids = ranks.of(target, "stacks")
-    if not pids:
-        pids = {_ALONE: workers.python_of(int(target))}
+    if not pids and process is not None:
+        pids = {_ALONE: workers.python_of(process)}
     found: Taken = {_ALONE: take(pids[_ALONE])} if _ALONE in pids else take_all(pids)
     if values["native"]:
         if not spy.is_installed():

@@ -22,7 +22,7 @@ from relight.job import handles
 from relight.runner import event_log
 from relight.runner.runner import Runner
 from relight.spec import Flag
-from relight.values import Endpoint, parse_listen
+from relight.values import Endpoint, PageAddress, parse_page
 
 if TYPE_CHECKING:
     from relight.host.agents import Running
@@ -50,10 +50,10 @@ PAGE = Page(
         ),
         Flag(
             "listen",
-            parse_listen,
-            Endpoint("127.0.0.1", 0),
-            "[HOST:]PORT",
-            "where the page is served; port 0 is any free one",
+            parse_page,
+            PageAddress(Endpoint("127.0.0.1", 0)),
+            "[HOST:]PORT[,public]",
+            "where the page is served; port 0 is any free one; public: reading needs no token",
             from_env=False,
         ),
         Flag("until-end", None, False, "", "stop serving when the job ends", from_env=False),

@@ -3,14 +3,18 @@
 `relight run --status` starts it as well, once workers run.
 """
 
+import contextlib
+import errno
 import secrets
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from typing import NamedTuple
+from urllib.parse import quote
 
 from relight import env
 from relight.cli import stacks
@@ -19,6 +23,7 @@ from relight.cli.jobs import say
 from relight.core.snapshot import ENDED
 from relight.errors import EXIT_OK, MachineError, RelightError, UsageError, way_to
 from relight.host import agents
+from relight.host.ports import no_free_port
 from relight.host.run_jobs import JobDirectory
 from relight.job import handles
 from relight.runner.runner import Runner
@@ -26,7 +31,7 @@ from relight.sight.page import otel
 from relight.sight.page.metrics import exposition
 from relight.sight.page.server import PageServer, Served
 from relight.sight.page.watched_job import WatchedJob
-from relight.values import Endpoint
+from relight.values import STATUS_TOKEN, PageAddress, parse_status_token
 
 _LOOK_S = 0.5
 """How often it is looked whether the job's agent still exists (`--until-end`)."""
@@ -64,27 +69,88 @@ def main(parsed: ParsedFlags) -> int:
         return error.exit_code
 
 
-def _serve(job: handles.Handle, where: Endpoint, until_end: bool, on_terminal: bool) -> int:
-    token = secrets.token_urlsafe(24) if on_terminal else ""
-    jobs = JobDirectory(env.read().variables)
-    actions = _actions(jobs, job)
-    watched = WatchedJob(jobs, job.app_id, actions if token else ())
-    metrics = partial(exposition, watched.reading)
-    server = _listening(where, token, Served(watched.look, watched.output, metrics, actions))
+class _Token(NamedTuple):
+    """The token of a page: empty if nobody could know it; its part of the page's address; and where
+    it is, if it is not in the address.
+    """
+
+    text: str
+    fragment: str
+    where: str
+
+
+@contextlib.contextmanager
+def _token(
+    variables: Mapping[str, str], jobs: JobDirectory, job: str, page: PageAddress, on_terminal: bool
+) -> Iterator[_Token]:
+    """Yield the token of a page: the user's, or a new one. It is printed on a terminal only: a log
+    file has other readers. Else it is in a file as long as the page is served.
+
+    Raises:
+        UsageError: the user's is not one.
+    """
+    chosen = variables.get(STATUS_TOKEN, "")
+    if chosen:
+        try:
+            parse_status_token(chosen)
+        except ValueError as error:
+            raise UsageError(f"{STATUS_TOKEN}: {error}") from None
+    text = chosen or secrets.token_urlsafe(24)
+    if on_terminal:
+        yield _Token(text, f"#token={quote(text, safe='')}", "")
+    elif chosen:
+        yield _Token(text, "", f"its token is in {STATUS_TOKEN}")
+    elif page.is_public:
+        yield _Token("", "", "")
+    else:
+        try:
+            path = jobs.make_token(job, text)
+        except OSError as error:
+            hint = f"set {STATUS_TOKEN}"
+            raise MachineError(f"can't write its token: {error.strerror}", hint=hint) from None
+        try:
+            yield _Token(text, "", f"its token is in {path}")
+        finally:
+            jobs.remove_token(path)
+
+
+def _serve(job: handles.Handle, where: PageAddress, until_end: bool, on_terminal: bool) -> int:
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
+    variables = env.read().variables
+    jobs = JobDirectory(variables)
+    with _token(variables, jobs, job.app_id, where, on_terminal) as token:
+        return _serve_until(stop, token, jobs, job, where, until_end)
+
+
+def _serve_until(
+    stop: threading.Event,
+    token: _Token,
+    jobs: JobDirectory,
+    job: handles.Handle,
+    where: PageAddress,
+    until_end: bool,
+) -> int:
+    actions = _actions(jobs, job)
+    watched = WatchedJob(jobs, job.app_id, actions if token.text else ())
+    metrics = partial(exposition, watched.reading)
+    served = Served(watched.look, watched.output, metrics, actions)
+    server = _listening(where, token.text, served)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://{_shown(where.host)}:{server.port}/"
-    if token:
-        address += f"#token={token}"
+    host = where.endpoint.host
+    address = f"http://{_shown(host)}:{server.port}/{token.fragment}"
     if until_end:
-        say(f"status page: {address}")
+        say(f"status page: {address}" + (token.where and f" ({token.where})"))
     else:
         print(address, flush=True)
-    if where.host not in _LOCAL:
-        say("note: whoever can connect to this port can read the page; the connection is not "
-            "encrypted")  # fmt: skip
+        if token.where:
+            say(token.where)
+    if host not in _LOCAL:
+        who = "can connect to this port" if where.is_public else "sees the token on the network"
+        say(f"note: whoever {who} can read the page; the connection is not encrypted")
+    with contextlib.suppress(RelightError):
+        metrics()  # loads what scrapes need: an upgrade may remove or replace it
     end_sending = otel.start(watched.reading, env.read().variables, say)
     if until_end:
         _wait_for_end(watched, stop)
@@ -96,12 +162,15 @@ def _serve(job: handles.Handle, where: Endpoint, until_end: bool, on_terminal: b
     return EXIT_OK
 
 
-def _listening(where: Endpoint, token: str, served: Served) -> PageServer:
+def _listening(where: PageAddress, token: str, served: Served) -> PageServer:
+    host, port = where.endpoint.host, where.endpoint.port or 0
     try:
-        return PageServer(where.host, where.port or 0, token, served)
+        return PageServer(host, port, token, served, is_public=where.is_public)
     except OSError as error:
+        if error.errno == errno.EADDRINUSE and not port:
+            raise no_free_port("the status page") from None
         raise MachineError(
-            f"can't listen on {where}: {error.strerror or way_to(error)}",
+            f"can't listen on {where.endpoint}: {error.strerror or way_to(error)}",
             hint="another --listen=[HOST:]PORT; 0 is any free port",
         ) from None
 

@@ -82,6 +82,10 @@ def main(argv: list[str]) -> int:
             address = default
         elif rest:
             address, *args = rest
+            if not address.strip():
+                from relight.cli import mistakes
+
+                raise mistakes.blank("the component", address)
         else:
             raise UsageError(
                 "no component was given", hint=f"relight {PAGE.usage}; relight components"

@@ -4,16 +4,18 @@ The processes with imported modules that outlive their jobs (`--keep-warm`), and
 `--preload=auto` has learned.
 """
 
-import os
-import select
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from relight import env
 from relight.cli.jobs import HELP, JSON, Page, print_json, read_arguments, say, table
 from relight.core.waiting import duration
 from relight.errors import EXIT_OK, MachineError, UsageError, did_you_mean, many
-from relight.host import learned, system, warm_processes
+from relight.host import learned, silent_warm, system, warm_processes
+from relight.host.process_handle import ProcessHandle
+from relight.host.silent_warm import SilentProcess
 from relight.host.warm_sockets import Description, SocketDirectory
+from relight.values import whole
 
 PAGE = Page(
     "warm [list|start|stop|forget] …",
@@ -26,7 +28,8 @@ PAGE = Page(
         "                                   make one ahead, for SCRIPT or, without it, for",
         "                                   relight.launch; --preload=MODULE,… names the modules",
         "                                   [those that auto has learned; torch]",
-        "  warm stop [PID …]                end these, or all; one that is used ends after that",
+        "  warm stop [PID …]                end these, or all; one that is used ends after that;",
+        "                                   one that does not answer is killed, unless it is used",
         "  warm forget [SCRIPT]             forget which modules the workers of SCRIPT import, as",
         "                                   --preload=auto has learned it, or of all scripts; a",
         "                                   module that is run with -m is given by its name",
@@ -40,7 +43,7 @@ PAGE = Page(
     ),
     "exit code: 0, also if there was nothing to stop or to forget",
 )
-_END_MS = 2000
+_END_S = 2.0
 _WIDTH = 40
 _NAMES = {
     "-m relight.worker.call": "(relight.launch)",
@@ -73,15 +76,17 @@ def main(argv: list[str]) -> int:
 def _list(words: Sequence[str], as_json: bool) -> int:
     if words:
         raise UsageError(f"relight warm list takes flags only, not {words[0]}")
-    found = _descriptions()
+    found, silent = _look()
+    for hung in silent:
+        say(_in_words(hung))
     if as_json:
-        print_json([_as_object(each) for each in found])
+        print_json([_as_object(each) for each in found.values()])
         return EXIT_OK
     being_made = _directory().being_made()
     for made in being_made:
         say(f"{made.guard} is being made for {made.script}: it imports its modules")
     if not found:
-        if not being_made:
+        if not (being_made or silent):
             say("you have no warm processes on this machine")
         return EXIT_OK
     rows = [
@@ -96,14 +101,26 @@ def _list(words: Sequence[str], as_json: bool) -> int:
             str(each.uses),
             many(each.jobs, "job") if each.jobs else f"in {duration(each.stays_s - each.idle_s)}",
         )
-        for each in found
+        for each in found.values()
     ]
     heads = ("PID", "SCRIPT", "DIRECTORY", "PRELOAD", "MODULES", "MEMORY", "AGE", "USES", "ENDS")
     print("\n".join(table(rows, heads)))
-    for each in found:
+    for each in found.values():
         if each.why_not:
             say(f"{each.pid} ends: {each.why_not}")
     return EXIT_OK
+
+
+def _in_words(silent: SilentProcess) -> str:
+    """Return what is known of a process that does not answer, and what to do."""
+    pid = silent.pid
+    if not silent.is_warm:
+        return f"{pid} listens on {silent.path}, and is no warm process: end it yourself"
+    why = "is stopped" if system.is_stopped(pid) else "does not answer"
+    if silent.agents:
+        jobs = ", ".join(map(str, silent.agents))
+        return f"{pid} {why}; the job of agent {jobs} uses it: `relight warm stop` after that job"
+    return f"{pid} {why}: `relight warm stop {pid}` ends it"
 
 
 def _name(each: Description) -> str:
@@ -136,49 +153,88 @@ def _as_object(each: Description) -> dict[str, object]:
 
 
 def _stop(words: Sequence[str], _: bool) -> int:
+    wanted = set()
     for word in words:
-        if not (word.isascii() and word.isdecimal()):
+        pid = whole(word)
+        if pid is None:
             raise UsageError(
                 f"relight warm stop takes pids, not {word}", hint="`relight warm` shows them"
             )
-    wanted = {int(word) for word in words}
-    found = {each.pid: path for path in _paths() if (each := _ask(path))}
-    found |= {made.guard: "" for made in _directory().being_made()}
-    if unknown := wanted - found.keys():
+        wanted.add(pid)
+    described, silent = _look()
+    found: dict[int, Callable[[], object]] = {
+        each.pid: partial(warm_processes.stop, path) for path, each in described.items()
+    }
+    found |= {
+        made.guard: partial(warm_processes.stop_imports, made.guard)
+        for made in _directory().being_made()
+    }
+    hung = {each.pid: each for each in silent}
+    if unknown := wanted - found.keys() - hung.keys():
+        known = ", ".join(map(str, (*found, *hung)))
         raise UsageError(
             f"{min(unknown)} is not a warm process of yours",
-            hint=f"there are {', '.join(map(str, found))}" if found else "there is none",
+            hint=f"there are {known}" if known else "there is none",
         )
-    for pid in sorted(wanted or found):
-        if _ends(pid, found[pid]):
+    for pid in sorted(wanted or {*found, *hung}):
+        if pid in hung:
+            _end_silent(hung[pid])
+        elif _ends(pid, found[pid]):
             say(f"{pid} has ended")
         else:
             say(f"{pid} ends after the job that uses it")
-    if not found:
+    if not (found or hung):
         say("you have no warm processes on this machine")
     return EXIT_OK
 
 
-def _ends(pid: int, path: str) -> bool:
-    """Stop a warm process; return whether it has ended, after a short time."""
+def _end_silent(silent: SilentProcess) -> None:
+    """Continue a process that does not answer, and let it end; kill it if that is of no use.
+
+    Raises:
+        MachineError: it can't be ended.
+    """
+    pid = silent.pid
+    if not silent.is_warm:
+        say(_in_words(silent))
+        return
+    silent.resume()
+    if _ask(silent.path) is not None:
+        ended = _ends(pid, partial(warm_processes.stop, silent.path))
+        say(f"{pid} has ended" if ended else f"{pid} ends after the job that uses it")
+    elif silent.agents:
+        say(_in_words(silent))  # its jobs are well, and would end with it
+    elif _ends(pid, silent.kill):
+        say(f"{pid} did not answer, and was killed")
+    else:
+        raise MachineError(
+            f"the warm process {pid} does not answer, and SIGKILL does not end it",
+            hint="it is in the kernel, as of a file system that does not answer: look at dmesg",
+        )
+
+
+def _ends(pid: int, end: Callable[[], object]) -> bool:
+    """End a process; return whether it is gone, after a short time."""
     try:
-        pidfd = os.pidfd_open(pid)
+        process = ProcessHandle(pid)
     except ProcessLookupError:
         return True
     try:
-        if path:
-            warm_processes.stop(path)
-        else:
-            warm_processes.stop_imports(pid)
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        return bool(poll.poll(_END_MS))
+        end()
+        return process.wait(_END_S)
     finally:
-        os.close(pidfd)
+        process.close()
 
 
-def _descriptions() -> list[Description]:
-    return [each for path in _paths() if (each := _ask(path))]
+def _look() -> tuple[dict[str, Description], list[SilentProcess]]:
+    """Return the warm processes that answer, by their sockets, and those that do not."""
+    found, silent = {}, []
+    for path in _paths():
+        if (described := _ask(path)) is not None:
+            found[path] = described
+        elif (hung := silent_warm.find(path)) is not None:
+            silent.append(hung)
+    return found, silent
 
 
 def _ask(path: str) -> Description | None:

@@ -34,6 +34,8 @@ MARGIN_S = 0.5
 """Margin for clocks that run at different speeds, over a time to live."""
 FRESH_S = 1.0
 """A hold is fresh for so long after a request that the register has confirmed."""
+LATE_S = 2.0
+"""A register may notice so late that a hold has lapsed (etcd looks twice a second)."""
 SIGN_OF_LIFE_S = 0.8
 """A holder that has not renewed for so long, more than two renewal intervals, may have ended."""
 
@@ -123,7 +125,7 @@ class Candidacy:
 
     def is_alive(self, now: float) -> bool:
         """Return whether a holder that refuses connections must live, as it renews its record."""
-        return now - self._refused[1] > self._ttl_s
+        return now - self._refused[1] > self._ttl_s + LATE_S
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -12,6 +12,7 @@ from relight.env import Environment
 from relight.errors import signal_name
 from relight.spec import LaunchSpec
 from relight.typed import NamedTuple
+from relight.values import STATUS_TOKEN
 
 OF_ONE_WORKER = (
     "LOCAL_RANK",
@@ -31,14 +32,14 @@ OF_ONE_WORKER = (
 )
 """Variables that differ between workers or generations."""
 _MACRO = "${local_rank}"
-_OF_AGENTS = ("RELIGHT_TOKEN",)
-"""Variables hidden from the workers: agents prove with them that they belong to the job."""
+_OF_AGENTS = ("RELIGHT_TOKEN", STATUS_TOKEN)
+"""Variables hidden from the workers: agents and users prove with them what they may do."""
 
 
 class Command(NamedTuple):
     """What all workers of this node have in common.
 
-    `run_path` is what Python runs for `--run-path`: a file, or -c and a program;
+    `run_path` is what Python runs for `--run-path`: -c and a program;
     `local_rank_argument` is set for `relight launch` without `--use-env`; `agent_store` tells
     whether the agent serves MASTER_PORT.
     """

@@ -83,13 +83,18 @@ def _cut_line(line: str, size: int) -> str:
 
 
 def without_starters(lines: Sequence[str]) -> list[str]:
-    """Return a traceback without the frames that only start the user's program."""
-    kept = []
-    inside = False
+    """Return a traceback without the frames that only start the user's program: also without that
+    of a `python -c` which runs it by runpy (`--run-path`).
+    """
+    kept: list[str] = []
+    inside, text_at = False, -1
     for line in lines:
         frame = frame_of(line)
         if frame is not None:
             inside = frame.starter
+            if inside and text_at >= 0:
+                del kept[text_at:]
+            text_at = len(kept) if frame.file == "<string>" else -1
         elif not line.startswith(" "):
             inside = False
         if not inside:

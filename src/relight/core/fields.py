@@ -96,7 +96,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 }
 _NAMES = {"node", "host", "failed_host", "hosts", "name", "user", "address", "addresses", "own",
           "resolved", "seen_as", "role", "master_addr", "incarnation", "stage",
-          "origin", "udp_address"}  # fmt: skip
+          "origin", "machine", "udp_address"}  # fmt: skip
 _OF_LINES = {"message", "reason", "text", "cause", "report", "error_file"}
 _EXACT = {"args", "command", "commands", "env", "value", "cwd", "path", "workspace", "directory",
           "log_dir", "script", "stdout", "stderr", "combined", "report_path", "answer",

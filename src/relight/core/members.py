@@ -4,7 +4,7 @@ A newcomer is refused if it was started for another job. It gets a note on what 
 and the other nodes, and is on probation if nodes of its host come and go (core/flapping).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from relight.core import ranks, waiting
 from relight.core.group_types import GroupSettings
@@ -58,6 +58,7 @@ class Members:
         self._differences = waiting.Differences()
         self._flapping: Flapping | None = None  # from the first node that has gone
         self._arrivals = 0
+        self._told_shared = False
 
     def __len__(self) -> int:
         return len(self._by_node)
@@ -136,6 +137,12 @@ class Members:
 
             self._flapping = Flapping()
         self._flapping.gone(member.join.host, now - member.arrived_at)
+
+    def note_on(self, chosen: Sequence[Member]) -> str:
+        """Return the note on nodes of a generation that share a machine, the first time."""
+        text = "" if self._told_shared else waiting.shared_machine([m.join for m in chosen])
+        self._told_shared = self._told_shared or bool(text)
+        return text
 
     # Silence. A silent node is in no new generation, ready or not.
 

@@ -342,6 +342,12 @@ class Membership:
         silent = sum(node in self.roster.active for node in self.members.silence)
         return self.roster.lost + silent
 
+    def lacks_nodes_since(self) -> float | None:
+        """Return since when the first generation has lacked nodes; None if it does not."""
+        is_first = self.state is GroupState.GATHERING and self.generation == NO_GENERATION
+        lacks = is_first and 0 < len(self.members) < self.settings.needed
+        return self._gathering.since if lacks else None
+
     def explain(self, now: float) -> str:
         """Return in words what the group is waiting for."""
         settings, here = self.settings, len(self.members)
@@ -966,6 +972,8 @@ class Membership:
             return
         first = members[0]
         assert first.ready is not None
+        if note := self.members.note_on(members):
+            self._send(first.node, Note(note))
         self.generation, failed_host = self._numbers.next(), self._ending.failed_host
         self.state, self._ending = GroupState.RUNNING, _Ending(now)
         self._ending.addresses = {member.node: member.join.address for member in members}

@@ -17,6 +17,7 @@ Pure: the caller provides the nonce. hashlib costs milliseconds: it is loaded on
 import struct
 from collections.abc import Callable
 
+from relight import __version__
 from relight.core import wire
 from relight.core.fields import Malformed, Message
 
@@ -69,7 +70,7 @@ class Opening:
     """
 
     def __init__(self, hello: Message, nonce: bytes, secret: bytes, *, dialled: bool) -> None:
-        own = {"type": "hello", "nonce": nonce.hex(), "token": bool(secret)}
+        own = {"type": "hello", "nonce": nonce.hex(), "token": bool(secret), "version": __version__}
         self.hello = wire.body_of({**hello, **own}, wire.MAX_HELLO)
         self.peer_hello: Message | None = None
         self.done = False
@@ -117,7 +118,8 @@ class Opening:
             )
         if nonce == self._nonce:
             raise ProofRefused("this side got its own hello back", itself=True)
-        self.peer_hello = {k: v for k, v in message.items() if k not in ("nonce", "token")}
+        own = ("nonce", "token", "version")
+        self.peer_hello = {k: v for k, v in message.items() if k not in own}
         answers = [] if self._dialled else [self.hello]
         if bool(message.get("token")) != bool(self._secret):
             reason = (

@@ -51,7 +51,7 @@ class NodeSnapshot(NamedTuple):
     where they were given. `generation` is -1 before the first one. `cause` is why the generation
     was formed. `exit_code` is None until the job has ended here, and `reason` says why it has.
     `run_directory` has the logs and the event log, if they are kept. `account` says where the time
-    has gone.
+    has gone. `version` is the agent's version of relight.
     """
 
     id: str
@@ -77,6 +77,7 @@ class NodeSnapshot(NamedTuple):
     run_directory: str
     ranks: tuple[RankSnapshot, ...]
     account: Account | None = None
+    version: str = ""
 
 
 class Output(NamedTuple):

@@ -5,7 +5,11 @@ States and transitions:
     RUNNING   all workers that have not ended are training
       | one exits other than with 0, the agent gets a signal, or
       | the coordinator stops the generation                   -> STOPPING
+      | they are told to save a checkpoint and leave           -> SAVING
       | the last one exits with 0                              -> ENDED
+    SAVING    the same; one that fails does not cut short the saving of the others
+      | the agent gets a signal, or the coordinator stops them -> STOPPING
+      | the last one exits                                     -> ENDED
     STOPPING  the rest were asked to stop, by SIGTERM or by the signal that the agent got
       | the grace time is over, or a second signal             -> KILLING
       | the last one exits                                     -> ENDED
@@ -33,13 +37,40 @@ UNKILLABLE_AFTER_S = 60.0
 """How long a process may take to exit after SIGKILL; then the agent waits for it no longer."""
 
 
+_LONGEST_S, _SHORTEST_S, _SHORTEST_REFUSED_S = 30.0, 10.0, 1.0
+
+
+def patience_s(grace_s: float, *, refused: bool) -> float:
+    """Return how long to wait, from SIGKILL on, for processes that workers have left: as long as
+    the grace time, within limits.
+
+    The kernel may need seconds to free the memory of a large process, during which a next worker
+    would find none. Nothing is gained by waiting for those that can't be killed at all.
+
+    Args:
+        grace_s: the grace time (--shutdown-timeout).
+        refused: the system has refused to signal any of them, as they are another user's.
+    """
+    shortest = _SHORTEST_REFUSED_S if refused else _SHORTEST_S
+    return min(max(grace_s, shortest), _LONGEST_S)
+
+
 class SupervisionState(Enum):
     """The state of this node's workers."""
 
     RUNNING = "running"
+    SAVING = "saving"
     STOPPING = "stopping"
     KILLING = "killing"
     ENDED = "ended"
+
+
+UNSTOPPED = SupervisionState.RUNNING, SupervisionState.SAVING
+"""The states in which no worker was asked to stop."""
+
+
+class SaveAndLeave(NamedTuple):
+    """Event: the workers are told to save a checkpoint and leave."""
 
 
 class Signal(NamedTuple):
@@ -96,7 +127,7 @@ class Supervision:
             self.state is SupervisionState.ENDED and bool(self._alive)
         )
 
-    def step(self, event: Event, now: float) -> list[Effect]:
+    def step(self, event: Event | SaveAndLeave, now: float) -> list[Effect]:
         """Take one event and return the effects.
 
         Events that change nothing: anything after ENDED, a second exit of a worker, a Tick too
@@ -111,11 +142,13 @@ class Supervision:
                     return self._become_ended()
                 if exitcode and self.state is SupervisionState.RUNNING:
                     return self._become_stopping(int(signal.SIGTERM), now)
-            case GroupStopped() if self.state is SupervisionState.RUNNING:
+            case SaveAndLeave() if self.state is SupervisionState.RUNNING:
+                self.state = SupervisionState.SAVING
+            case GroupStopped() if self.state in UNSTOPPED:
                 return self._become_stopping(int(signal.SIGTERM), now)
             case SignalReceived(number) if not self.received:
                 self.received = number
-                if self.state is SupervisionState.RUNNING:
+                if self.state in UNSTOPPED:
                     return self._become_stopping(number, now)
                 if self.state is SupervisionState.STOPPING:
                     return [Signal(self.alive, number)]
@@ -144,6 +177,8 @@ class Supervision:
         match self.state:
             case SupervisionState.RUNNING:
                 return f"{alive} {'are' if len(self.alive) > 1 else 'is'} running"
+            case SupervisionState.SAVING:
+                return f"waiting for {alive} to save a checkpoint and leave"
             case SupervisionState.STOPPING:
                 left = duration((self._deadline or now) - now)
                 they = "they are" if len(self.alive) > 1 else "it is"
@@ -157,9 +192,7 @@ class Supervision:
         """Assert the invariants."""
         assert set(self.ends) | set(self._alive) == set(range(self._size))
         assert not set(self.ends) & set(self._alive)
-        assert (self.state is SupervisionState.RUNNING) == (
-            self._deadline is None and not self._over()
-        )
+        assert (self.state in UNSTOPPED) == (self._deadline is None and not self._over())
         assert self.state is SupervisionState.ENDED or self.alive
         assert not (self.state is SupervisionState.RUNNING and self.failed)
 

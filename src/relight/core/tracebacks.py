@@ -55,7 +55,7 @@ class TracebackLine(NamedTuple):
         return not (self.library or self.starter or self.file.startswith("<"))
 
 
-_STARTERS = ("/relight/worker/run_path.py", "/relight/worker/call.py")
+_STARTERS = ("/relight/worker/call.py",)
 _FROM_TEXT = ("<string>", "<stdin>", "<dynamic-code>")
 """Files of code without a file; the last is that of cloudpickle, for functions of a notebook."""
 _ESCAPE = re.compile(

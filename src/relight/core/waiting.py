@@ -2,7 +2,7 @@
 how long still; and why a node can't join or is suspicious.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from relight.core.group_types import GroupSettings
 from relight.core.messages import Join
@@ -31,6 +31,23 @@ class Differences:
             lines = compare(kinds, join.host, join.facts)
         kinds[join.host] = join.facts
         return lines
+
+
+def shared_machine(joins: Sequence[Join]) -> str:
+    """Return the line for a group with several nodes on one machine, or an empty string."""
+    counts: dict[tuple[str, str], int] = {}
+    for join in joins:
+        if join.machine:
+            machine = join.host, join.machine
+            counts[machine] = counts.get(machine, 0) + 1
+    if max(counts.values(), default=0) < 2:
+        return ""
+    fullest = max(counts, key=lambda machine: counts[machine])  # the first of these
+    host, count = fullest[0], counts[fullest]
+    return (
+        f"{count} of {len(joins)} nodes are agents on one host, {host}, and share its CPUs "
+        "and GPUs; one agent on each host can start all workers there (--nproc-per-node)"
+    )
 
 
 def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
@@ -79,6 +96,31 @@ def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float, cause: 
     here = f"{cause}; {nodes} left" if cause else f"{nodes} have joined"
     more = needed - len(hosts)
     return f"{here}: {names(hosts)}; waiting for {more} more ({_timeout(left_s)})"
+
+
+def several_jobs(waiting: Mapping[str, tuple[Sequence[str], int]]) -> str:
+    """Return the line for jobs that all lack nodes at one endpoint.
+
+    Args:
+        waiting: by job, the hosts of the nodes that have joined, and how many are needed.
+    """
+    jobs = [
+        f"{job} ({len(hosts)} of {needed} nodes: {names(hosts)})"
+        for job, (hosts, needed) in waiting.items()
+    ]
+    return (
+        f"note: {len(jobs)} jobs wait for nodes at this endpoint: {', '.join(jobs[:8])}; if they "
+        "are one job, give all its nodes the same --rdzv-id"
+    )
+
+
+def only_this_machine(where: str, addresses: Sequence[str]) -> str:
+    """Return the line for a host of a loopback endpoint to which no other machine has come."""
+    return (
+        f"note: the endpoint {where} is {', '.join(addresses)} here, which is every machine's own "
+        "address, and no node of another machine has joined; check that those are given an address "
+        "of this machine that they reach"
+    )
 
 
 def coming_back(missing: int, generation: int) -> str:

@@ -1,6 +1,9 @@
 """Encodes and decodes messages between agents and their coordinator.
 
-Each side first sends the line `relight 2`: the name and the version of the protocol. Frames follow:
+Each side first sends the line `relight 2`: the name and the version of the protocol. A peer with
+another version is refused, and told why. A version of relight may add fields with defaults, and
+messages that are only sent to peers whose hello says that they know them (`relays`, `answers`);
+anything else raises `PROTOCOL`. Frames follow:
 a length of 4 bytes (big-endian) and that many bytes of JSON, one object whose key `type` names the
 message. Nothing else is ever decoded: no pickle, no classes, no references. Frames above the limit,
 invalid JSON and other values are `Malformed`, and end the connection.
@@ -12,6 +15,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 
+from relight import __version__
 from relight.core.fields import Malformed, Message, decode
 
 PROTOCOL = 2
@@ -23,7 +27,12 @@ MAX_HELLO = 4 * 1024
 
 _NAME = b"relight "
 _MAX_GREETING = 16
+_MAX_VERSION = 40
 _length = struct.Struct(">I")
+
+
+class OtherVersion(Malformed):
+    """The peer speaks another version of the protocol."""
 
 
 def body_of(message: Message, limit: int = MAX_FRAME) -> bytes:
@@ -104,13 +113,28 @@ def _cut_greeting(buffer: bytearray) -> bool:
     if start.startswith(_NAME):
         version, newline, _ = start[len(_NAME) :].partition(b"\n")
         if version.isdigit() and newline:
-            other = version.decode()
-            raise Malformed(f"it speaks version {other} of the protocol, this side {PROTOCOL}")
+            name = _version_in(buffer[len(_NAME) + len(version) + 1 :])
+            theirs = f"relight {name}" if name else "another version of relight"
+            raise OtherVersion(
+                f"it runs {theirs} (protocol {version.decode()}), this node relight {__version__} "
+                f"(protocol {PROTOCOL}); install the same version on all nodes"
+            )
         if (version.isdigit() or not version) and len(start) < _MAX_GREETING:
             return False
     if start[0] in (0x15, 0x16):
         raise Malformed("it uses TLS, and this side does not (tls_cert, tls_key, tls_ca)")
     raise Malformed(f"it began with {start!r}")
+
+
+def _version_in(data: bytes | bytearray) -> str:
+    """Return the version of relight in a hello, as far as one has come; empty if it has none."""
+    try:
+        (length,) = _length.unpack_from(data)
+        name = parse(bytes(data[4 : 4 + min(length, MAX_HELLO)])).get("version")
+    except (struct.error, Malformed):
+        return ""
+    fits = isinstance(name, str) and name.isprintable() and len(name) <= _MAX_VERSION
+    return str(name) if fits else ""
 
 
 def parse(body: bytes) -> Message:

@@ -34,7 +34,6 @@ from relight.doctor.messages import (
 )
 from relight.doctor.probes import Prober, cookie_from, mtu_to
 from relight.errors import mistake
-from relight.event_text import describe
 from relight.events import Mistake
 from relight.host.connection import Connection, dial
 from relight.host.dns import is_numeric
@@ -78,7 +77,7 @@ def gather(settings: GatherSettings, say: Callable[[list[str]], None]) -> Verdic
     loop, mistakes = Loop(), list[Finding]()
 
     def on_mistake(what: str, error: Exception) -> None:
-        mistakes.append(Finding(WARNING, describe(Mistake(what, mistake(error))), ""))
+        mistakes.append(Finding(WARNING, Mistake(what, mistake(error)).text, ""))
 
     loop.on_mistake = on_mistake
     gathering = _Participant(loop, settings, say)

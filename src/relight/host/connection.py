@@ -19,6 +19,7 @@ from relight.host.byte_stream import ByteStream
 from relight.host.dns import resolve as resolve
 from relight.host.handshake import Handshake, HandshakeFailed
 from relight.host.loop import Loop
+from relight.host.ports import free_ports
 from relight.typed import NamedTuple, Protocol
 
 TYPE_CHECKING = False
@@ -68,7 +69,8 @@ class Connection:
         heard_at: loop time at which bytes last arrived.
         is_open: the peer has authenticated, and messages flow.
         refused: connection refused: the host is up, the port is closed.
-        turned_away: the two sides have different tokens, or only one has TLS.
+        turned_away: the two sides have different tokens or versions of the protocol, or only one
+            has TLS.
     """
 
     def __init__(
@@ -195,6 +197,12 @@ class Connection:
         while not self._stream.is_closed:
             try:
                 message = next(messages, None)
+            except wire.OtherVersion as error:
+                self.turned_away = True
+                if self._handshake is not None:
+                    self._handshake.answer_other_version()
+                self.fail(str(error))
+                return
             except Malformed as error:
                 self.fail(f"the peer does not speak relight's protocol: {error}")
                 return
@@ -288,4 +296,6 @@ def dial(
 def _words(error: OSError) -> str:
     if error.errno in (errno.ECONNRESET, errno.EPIPE):
         return CLOSED
+    if error.errno == errno.EADDRNOTAVAIL:  # connect(2)
+        return f"this machine has no address for it, or no free port among {free_ports()}"
     return error.strerror or str(error)

@@ -2,11 +2,10 @@
 
 A handler is an entry point of the group `relight.events`: a function that is called with each event
 as a dict, or a `logging.Handler`, as torch's handlers are, that gets its line as a record. It may
-take long, block or raise: the process is a fork of the agent, which never waits for it while the
-job runs, and for 2 s at most at the end.
+take long, block or raise: the process is a fork of the agent (`host/helper.py`), which never waits
+for it while the job runs, and for 2 s at most at the end.
 """
 
-import gc
 import json
 import os
 import signal
@@ -16,10 +15,10 @@ from collections.abc import Callable
 from relight.core.fields import printable
 from relight.errors import UsageError, nearest
 from relight.events import Recorded, line_of
-from relight.host import system
+from relight.host.helper import Helper
 from relight.host.journal import Journal
 from relight.host.loop import Loop
-from relight.typed import Any, NoReturn
+from relight.typed import Any
 from relight.values import EVENT_HANDLERS
 
 TYPE_CHECKING = False
@@ -70,7 +69,8 @@ class EventProcess:
         self._is_done = False  # the process has said that it ends as it should
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._pid = _fork(name, theirs)
+            self._process = Helper((), {}, 2, 2, stdin=theirs.fileno(), call=lambda: _live(name))
+        self._process.watch(loop, lambda: None)  # its end is that of the socket
         self._socket.setblocking(False)
         self.has_ended = False
         loop.on_readable(self._socket, self._receive)
@@ -137,43 +137,22 @@ class EventProcess:
         self.has_ended = True
         self._loop.forget(self._socket)
         self._socket.close()
-        try:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, os.WNOHANG)  # a zombie ends with the agent
-        except OSError:
-            pass
+        self._process.close()
 
     def _tell(self, what: str) -> None:
         self._journal.say(f"--event-log-handler={self._name}: {what}")
 
 
-def _fork(name: str, agent: socket.socket) -> int:
-    # The agent's handlers are not those of the child.
-    mask = system.block_signals()
-    try:
-        pid = os.fork()
-        if not pid:
-            _live(name, agent)
-    finally:
-        system.restore_signals(mask)
-    return pid
-
-
-def _live(name: str, agent: socket.socket) -> NoReturn:
-    """Be the process of the handler, until the agent closes its end."""
-    from relight.host.spawner import default_signals, own_actions
-
-    gc.disable()  # finalizing the agent's objects here would close our descriptors
-    try:
-        os.setsid()  # ctrl-C is for the agent
-        system.die_with_parent(signal.SIGKILL)
-        default_signals(own_actions())
-        system.close_all_but({0, 1, 2, agent.fileno()})
-        os.dup2(2, 1)  # stdout has the workers' output alone
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
-        _serve(name, agent)
-    finally:
-        os._exit(0)
+def _live(name: str) -> None:
+    """Be the process of the handler, until the agent closes its end of the socket, which is stdin
+    here. stdout has the workers' output alone, so both outputs are the agent's stderr.
+    """
+    agent = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    _serve(name, agent)
 
 
 def _serve(name: str, agent: socket.socket) -> None:

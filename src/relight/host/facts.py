@@ -41,6 +41,17 @@ def collect(
     return facts
 
 
+def machine() -> str:
+    """Return what the processes of this machine share until it boots again (random(4)); an empty
+    string where the system has no such thing.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 def _torch_version(paths: Sequence[str]) -> str:
     """Return the version of the torch that an import would load, from its metadata directory."""
     for path in paths:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 _CHUNK = 1 << 14
+_MOST_OWN = 10
+"""Names that are tried for a user's own directory."""
 
 
 def new_run_id() -> str:
@@ -26,27 +28,53 @@ def new_run_id() -> str:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
-def own_directory(env: Environment) -> str:
-    """Return the default log directory of this user's jobs: `/tmp/relight-<uid>`.
+def own_directory(base: str, forbidden: int = 0) -> str:
+    """Return this user's directory in one where all may write: `relight-<uid>`, or
+    `relight-<uid>-1` to `-9` where another user has taken that name. It is the first that is this
+    user's, so that all processes of the user find the same; it is made if there is none.
+
+    Args:
+        base: the shared directory.
+        forbidden: bits of its mode that must not be set.
 
     Raises:
-        UsageError: the directory belongs to another user.
+        OSError: it can't be made, or others have taken all names.
     """
-    directory = os.path.join(temporary_base(env), f"relight-{os.getuid()}")
+    paths = [os.path.join(base, name) for name in _own_names()]
+    for path in paths:
+        if _is_own(path, forbidden):
+            return path
+    for path in paths:
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass
+        if _is_own(path, forbidden):
+            return path
+    raise PermissionError(errno.EPERM, "taken by another user, or others can enter it", paths[0])
+
+
+def why_elsewhere(own: str) -> str:
+    """Return why `own_directory` has not returned the usual name; empty if it has."""
+    folder, name = os.path.split(own)
+    usual, *others = _own_names()
+    if name not in others:
+        return ""
+    return f"{os.path.join(folder, usual)} is taken by another user, or others can enter it"
+
+
+def _own_names() -> list[str]:
+    usual = f"relight-{os.getuid()}"
+    return [usual, *(f"{usual}-{number}" for number in range(1, _MOST_OWN))]
+
+
+def _is_own(path: str, forbidden: int) -> bool:
     try:
-        os.mkdir(directory, 0o700)
+        found = os.lstat(path)
     except OSError:
-        pass  # it exists already, or make_run_directory reports the error
-    try:
-        owner = os.lstat(directory).st_uid
-        if owner != os.getuid():
-            raise UsageError(
-                f"the log directory {directory} belongs to another user, uid {owner}",
-                hint="--log-dir=DIRECTORY names one of yours",
-            )
-    except FileNotFoundError:
-        pass
-    return directory
+        return False
+    is_mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return is_mine and not found.st_mode & forbidden
 
 
 def make_run_directory(base: str, run_id: str) -> str:
@@ -57,15 +85,27 @@ def make_run_directory(base: str, run_id: str) -> str:
     """
     directory = os.path.join(base, f"{run_id}_{os.urandom(4).hex()}")
     try:
-        os.makedirs(base, exist_ok=True)
+        make_directories(base)
         os.mkdir(directory, 0o700)
     except OSError as error:
         what = "it is a file" if os.path.isfile(base) else error.strerror
         raise UsageError(
-            f"can't write logs to {error.filename or base}: {what}",
+            f"can't write logs to {error.filename or base:.200}: {what}",
             hint="--log-dir takes a directory; /dev/null switches all files off",
         ) from None
     return directory
+
+
+def make_directories(path: str, mode: int = 0o777) -> None:
+    """Make a directory and those above it, as far as they do not exist.
+
+    Raises:
+        OSError: one can't be made.
+    """
+    try:
+        os.makedirs(path, mode, exist_ok=True)
+    except RecursionError:  # it calls itself for each directory of the path
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path) from None
 
 
 def temporary_base(env: Environment) -> str:

@@ -9,7 +9,7 @@ is forked from a warm process as for one that its own job would start (`worker/w
 
 import hashlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from relight.errors import signal_name
 from relight.host import linux
@@ -64,9 +64,9 @@ def collect() -> dict[str, str]:
         "host name": os.uname().nodename,
         "working directory": f"{_link('cwd')} ({directory.st_dev}:{directory.st_ino})",
         "root directory": _link("root"),
-        "processors": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+        "processors": _unless_refused(lambda: ",".join(map(str, sorted(os.sched_getaffinity(0))))),
         "nice value": str(os.getpriority(os.PRIO_PROCESS, 0)),
-        "scheduling policy": str(os.sched_getscheduler(0)),
+        "scheduling policy": _unless_refused(lambda: str(os.sched_getscheduler(0))),
         "memory policy": _memory_policy(),
         "secure bits": str(linux.get_control(_PR_GET_SECUREBITS)),
     }
@@ -84,6 +84,14 @@ def collect() -> dict[str, str]:
     for name in _names("ns"):
         facts[f"namespace {name}"] = _link(f"ns/{name}")
     return facts | _limits()
+
+
+def _unless_refused(ask: Callable[[], str]) -> str:
+    """Return a fact, or nothing where the system refuses to tell it: musl has no scheduler."""
+    try:
+        return ask()
+    except OSError:
+        return ""
 
 
 def difference(made: Mapping[str, str], now: Mapping[str, str]) -> str:

@@ -9,16 +9,15 @@ agent's heartbeats don't suffer.
 
 import io
 import os
-import pickle
 import stat
 import time
 from collections.abc import Iterable
-from typing import NoReturn
 
 from relight.core.exits import Collective, Failure
 from relight.core.fields import Malformed
 from relight.core.flight_recorder import last_collectives
 from relight.env import Environment
+from relight.typed import NoReturn
 
 DUMPS_S = 3.0
 """How long it takes until those who are asked have dumped: NCCL looks once a second."""
@@ -88,8 +87,8 @@ def _read(prefixes: Iterable[str], rank: int, since: float) -> tuple[Collective,
         data = _content(f"{prefix}{rank}", since)
         if data is not None:
             try:
-                return last_collectives(_Unpickler(io.BytesIO(data)).load())
-            except (Malformed, *_NO_PICKLE):
+                return last_collectives(_unpickled(data))
+            except Malformed:
                 continue
     return None
 
@@ -112,18 +111,25 @@ def _content(path: str, since: float) -> bytes | None:
         os.close(fd)
 
 
-_NO_PICKLE = (
-    pickle.UnpicklingError, ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError,
-    ImportError, OverflowError, MemoryError, RecursionError,
-)  # fmt: skip
-"""What Unpickler raises if the data is no pickle (pickle.UnpicklingError)."""
+def _unpickled(data: bytes) -> object:
+    """Return what a pickle builds of dicts, lists, tuples, texts, bytes and numbers alone.
 
+    Raises:
+        Malformed: it has anything else, or is no pickle.
+    """
+    import pickle  # large, rarely needed, and no file of relight, which an upgrade could remove
 
-class _Unpickler(pickle.Unpickler):
-    """Builds dicts, lists, tuples, texts, bytes and numbers, and nothing else."""
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> NoReturn:
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of a dump")
 
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"{module}.{name} is not part of a dump")
+        def persistent_load(self, pid: object) -> NoReturn:
+            raise pickle.UnpicklingError(f"{pid} is not part of a dump")
 
-    def persistent_load(self, pid: object) -> NoReturn:
-        raise pickle.UnpicklingError(f"{pid} is not part of a dump")
+    try:
+        return Unpickler(io.BytesIO(data)).load()
+    except (
+        pickle.UnpicklingError, ValueError, TypeError, KeyError, IndexError, AttributeError,
+        EOFError, ImportError, OverflowError, MemoryError, RecursionError,
+    ) as error:  # fmt: skip  # as the documentation of UnpicklingError says
+        raise Malformed(f"no dump: {error}") from None

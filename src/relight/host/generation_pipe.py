@@ -6,6 +6,7 @@ socket for the generation, stdin, and each worker's stdout and stderr. The file 
 messages are small, so that sending never blocks.
 """
 
+import array  # noqa: F401  # by socket.send_fds at a restart, when its file may be lost
 import errno
 import marshal
 import os
@@ -65,7 +66,7 @@ def send(control: socket.socket, workers: Sequence[WorkerPlan], scratch: str) ->
     plans = [(w.argv, dict(w.variables), w.cpus, w.signal_group) for w in workers]
     ours, theirs = socket.socketpair()
     try:
-        with theirs, open(system.anonymous_file(), "wb", buffering=0) as file:
+        with theirs, open(system.anonymous_file("relight-plans"), "wb", buffering=0) as file:
             file.write(marshal.dumps((plans, scratch), _FORMAT))
             fds = [file.fileno(), theirs.fileno(), 0]
             fds += [fd for worker in workers for fd in (worker.stdout, worker.stderr)]

@@ -2,8 +2,8 @@
 
     connected, or the first byte of a caller -> [TLS handshake] -> hello -> [proof of the token]
 
-The side that dialled speaks first; the listener answers only a hello, so that a port scan learns
-nothing.
+The side that dialled speaks first; the listener answers only a hello, or the greeting of another
+version, so that a port scan learns nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -96,6 +96,11 @@ class Handshake:
                 turned_away=not refusal.itself,
             ) from None
         return self._opening.done
+
+    def answer_other_version(self) -> None:
+        """Tell a caller with another version of the protocol which one this side has."""
+        if not self._dialled:
+            self._say(self._opening.hello)
 
     def if_late(self, seconds: float) -> str:
         """Describe what the peer has not done within `seconds`."""

@@ -91,7 +91,7 @@ class Journal:
         self._env = env
         self._said = ""
         self.listeners: list[Callable[[Recorded], None]] = []
-        self.events = EventLog(directory, self._stderr.say if on_console else None)
+        self.events = EventLog(directory, self.say, self._stderr.say if on_console else None)
         self._wait: Wait | None = None
 
     def say(self, message: str) -> None:
@@ -139,6 +139,15 @@ class Journal:
 
             self.say(describe(event))
 
+    def record_mistake(self, during: str, error: Exception) -> None:
+        """Write an unexpected exception to the log, and show it to the user.
+
+        It imports nothing of relight: the exception may be that a module can't be loaded any more.
+        """
+        event = Mistake(during, mistake(error))
+        self.write(event)
+        self.say(event.text)
+
     def write(self, event: Event) -> None:
         """Write an event to the log only; the user gets another message about it."""
         recorded = self.events.write(event)
@@ -147,7 +156,7 @@ class Journal:
                 listener(recorded)
             except Exception as error:  # who looks at the job must not harm it
                 self.listeners.remove(listener)
-                self.record(Mistake("an event is shown", mistake(error)))
+                self.record_mistake("an event is shown", error)
 
 
 class EventLog:
@@ -156,14 +165,22 @@ class EventLog:
 
     Args:
         directory: the run directory, or empty for no file.
+        say: tells the user, once, that the file can't be written.
         console: takes a line for the console, if events go there (`--event-log-handler=console`).
 
     Attributes:
         began: when the log was made, on the monotonic clock.
     """
 
-    def __init__(self, directory: str, console: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        say: Callable[[str], None] = lambda _: None,
+        console: Callable[[str], None] | None = None,
+    ) -> None:
         self.began = time.monotonic()
+        self._say = say
+        self._has_told = False
         self._console = console
         self._path = os.path.join(directory, "events.jsonl") if directory else ""
         self._before = ""
@@ -213,5 +230,8 @@ class EventLog:
             with open(self._path, "a") as file:
                 file.write(self._before + line_of(recorded) + "\n")
             self._before = ""
-        except OSError:
+        except OSError as error:
             self._before = "\n"  # the disk is full; a part of the line may be there
+            if not self._has_told:
+                self._has_told = True
+                self._say(f"events are missing in {self._path}: {error.strerror}")

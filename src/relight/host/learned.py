@@ -164,7 +164,7 @@ class LearnedFile:
             return
         try:
             folder = os.path.dirname(self._path)
-            os.makedirs(folder, 0o700, exist_ok=True)
+            files.make_directories(folder, 0o700)
             files.replace(self._path, json.dumps(fields.plain(known)))
             _remove_oldest(folder)
         except OSError:

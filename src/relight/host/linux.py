@@ -10,13 +10,16 @@ import selectors
 import signal
 import struct
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from relight.host.files import read_small, remove_tree
+from relight.host.process_handle import ProcessHandle
 from relight.typed import Any, NoReturn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from subprocess import Popen
+
     from relight.spec import LaunchSpec
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -31,8 +34,15 @@ IN_MOVED_TO = 0x80
 IN_DELETE = 0x200
 IN_DELETE_SELF = 0x400
 IN_MOVE_SELF = 0x800
-_ORPHANS_LIMIT_S = 10.0
-_LET_END_MS = 500
+_MFD_CLOEXEC = 1  # linux/memfd.h
+_MFD_ALLOW_SEALING = 2
+_FOLDERS = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108
+"""Where files that stand for memory are made."""
+END_LIMIT_S = 10.0
+"""How long processes may take to exit after SIGKILL before whoever waits for them gives up."""
+REFUSED_LIMIT_S = 1.0
+"""The same for processes that this user may not signal: they exit when they like, or never."""
+_LET_END_S = 0.5
 _START_MS = 100
 """How long the guard delays its own setup, so that the starting workers have the processors."""
 
@@ -50,12 +60,24 @@ _libc.sigaddset(_SIGCHLD, int(signal.SIGCHLD))
 
 Selector = selectors.DefaultSelector
 """The selector that the loop uses."""
-fork = os.fork
-"""Fork the spawner."""
+own_children: set[int] = set()
+"""The processes that this one has forked with `fork` and not reaped, and those that an earlier
+program of it has left. As a subreaper it has other children too: orphans, which nobody needs.
+"""
+
+
+def fork() -> int:
+    """Fork a process that is no worker: the spawner, a warm spawner, a helper."""
+    pid = os.fork()
+    if pid:
+        own_children.add(pid)
+    else:
+        own_children.clear()
+    return pid
+
+
 fork_worker = os.fork
 """Fork a worker, in the spawner."""
-wait = os.waitpid
-"""Reap a worker, in the spawner."""
 SPAWNER_STAYS = True
 """Whether one spawner can start the workers of several generations."""
 
@@ -72,8 +94,7 @@ def require_linux(what: str) -> None:
 
 
 class Child:
-    """A process that was forked with `fork`, referenced by pidfd so that a reused pid is never
-    signalled.
+    """A process that was forked with `fork`, referenced so that a reused pid is never signalled.
 
     The forked process may be a guard (`stand_guard`) whose child is the spawner; the guard exits
     as its child does. A warm process has forked its guards itself (`worker/warm_process.py`).
@@ -87,7 +108,7 @@ class Child:
 
     def __init__(self, pid: int) -> None:
         self.pid = self._child = pid
-        self._fds = [os.pidfd_open(pid)]
+        self._processes = [ProcessHandle(pid)]
         self._is_foreign = parent_of(pid) != os.getpid()
 
     def guards(self, pid: int) -> None:
@@ -95,23 +116,23 @@ class Child:
         if pid == self._child:
             return
         try:
-            self._fds.append(os.pidfd_open(pid))
+            self._processes.append(ProcessHandle(pid))
         except OSError:
             return  # it has ended, or no descriptor is left
         if parent_of(pid) == self._child:
             self.pid = pid
         else:
-            os.close(self._fds.pop())
+            self._processes.pop().close()
 
     def fileno(self) -> int:
         """Return a descriptor that can be read once the process has ended."""
-        return self._fds[0]
+        return self._processes[0].fileno()
 
     def send(self, number: int) -> None:
         """Send a signal to it and to its guard, where they exist."""
-        for fd in self._fds:
+        for process in self._processes:
             try:
-                signal.pidfd_send_signal(fd, number)
+                process.send(number)
             except (ProcessLookupError, PermissionError):
                 pass
 
@@ -119,34 +140,36 @@ class Child:
         """Return whether it or its guard is stopped."""
         return is_stopped(self.pid) or is_stopped(self._child)
 
-    def wait(self) -> int:
-        """Reap it; return its exit code, negative for a signal. That of a process which another one
-        has forked can't be known: such a process has told why it ends, unless it was killed.
+    def reap(self) -> int:
+        """Reap it once `fileno` can be read; return its exit code, negative for a signal. That of a
+        process which another one has forked can't be known: such a process has told why it ends,
+        unless it was killed.
 
         Raises:
             ChildProcessError: this process has reaped it before.
         """
         if self._is_foreign:
             return -signal.SIGKILL
-        _, status = os.waitpid(self._child, 0)
-        return os.waitstatus_to_exitcode(status)
+        return os.waitstatus_to_exitcode(reap(self._child, END_LIMIT_S) or 0)
 
-    def end_orphans(self, limit_s: float) -> None:
-        """Kill the orphans that it left when it was killed; this process is a subreaper."""
-        end_children(limit_s)
+    def kill_orphans(self) -> bool:
+        """Kill the orphans that it left when it was killed, which are now children of this process,
+        a subreaper; return whether some are still there.
+        """
+        return bool(reap_and_kill(own_children))
 
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return not self._fds
+        return not self._processes
 
     def close(self) -> None:
         """Close the descriptors."""
-        while self._fds:
-            os.close(self._fds.pop())
+        while self._processes:
+            self._processes.pop().close()
 
 
-def stand_guard(agent: int, held: Collection[int] = ()) -> int:
+def stand_guard(agent: int, of: str = "worker", held: Collection[int] = ()) -> int:
     """Fork, continue in the child, and stay as its guard in the parent.
 
     If the agent ends, the guard kills all descendants; if the child is killed, the guard kills the
@@ -154,6 +177,7 @@ def stand_guard(agent: int, held: Collection[int] = ()) -> int:
 
     Args:
         agent: the parent of this process.
+        of: what the child spawns, for the name of the guard.
         held: descriptors that the guard keeps as long as it lives.
 
     Returns:
@@ -167,59 +191,59 @@ def stand_guard(agent: int, held: Collection[int] = ()) -> int:
     directory, to_guard = os.pipe()
     pid = os.fork()
     if pid:
-        _guard(pid, agent, directory, held)
+        _guard(pid, agent, directory, of, held)
     os.close(directory)
     return to_guard
 
 
-def _guard(pid: int, agent: int, directory: int, held: Collection[int]) -> None:
+def _guard(pid: int, agent: int, directory: int, of: str, held: Collection[int]) -> None:
     """Guard a child of this process; does not return."""
     try:
         poll = select.poll()
         die_with_parent(signal.SIGCONT)  # a stopped guard must see that the agent is gone
-        close_all_but((directory, *held))  # or peers of the agent would not see its connections end
-        child = os.pidfd_open(pid)
+        # Or peers of the agent would not see its connections end.
+        close_all_but((directory, *held))
+        child = ProcessHandle(pid)
         poll.register(child, select.POLLIN)
         if not poll.poll(_START_MS):
-            _stay(agent, poll)
+            _stay(agent, poll, of)
         status = 0
         if os.getppid() == agent:
-            _, status = os.waitpid(pid, 0)
+            status = reap(pid, END_LIMIT_S) or 0
             if status:
-                end_children(_ORPHANS_LIMIT_S)
+                end_children(END_LIMIT_S)
         else:
-            let_end(pid, child)
+            let_end(child)
         if os.getppid() != agent:
-            end_children(float("inf"))
+            left = end_children(END_LIMIT_S)
             scratch = os.read(directory, 1 << 16)
             if scratch:
                 remove_tree(os.fsdecode(scratch))
+            _log_left(agent, left)
         end_as(status)
     finally:
         os._exit(1)
 
 
-def _stay(agent: int, poll: select.poll) -> None:
+def _stay(agent: int, poll: select.poll, of: str) -> None:
     """Wait as the guard until the agent or the child is gone."""
     os.setsid()
-    rename_process(f"worker guard of {agent}")
+    rename_process(f"{of} guard of {agent}")
     try:
-        poll.register(os.pidfd_open(agent), select.POLLIN)
+        poll.register(ProcessHandle(agent), select.POLLIN)
     except ProcessLookupError:
         return
     if os.getppid() == agent:
         poll.poll()
 
 
-def let_end(pid: int, pidfd: int) -> None:
+def let_end(child: ProcessHandle) -> None:
     """Continue a child whose agent is gone, and give it a bounded time to end by itself.
 
     It kills its descendants; no process would if both it and this process were killed now.
     """
-    os.kill(pid, signal.SIGCONT)
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    poll.poll(_LET_END_MS)
+    os.kill(child.pid, signal.SIGCONT)
+    child.wait(_LET_END_S)
 
 
 def end_as(status: int) -> NoReturn:
@@ -236,19 +260,28 @@ def end_as(status: int) -> NoReturn:
     os._exit(code)
 
 
+def ends_within(process: "Popen[bytes]", seconds: float) -> bool:
+    """Wait until a child has ended, at most for a time; return whether it has."""
+    handle = ProcessHandle(process.pid)
+    try:
+        return handle.wait(seconds)
+    finally:
+        handle.close()
+
+
 def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
-    """Send a signal to a process if `still()` confirms that it is the same one. A pidfd prevents
-    reuse of its pid in between.
+    """Send a signal to a process if `still()` confirms that it is the same one; its pid can't be
+    reused in between.
 
     Raises:
         ProcessLookupError: no process has this pid.
     """
-    pidfd = os.pidfd_open(pid)
+    process = ProcessHandle(pid)
     try:
         if still():
-            signal.pidfd_send_signal(pidfd, number)
+            process.send(number)
     finally:
-        os.close(pidfd)
+        process.close()
 
 
 def catches_signal(pid: int, number: int, unknown: bool) -> bool:
@@ -277,13 +310,37 @@ def reopen(fd: int, flags: int) -> int:
     return os.open(f"/proc/self/fd/{fd}", flags)
 
 
-def anonymous_file() -> int:
-    """Return the descriptor of a file in memory (memfd_create(2), Linux 3.17).
+def anonymous_file(name: str) -> int:
+    """Return the descriptor of a new file in memory; links in /proc/PID/fd have its name.
+
+    memfd_create(2) needs Linux 3.17, and CPython has it if it was built with glibc 2.27 or newer.
+    Without it, the file has been removed from a directory.
 
     Raises:
-        OSError: no descriptor is left.
+        OSError: no descriptor is left, or no directory can be written to.
     """
-    return os.memfd_create("relight-plans")
+    try:
+        if hasattr(os, "memfd_create"):
+            return os.memfd_create(name, _MFD_CLOEXEC | _MFD_ALLOW_SEALING)
+        fd = int(_libc.memfd_create(name.encode(), _MFD_CLOEXEC | _MFD_ALLOW_SEALING))
+    except (AttributeError, OSError):
+        fd = -1
+    return fd if fd >= 0 else _unlinked_file(name)
+
+
+def _unlinked_file(name: str) -> int:
+    problem: OSError | None = None
+    for folder in _FOLDERS:
+        path = f"{folder}/{name}-{os.urandom(8).hex()}"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            problem = error
+            continue
+        os.unlink(path)
+        return fd
+    assert problem is not None
+    raise problem
 
 
 def open_files() -> int:
@@ -297,8 +354,11 @@ def most_open_files(hard: int) -> int:
 
 
 def cpus() -> int:
-    """Return how many CPUs this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Return how many CPUs this process may run on; those of the machine if that is hidden."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except OSError:
+        return os.cpu_count() or 1
 
 
 def end_with_parent(pid: int, number: int) -> bool:
@@ -324,6 +384,15 @@ def become_subreaper(is_one: bool = True) -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0)
 
 
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parents die. Children that exist by now are
+    none: a shell that has become this program may have left some.
+    """
+    if not is_subreaper():
+        own_children.update(children())
+        become_subreaper()
+
+
 def inotify_open() -> int:
     """Return a new non-blocking inotify descriptor, or -1 if none is left."""
     return int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
@@ -341,6 +410,21 @@ def close_all_but(keep: Collection[int]) -> None:
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
         if fd not in keep:
             _close(fd)
+
+
+def libffi_descriptors() -> set[int]:
+    """Return the descriptors of its own file from which libffi 3.5 maps code for each callback of
+    ctypes (src/tramp.c). A fork in which one means another file would run what stands there.
+    """
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            path = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue  # that of the listing itself
+        if os.path.basename(path).startswith("libffi.so"):
+            found.add(int(name))
+    return found
 
 
 def _close(fd: int) -> None:
@@ -443,30 +527,120 @@ def children() -> list[int]:
     return _children_of(os.getpid())
 
 
-def kill_children() -> None:
+def kill_children() -> dict[int, bool]:
     """Send SIGKILL to the children of this process. Their pids can't be reused before it reaps
     them.
+
+    Returns:
+        Their pids, each with whether the system refused the signal: it is another user's process.
     """
-    for pid in children():
+    return _kill(children())
+
+
+def _kill(pids: Iterable[int]) -> dict[int, bool]:
+    found = {}
+    for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
-        except (PermissionError, ProcessLookupError):
-            pass  # a setuid program, which we may not signal
+            found[pid] = False
+        except PermissionError:
+            found[pid] = True
+        except ProcessLookupError:
+            pass
+    return found
 
 
-def end_children(limit_s: float, keep: Collection[int] = ()) -> None:
-    """Kill all children but those to keep, and the orphans that we adopt, until none are left or
-    the time is up (a process in an uninterruptible call can't be ended).
+def reap_and_kill(keep: Collection[int] = ()) -> dict[int, bool]:
+    """Reap children but those to keep, then kill the others; return these as `kill_children` does.
+
+    Reaping comes first: the system refuses a signal to another user's zombie as well.
     """
-    end = time.monotonic() + limit_s
-    while (pids := set(children()) - set(keep)) and time.monotonic() < end:
-        for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, os.WNOHANG)
-            except (PermissionError, ProcessLookupError, ChildProcessError):
-                pass
-        time.sleep(0.002)
+    for pid in set(children()).difference(keep):
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            pass  # another thread has reaped it
+    return _kill(set(children()).difference(keep))
+
+
+def end_children(limit_s: float, keep: Collection[int] = ()) -> list[int]:
+    """Kill all children but those to keep, and the orphans that we adopt; return the pids of those
+    that are left when the time is up. Nothing ends one in an uninterruptible call, and for one that
+    we may not signal there is less time (`REFUSED_LIMIT_S`).
+    """
+    begin, pause, before = time.monotonic(), 0.0, dict[int, bool]()
+    while left := reap_and_kill(keep):
+        limit = min(limit_s, REFUSED_LIMIT_S) if all(left.values()) else limit_s
+        if time.monotonic() - begin >= limit:
+            break
+        pause = min(2 * pause, 0.1) if left == before else 0.002
+        before = left
+        time.sleep(pause)
+    return list(left)
+
+
+def reap_any() -> tuple[int, int]:
+    """Reap a child that has ended, in the spawner; return its pid, or 0 if none has, and its
+    waitpid(2) status.
+
+    Raises:
+        ChildProcessError: there is no child.
+    """
+    return os.waitpid(-1, os.WNOHANG)
+
+
+def reap(pid: int, limit_s: float) -> int | None:
+    """Reap a child that has ended or is about to; return its waitpid(2) status, None if it still
+    runs when the time is up.
+
+    Raises:
+        ChildProcessError: it was reaped before.
+    """
+    end, pause = time.monotonic() + limit_s, 0.0005
+    while True:
+        try:
+            found, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            own_children.discard(pid)
+            raise
+        if found:
+            own_children.discard(pid)
+            return status
+        if time.monotonic() >= end:
+            return None
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+def name_and_user(pid: int) -> tuple[str, str]:
+    """Return the short name of a process and that of its user, or the user's number if it has no
+    name; both are empty for a process that is gone.
+    """
+    import pwd
+
+    try:
+        name = read_small(f"/proc/{pid}/comm").decode(errors="replace").strip()
+        user = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return "", ""
+    try:
+        return name, pwd.getpwuid(user).pw_name
+    except KeyError:
+        return name, str(user)
+
+
+def _log_left(agent: int, pids: Collection[int]) -> None:
+    """Tell the system log of processes that could not be killed: nobody reads the stderr of an
+    agent that is gone.
+    """
+    if not pids:
+        return
+    import syslog
+
+    left = ", ".join("{} ({}, user {})".format(pid, *name_and_user(pid)) for pid in pids)
+    syslog.openlog("relight", syslog.LOG_PID)
+    what = f"agent {agent} has ended; what it started could not be killed and is left behind"
+    syslog.syslog(syslog.LOG_WARNING, f"{what}: {left}")
 
 
 def tree(pid: int) -> list[int]:

@@ -1,6 +1,7 @@
 """Copies the lines of workers that contain a text to a file (--duplicate-stdout-filters)."""
 
 import os
+from collections.abc import Callable
 
 _LONGEST_LINE = 16 * 1024 * 1024
 """Filters search only this many bytes at the end of a longer line."""
@@ -12,12 +13,14 @@ class FilteredFile:
     Args:
         texts: what to look for.
         path: the file; lines are appended.
+        say: prints a line to the user.
 
     Raises:
         OSError: the file can't be opened.
     """
 
-    def __init__(self, texts: tuple[str, ...], path: str) -> None:
+    def __init__(self, texts: tuple[str, ...], path: str, say: Callable[[str], None]) -> None:
+        self._path, self._say = path, say
         self._texts = [text.encode(errors="surrogateescape") for text in texts]
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
@@ -30,7 +33,8 @@ class FilteredFile:
         try:
             while lines and self._fd >= 0:
                 lines = lines[os.write(self._fd, lines) :]
-        except OSError:
+        except OSError as error:
+            self._say(f"relight: {self._path} gets no more lines: {error.strerror}")
             self.close()
 
     def close(self) -> None:

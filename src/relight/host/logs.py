@@ -5,12 +5,13 @@ killed, and no console can block the worker; a tee'd stream is read back from it
 without a file reaches the console through a pipe, or through a pseudo-terminal where the console is
 a terminal, so that progress bars and colours are as usual. There the traceback with which a worker
 ends is held back (host/traceback_stream). The end of each worker's stderr is kept for the failure
-report.
+report. What should go to a file that can't be made, as on a full disk, goes to the console.
 
 The layout is torchrun's: `<run directory>/attempt_<n>/<local rank>/{stdout.log, stderr.log,
 error.json}` and `<run directory>/attempt_<n>/filtered_{stdout,stderr}.log`.
 """
 
+import errno
 import os
 from collections.abc import Callable, Sequence
 
@@ -51,8 +52,13 @@ def destination(spec: LaunchSpec, local_rank: int, stream: int) -> Destination:
         return Destination(file=False, console=True)
     tee = bool(spec.tee.of(local_rank) & stream)
     redirect = bool(spec.redirects.of(local_rank) & stream)
-    shown = not spec.local_ranks_filter or local_rank in spec.local_ranks_filter
+    shown = is_shown(spec, local_rank)
     return Destination(file=tee or redirect, console=shown and (tee or not redirect))
+
+
+def is_shown(spec: LaunchSpec, local_rank: int) -> bool:
+    """Return whether `--local-ranks-filter` lets a worker's output reach the console."""
+    return not spec.local_ranks_filter or local_rank in spec.local_ranks_filter
 
 
 class Logs:
@@ -65,7 +71,7 @@ class Logs:
         directory: `attempt_<n>` of this generation, to be made; empty for no files at all.
 
     Raises:
-        OSError: the directory or a file can't be made.
+        OSError: no descriptor is left for a file.
     """
 
     def __init__(self, loop: Loop, consoles: Consoles, spec: LaunchSpec, directory: str) -> None:
@@ -86,8 +92,14 @@ class Logs:
         self._to_pass_on: list[int] = []
         self._filtered: dict[int, FilteredFile] = {}
         self._filters: list[LineFilter] = []
+        self._has_told = False
         if directory:
-            os.makedirs(directory)
+            try:
+                os.makedirs(directory)
+            except OSError as error:
+                self._do_without(error)
+                self._directory = ""
+                return
             for stream, name in _NAMES.items():
                 if texts := getattr(spec, f"duplicate_{name}_filters"):
                     self._filter_to(f"filtered_{name}.log", stream, texts)
@@ -138,9 +150,15 @@ class Logs:
         Args:
             local_rank: the worker.
             prefix: the start of each line where they are tee'd.
+
+        Raises:
+            OSError: no descriptor is left.
         """
         if self._directory and self._spec.keeps_logs():
-            os.mkdir(os.path.join(self._directory, str(local_rank)))
+            try:
+                os.mkdir(os.path.join(self._directory, str(local_rank)))
+            except OSError as error:
+                self._do_without(error)
         raw = Destination(file=False, console=True)
         if self._consoles.stdout is self._consoles.stderr and all(
             destination(self._spec, local_rank, stream) == raw for stream in _NAMES
@@ -219,11 +237,11 @@ class Logs:
     def _open_stream(self, local_rank: int, stream: int, prefix: bytes) -> int:
         to_file, to_console = destination(self._spec, local_rank, stream)
         console = self._consoles.stdout if stream == STDOUT else self._consoles.stderr
-        if to_file:
-            path = self._path(local_rank, f"{_NAMES[stream]}.log")
-            # O_APPEND: a file that is truncated under the worker, to save space, has no hole.
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-            fd = os.open(path, flags, 0o666)
+        path = self._path(local_rank, f"{_NAMES[stream]}.log")
+        fd = self._make(path) if to_file else -1
+        if to_file and fd < 0:
+            to_console = is_shown(self._spec, local_rank)
+        if fd >= 0:
             self._files.append(path)
             self._streams(stream)[local_rank] = path
             if to_console and self._tails is not None:
@@ -246,6 +264,33 @@ class Logs:
         self._to_pass_on.append(fd)
         return fd
 
+    def _make(self, path: str) -> int:
+        """Return the descriptor of a new file; -1 if it can't be made."""
+        if not self._directory:
+            return -1
+        # O_APPEND: a file that is truncated under the worker, to save space, has no hole.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, 0o666)
+        except OSError as error:
+            self._do_without(error)
+            return -1
+
+    def _do_without(self, error: OSError) -> None:
+        """Tell the user that a file can't be made; a lack of descriptors concerns more than that.
+
+        Raises:
+            OSError: it is such a lack.
+        """
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise error
+        if self._spec.keeps_logs() and not self._has_told:
+            self._has_told = True
+            self._consoles.stderr.say(
+                f"relight: can't write logs to {error.filename}: {error.strerror}; the output goes "
+                "to the console"
+            )
+
     def _streams(self, stream: int) -> "dict[int, PipeReader | str]":
         return self._stdout if stream == STDOUT else self._stderr
 
@@ -266,7 +311,11 @@ class Logs:
     def _filter_to(self, name: str, stream: int, texts: tuple[str, ...]) -> None:
         from relight.host.log_filters import FilteredFile
 
-        self._filtered[stream] = FilteredFile(texts, os.path.join(self._directory, name))
+        path = os.path.join(self._directory, name)
+        try:
+            self._filtered[stream] = FilteredFile(texts, path, self._consoles.stderr.say)
+        except OSError as error:
+            self._do_without(error)
 
     def _filter(self, stream: int, prefix: bytes) -> Callable[[bytes], None] | None:
         file = self._filtered.get(stream)

@@ -21,6 +21,8 @@ from relight.typed import Any, NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from subprocess import Popen
+
     from relight.spec import LaunchSpec
 
 IN_MODIFY = IN_MOVED_TO = 0
@@ -30,6 +32,10 @@ _PS = "/bin/ps"
 _PARENT_LOOK_S = 0.2
 _SETTLE_S = 2.0
 """How long to wait for killed processes to be gone."""
+END_LIMIT_S = 10.0
+REFUSED_LIMIT_S = 1.0
+own_children: set[int] = set()
+"""Nothing here: this process adopts no orphans."""
 
 SPAWNER_STAYS = False
 """Whether one spawner can start the workers of several generations: its guardian can't."""
@@ -154,7 +160,7 @@ def _start_guardian(told: int, sweeps: int, watched: int) -> None:
             _become_guardian(told, sweeps, watched)
     finally:
         restore_signals(mask)
-    if os.waitpid(pid, 0)[1]:
+    if reap(pid, END_LIMIT_S) != 0:
         raise OSError(0, "the guardian of the workers could not be started")
 
 
@@ -217,15 +223,15 @@ class Child:
         """Return whether it is stopped."""
         return is_stopped(self.pid)
 
-    def wait(self) -> int:
-        """Reap it; return its exit code, negative for a signal."""
-        _, status = os.waitpid(self.pid, 0)
+    def reap(self) -> int:
+        """Reap it once `fileno` can be read; return its exit code, negative for a signal."""
+        status = reap(self.pid, END_LIMIT_S)
         self._reaped = True
-        return os.waitstatus_to_exitcode(status)
+        return os.waitstatus_to_exitcode(status or 0)
 
-    def end_orphans(self, limit_s: float) -> None:
-        """Wait until the guardian has killed the orphans that it left when it was killed."""
-        select.select([self._guard.swept], [], [], limit_s)
+    def kill_orphans(self) -> bool:
+        """Return whether the guardian still has to kill orphans that it left when it was killed."""
+        return not select.select([self._guard.swept], [], [], 0)[0]
 
     @property
     def closed(self) -> bool:
@@ -239,9 +245,9 @@ class Child:
             os.close(fd)
 
 
-def stand_guard(agent: int, held: Collection[int] = ()) -> int:
+def stand_guard(agent: int, of: str = "worker", held: Collection[int] = ()) -> int:
     """Do nothing, and return no descriptor (-1): the guardian does this, as far as possible."""
-    del agent, held
+    del agent, of, held
     return -1
 
 
@@ -255,9 +261,14 @@ def fork_worker() -> int:
     return pid
 
 
-def wait(pid: int, options: int) -> tuple[int, int]:
-    """Reap a process as waitpid(2) does, and report it to the guardian."""
-    reaped, status = os.waitpid(pid, options)
+def reap_any() -> tuple[int, int]:
+    """Reap a child that has ended, in the spawner, and report it to the guardian; return its pid,
+    or 0 if none has, and its waitpid(2) status.
+
+    Raises:
+        ChildProcessError: there is no child.
+    """
+    reaped, status = os.waitpid(-1, os.WNOHANG)
     if reaped in _running:
         _running.remove(reaped)
         _reaped.add(reaped)
@@ -270,6 +281,17 @@ def _tell(line: str) -> None:
         os.write(_pipe, line.encode() + b"\n")
     except OSError:
         pass  # the guardian was killed, or was stopped and its pipe is full
+
+
+def ends_within(process: "Popen[bytes]", seconds: float) -> bool:
+    """Wait until a child has ended, at most for a time; return whether it has."""
+    from subprocess import TimeoutExpired
+
+    try:
+        process.wait(seconds)
+    except TimeoutExpired:
+        return False
+    return True
 
 
 def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
@@ -297,6 +319,10 @@ def die_with_parent(number: int) -> None:
 def become_subreaper(is_one: bool = True) -> None:
     """Do nothing: the guardian does this, as far as possible."""
     del is_one
+
+
+def adopt_orphans() -> None:
+    """Do nothing: the guardian does this, as far as possible."""
 
 
 def end_with_parent(pid: int, number: int) -> bool:
@@ -332,7 +358,7 @@ def _processes() -> list[_PsRow]:
             os.close(writable)
         with open(readable, "rb") as file:
             rows = [row.split() for row in file]
-        os.waitpid(ps, 0)
+        reap(ps, END_LIMIT_S)
     except OSError:
         return []
     finally:
@@ -401,11 +427,36 @@ def _kill(pids: Collection[int], number: int) -> None:
             pass
 
 
-def kill_children() -> None:
-    """Kill the workers of this process and what they have started."""
+def kill_children() -> dict[int, bool]:
+    """Kill the workers of this process and what they have started; return the pids of the workers
+    that are not reaped yet, each with False.
+    """
     sweep(_running, _reaped)
     _reaped.clear()
     _tell("swept")
+    return dict.fromkeys(_running, False)
+
+
+def reap(pid: int, limit_s: float) -> int | None:
+    """Reap a child that has ended or is about to; return its waitpid(2) status, None if it still
+    runs when the time is up.
+
+    Raises:
+        ChildProcessError: it was reaped before.
+    """
+    end = time.monotonic() + limit_s
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return status
+        if time.monotonic() >= end:
+            return None
+        time.sleep(0.001)
+
+
+def name_and_user(pid: int) -> tuple[str, str]:
+    """Return the short name of a process and that of its user; empty for one that is gone."""
+    return os.path.basename(_ps("comm", pid)), _ps("user", pid)
 
 
 def is_stopped(pid: int) -> bool:
@@ -463,8 +514,13 @@ def _ps(column: str, pid: int) -> str:
 
     command = (_PS, "-o", f"{column}=", "-p", str(pid))
     try:
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        ps = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     except OSError:
+        return ""
+    try:
+        return ps.communicate(timeout=_SETTLE_S)[0].strip()
+    except subprocess.TimeoutExpired:
+        ps.kill()
         return ""
 
 
@@ -509,15 +565,15 @@ def reopen(fd: int, flags: int) -> int:
     return os.open(os.ttyname(fd), flags)
 
 
-def anonymous_file() -> int:
-    """Return the descriptor of a new file that has no name any more.
+def anonymous_file(name: str) -> int:
+    """Return the descriptor of a new file that was removed from its directory.
 
     Raises:
         OSError: it can't be made.
     """
     import tempfile
 
-    fd, path = tempfile.mkstemp()
+    fd, path = tempfile.mkstemp(prefix=f"{name}-")
     os.unlink(path)
     return fd
 

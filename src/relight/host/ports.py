@@ -7,6 +7,7 @@ import socket
 from relight.errors import MachineError, UsageError
 
 _BACKLOG = 4096
+_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"  # of IPv6 as well (ip-sysctl.rst)
 
 
 def is_loopback(address: str) -> bool:
@@ -19,9 +20,30 @@ def is_ours(address: str) -> bool:
     try:
         with socket.socket(_family(address), socket.SOCK_STREAM) as sock:
             sock.bind((address, 0))
-    except OSError:
-        return False
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE  # no free port: the address was checked before
     return True
+
+
+def free_ports() -> str:
+    """Return from which ports the kernel takes those for port 0 and for outgoing connections."""
+    try:
+        with open(_RANGE) as file:
+            first, last = file.read().split()
+    except (OSError, ValueError):
+        return "the ephemeral ports"  # not Linux
+    return f"{first} to {last} (net.ipv4.ip_local_port_range)"
+
+
+def no_free_port(what: str) -> MachineError:
+    """Return the error for port 0, which the kernel refuses with EADDRINUSE if none of its ports is
+    free (bind(2)).
+    """
+    return MachineError(
+        f"this machine has no free port for {what}: all of {free_ports()} are in use",
+        hint="`ss -tan` shows by whom; sysctl -w net.ipv4.ip_local_port_range='FIRST LAST' sets "
+        "the range",
+    )
 
 
 def any_address() -> str:
@@ -35,7 +57,7 @@ def any_address() -> str:
 
 def listen(address: str, port: int) -> socket.socket | None:
     """Return a socket that listens on a numeric address, or, if that is empty, on all of this
-    machine's; None if the port is taken.
+    machine's; None if the port is taken, or no port is free for port 0.
     """
     address = address or any_address()
     sock = socket.socket(_family(address), socket.SOCK_STREAM)
@@ -56,7 +78,7 @@ def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
 
     Raises:
         UsageError: the port is taken, or the address does not belong to this machine.
-        MachineError: no socket can be opened.
+        MachineError: no socket can be opened, or no port is free.
     """
     host = host.strip("[]")
     hint = "--master-addr and --local-addr take an address of this machine"
@@ -81,6 +103,8 @@ def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
             bound.listen(_BACKLOG)
     except OSError as error:
         bound.close()
+        if error.errno == errno.EADDRINUSE and not port:
+            raise no_free_port("the workers' store") from None
         if error.errno == errno.EADDRINUSE:
             raise UsageError(
                 f"port {host}:{port} for the workers' store is taken by another program",

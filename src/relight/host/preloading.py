@@ -37,7 +37,7 @@ from relight.events import (
     PreloadWithout,
     WorkersWarm,
 )
-from relight.host import linux, warm_spawner
+from relight.host import linux, source, warm_spawner
 from relight.host.generation_pipe import WorkerPlan
 from relight.host.import_list import ImportList
 from relight.host.loop import Alarm, Loop
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from relight.host.learned import LearnedFile
 
 _END_LIMIT_S = 1.0
+_GUARD_S = 1.0
+"""How long the guard of a warm spawner may take to exit after SIGKILL."""
 _SILENT_S = 10.0
 _PATIENCE_S = 120.0
 """How long the first generation waits for named modules. Cold workers import them as well."""
@@ -69,11 +71,8 @@ class _Leftovers:
     """Processes that warm spawners leave to this agent: their guards, and what imports started."""
 
     def __init__(self) -> None:
-        self._earlier = linux.children()  # of a shell that has become this agent
-        linux.become_subreaper()  # a process that an import has started must not outlive this one
+        linux.adopt_orphans()  # a process that an import has started must not outlive this one
         self._guard = 0  # of a stopped warm spawner, which is to be waited for
-        self.cold = 0
-        """The process that was forked for workers that start cold; it is none of them."""
 
     def await_guard(self, guard: int) -> None:
         """Note the guard of a warm spawner that was stopped."""
@@ -83,14 +82,14 @@ class _Leftovers:
         """Reap the guard of a stopped warm spawner, unless a generation has done so."""
         if self._guard:
             try:
-                os.waitpid(self._guard, 0)
+                linux.reap(self._guard, _GUARD_S)
             except ChildProcessError:
                 pass
             self._guard = 0
 
     def end(self) -> None:
         """End what imports have started."""
-        linux.end_children(_END_LIMIT_S, [self.cold, *self._earlier])
+        linux.end_children(_END_LIMIT_S, linux.own_children)
 
 
 class Preload:
@@ -130,6 +129,7 @@ class Preload:
         self._generations = 0
         self._watched: WatchedWorker | None = None
         self._is_taken = False
+        self._files = warm_spawner.files()
         self._is_held_up = self._processes.are_being_made()
         if not self._is_held_up:
             self._take_or_start()
@@ -220,6 +220,8 @@ class Preload:
         is_ready = self._spawner is not None and self._spawner.is_ready
         if self._watched is None or local_rank or self._generations or is_ready:
             return {}
+        if self._is_upgraded():
+            return {}
         return self._watched.variables(variables)
 
     def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
@@ -243,7 +245,6 @@ class Preload:
             why_not = self._spawner.so_far("it is not ready")
         self._record(WorkersWarm(False, why_not))
         held = self._fork_cold(plans, scratch)
-        self._leftovers.cold = held[0]
         if self._watched is not None and self._generations == 1:
             if not self._modules.names:
                 self._watched.when_quiet(lambda: self._generations == 1, self._learn)
@@ -385,6 +386,9 @@ class Preload:
             self._script.add(self._watched.stop())
         self._tries -= 1
         self._why_not = ""
+        if self._is_upgraded():
+            self.lost("the files of relight have changed since this job started", retry=False)
+            return
         worker, names, learned = self._worker_program, self._modules.names, self._modules.learned
         setup = instructions(worker, names, learned, self._script.values, low_priority=low_priority)
         try:
@@ -398,6 +402,10 @@ class Preload:
             return
         what = ",".join(names) if learned is None else f"{len(names)} modules"
         self._record(PreloadStarted(self._spawner.pid, what))
+
+    def _is_upgraded(self) -> bool:
+        """Return whether a new process would run another version of relight than this one."""
+        return warm_spawner.files() != self._files
 
     def _begin(self, setup: dict[str, Any]) -> Origin:
         """Start a process, one that outlives the job if that is wanted and possible."""
@@ -460,12 +468,10 @@ def _waits(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
 
     Checking whether modules are fit for it takes a third of the time of their import.
     """
-    crowded = 2 * worker.workers >= 3 * len(os.sched_getaffinity(0))
+    crowded = 2 * worker.workers >= 3 * linux.cpus()
     return (crowded or worker.keep is not None) and not _sets_variables(worker, learned)
 
 
 def _sets_variables(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
     """Return whether the script sets variables, as far as that is known before it runs."""
-    from relight.host import source
-
     return bool(learned and learned.known.writes) or source.sets_variables(worker.argv)

@@ -109,7 +109,7 @@ def _can_come_back() -> bool:
             os._exit(0)
         finally:
             os._exit(1)
-    return os.waitpid(pid, 0)[1] == 0
+    return linux.reap(pid, linux.END_LIMIT_S) == 0
 
 
 def _set_io(priority: int, pid: int = 0) -> None:

@@ -13,8 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 
 from relight.core.exits import Doing
+from relight.core.supervision import patience_s
 from relight.errors import InternalError, MachineError
-from relight.events import SpawnerLost, WorkerExited, WorkersFrozen, WorkerStarted
+from relight.events import (
+    ProcessRemains,
+    SpawnerLost,
+    WorkerExited,
+    WorkersFrozen,
+    WorkerStarted,
+)
 from relight.host import spawner, system
 from relight.host.generation_pipe import WorkerPlan
 from relight.host.loop import Alarm, Loop
@@ -23,9 +30,8 @@ from relight.host.memory import OomCounters
 __all__ = ["WorkerPlan", "Workers"]
 
 Fork = Callable[[Sequence[WorkerPlan], str], tuple[int, socket.socket]]
-ProcessEvent = WorkerStarted | WorkerExited | WorkersFrozen | SpawnerLost
-_CLOSE_LIMIT_S = 30.0
-"""How long `close` waits for processes that can't be killed."""
+ProcessEvent = WorkerStarted | WorkerExited | WorkersFrozen | ProcessRemains | SpawnerLost
+_FINISH_LIMIT_S = 30.0
 _WAKE_LIMIT_S = 1.0
 """A spawner that is still stopped so long after it was continued is killed."""
 _CONTINUE_EVERY_S = 0.05
@@ -34,6 +40,7 @@ _LET_END_S = 0.5
 """How long a spawner without a guard may take to end its workers before it is killed."""
 _ORPHANS_LIMIT_S = 10.0
 """How long the search for what a killed spawner has left may take."""
+_ORPHANS_LOOK_S = 0.01
 
 
 class Workers:
@@ -44,8 +51,9 @@ class Workers:
         plans: the workers to start, in the order of their local ranks.
         ranks: the rank of each, in the same order.
         scratch: a directory to remove if the agent is killed, or empty.
-        on_event: called with each start and exit, when workers are frozen or run again, and when
-            the spawner is lost; and with the time of it (monotonic seconds).
+        on_event: called with each start and exit, when workers are frozen or run again, with what
+            SIGKILL does not end, and when the spawner is lost; and with the time of it (monotonic
+            seconds).
         fork: starts a spawner, or uses the warm one (`host/preloading.py`).
 
     Raises:
@@ -69,6 +77,8 @@ class Workers:
         """What workers did before they were stopped, by local rank, if anybody looked."""
         self.frozen = False
         """Whether they are frozen because their lease has expired."""
+        self.remaining: dict[int, ProcessRemains] = {}
+        """Processes that still exist a second after SIGKILL, by pid."""
         self._loop = loop
         self._on_event = on_event
         self._buffer = b""
@@ -81,7 +91,7 @@ class Workers:
                 hint="look at `ulimit -u`, `ulimit -n` and the pids limit of the container",
             ) from None
         # The orphans of a killed spawner become our children, see _on_spawner_exit.
-        system.become_subreaper()
+        system.adopt_orphans()
         self.oom_counters = OomCounters()
         self._spawner_gone = self._spawner_exiting = False
         self._insisting = Alarm(loop, self._end_stopped)
@@ -137,13 +147,26 @@ class Workers:
         self._command(f"lease {until!r}")
         self._expiry.set(until or None)
 
-    def close(self) -> None:
-        """Kill all that is left; return when it is gone, or after 30 s if it can't be killed."""
+    def close(self, grace_s: float = 0.0) -> bool:
+        """Kill all that is left; return True when it is gone, or False if it can't be killed and
+        the time is up.
+
+        Args:
+            grace_s: how long to wait for the latter, within limits (`patience_s`).
+        """
         if not self._spawner_gone:
             self._command("end")
             self._socket.shutdown(socket.SHUT_WR)
             self._kill_if_stopped_later()
-            self._loop.run_until(lambda: self._spawner_gone, _CLOSE_LIMIT_S)
+            began = self._loop.now()
+            while not self._spawner_gone:
+                remaining = self.remaining.values()
+                refused = bool(remaining) and all(each.refused for each in remaining)
+                left = began + patience_s(grace_s, refused=refused) - self._loop.now()
+                if left <= 0:
+                    break
+                self._loop.run_once(left)
+        ended = self._spawner_gone
         self._expiry.set(None)
         self._insisting.set(None)
         self._loop.forget(self._socket)
@@ -152,6 +175,7 @@ class Workers:
             self._loop.forget(self._spawner)
             self._spawner.close()
         self._spawner_gone = True  # or stuck: a lease that comes now does not concern it
+        return ended
 
     def finish(self) -> None:
         """Return when these workers and their spawner are gone, also after an error in the middle;
@@ -160,12 +184,12 @@ class Workers:
         if self._socket.fileno() >= 0:
             self.close()
         if self._spawner_exiting:
-            self._loop.run_until(lambda: self._spawner.closed, _CLOSE_LIMIT_S)
+            self._loop.run_until(lambda: self._spawner.closed, _FINISH_LIMIT_S)
 
     def _reap(self) -> None:
         self._loop.forget(self._spawner)
         try:
-            self._spawner.wait()
+            self._spawner.reap()
         except ChildProcessError:
             pass  # already reaped by the search for orphans
         self._spawner.close()
@@ -237,6 +261,11 @@ class Workers:
         local_rank, value, *times = rest.split()
         index = int(local_rank)
         now = self._loop.now()
+        if word == "remains":
+            remains = ProcessRemains(index, *system.name_and_user(index), value == "1")
+            self.remaining[index] = remains
+            self._on_event(remains, now)
+            return
         if word == "started":
             self.pids[index] = int(value)
             self._on_event(WorkerStarted(index, self.ranks[index], int(value)), now)
@@ -265,25 +294,39 @@ class Workers:
     def _on_spawner_exit(self) -> None:
         """Handle the spawner's exit: read its last messages, and kill the orphans that it left."""
         self._loop.forget(self._spawner)
-        exitcode = self._spawner.wait()
-        how = "was killed" if exitcode == -signal.SIGKILL else f"ended with {exitcode}"
-        reason = f"the worker spawner (pid {self._spawner.pid}) {how}"
+        exitcode = self._spawner.reap()
         if exitcode:
+            how = "was killed" if exitcode == -signal.SIGKILL else f"ended with {exitcode}"
+            reason = f"the worker spawner (pid {self._spawner.pid}) {how}"
             for local_rank in self.pids:
                 self.evidence.setdefault(local_rank, reason)
             self._let_end()
-            self._spawner.end_orphans(_ORPHANS_LIMIT_S)
+            self._end_orphans(exitcode, reason, self._loop.now() + _ORPHANS_LIMIT_S)
+        else:
+            self._note_gone()
+
+    def _end_orphans(self, exitcode: int, reason: str, until: float) -> None:
+        """Kill what a spawner has left again and again, until nothing is left; then report it."""
+        if self._spawner.closed:
+            return
+        if self._spawner.kill_orphans() and self._loop.now() < until:
+            self._loop.call_after(
+                _ORPHANS_LOOK_S, lambda: self._end_orphans(exitcode, reason, until)
+            )
+            return
+        self._note_gone()
+        for local_rank in range(len(self.ranks)):
+            if local_rank in self.pids:
+                self.evidence.setdefault(local_rank, reason)
+            elif local_rank not in self.evidence:
+                self.evidence[local_rank] = f"it could not be started: {reason}"
+                self._on_event(WorkerExited(local_rank, 127), self._loop.now())
+        self._on_event(SpawnerLost(exitcode), self._loop.now())
+
+    def _note_gone(self) -> None:
         self._spawner_gone = True
         while self._socket.fileno() in self._loop:
             self._receive()
-        if exitcode:
-            for local_rank in range(len(self.ranks)):
-                if local_rank in self.pids:
-                    self.evidence.setdefault(local_rank, reason)
-                elif local_rank not in self.evidence:
-                    self.evidence[local_rank] = f"it could not be started: {reason}"
-                    self._on_event(WorkerExited(local_rank, 127), self._loop.now())
-            self._on_event(SpawnerLost(exitcode), self._loop.now())
 
 
 def _refused(number: int, path: str) -> MachineError:

@@ -2,9 +2,9 @@
 ones.
 
 They are in a directory that only its user can enter: `$XDG_RUNTIME_DIR/relight/jobs`, or
-`/tmp/relight-UID/jobs`. Each agent that has run for a second has a socket there, `NAME-PID.sock`,
-and each of the last 100 that have ended a file, `NAME-PID.json`. An agent that was killed leaves
-its socket, which the next reader removes.
+`/tmp/relight-UID/jobs` (host/user_sockets). Each agent that has run for a second has a socket
+there, `NAME-PID.sock`, and each of the last 100 that have ended a file, `NAME-PID.json`. An agent
+that was killed leaves its socket, which the next reader removes.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Collection, Iterator, Mapping
 
+from relight import __version__
 from relight.core import fields
 from relight.core.snapshot import (
     ENDED,
@@ -27,12 +28,13 @@ from relight.core.snapshot import (
 from relight.host import agents, files, user_sockets
 from relight.host.user_sockets import JOBS, OF_JOB
 from relight.typed import NamedTuple
+from relight.values import whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.node_stacks import NodeStacks
 
-_ENDED = ".json"
+_ENDED, _TOKEN = ".json", ".token"
 _MOST_ENDED = 100
 _TIMEOUT_S = 3.0
 MOST_BYTES = 32 << 20
@@ -60,6 +62,8 @@ class JobDirectory:
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.path = user_sockets.directory(variables, JOBS)
+        self._unreadable: dict[str, str] = {}
+        """The versions of agents, by job, whose snapshots have a form that this one can't read."""
 
     def ids(self) -> set[str]:
         """Return the ids of jobs that run or have ended, without asking their agents: some may have
@@ -83,7 +87,11 @@ class JobDirectory:
 
     def ask(self, job: str) -> NodeSnapshot | None:
         """Return what the agent of a job says; None if it does not answer, or says nonsense."""
-        return _snapshot(self._answer(job, b"\n"))
+        answer = self._answer(job, b"\n")
+        found = _snapshot(answer)
+        if found is None and answer:
+            self._unreadable[job] = _version_in(answer)
+        return found
 
     def silent(self, answered: Collection[str]) -> list[SilentJob]:
         """Return the jobs whose agents live, except for those that have just answered: they are
@@ -91,14 +99,25 @@ class JobDirectory:
         """
         found = []
         for job in self._names(OF_JOB):
-            name, _, pid = job.rpartition("-")
-            if job not in answered and pid.isdigit() and agents.lives(int(pid)):
-                found.append(SilentJob(job, name, int(pid)))
+            name, _, number = job.rpartition("-")
+            pid = whole(number)
+            if job not in answered and pid is not None and agents.lives(pid):
+                found.append(SilentJob(job, name, pid))
         return found
 
     def silent_pid(self, job: str) -> int:
         """Return the pid of the agent of a job that has not answered, if it lives; else 0."""
         return next((each.pid for each in self.silent(()) if each.id == job), 0)
+
+    def why_silent(self, job: str, pid: int) -> tuple[str, str]:
+        """Return why the agent of a job, which lives, has not answered, and what to do."""
+        agent = f"its agent (pid {pid})"
+        if job not in self._unreadable:
+            why = f"{agent} does not answer: it is stopped, or this machine is very busy"
+            return why, f"kill -CONT {pid} lets a stopped one go on"
+        theirs = self._unreadable[job] or "another version of relight"
+        why = f"{agent} runs {theirs}, whose answers relight {__version__} can't read"
+        return why, "use the relight command of that version; the job is not affected"
 
     def answers_or_lives(self, job: str) -> bool:
         """Return whether the agent of a job is there, even if it does not answer."""
@@ -184,6 +203,27 @@ class JobDirectory:
             with contextlib.suppress(OSError):
                 os.unlink(old)
 
+    def make_token(self, job: str, token: str) -> str:
+        """Write the token of a page that this process serves; return the path. Those of pages that
+        were killed are removed.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        for name in self._names(_TOKEN):
+            of, _, pid = name.rpartition(".")
+            runs = os.path.exists(os.path.join(self.path, of + OF_JOB))
+            if not runs and pid.isdecimal() and not agents.lives(int(pid)):
+                self.remove_token(os.path.join(self.path, name + _TOKEN))
+        path = os.path.join(self.path, f"{job}.{os.getpid()}{_TOKEN}")
+        files.replace(path, token)
+        return path
+
+    def remove_token(self, path: str) -> None:
+        """Remove a file of `make_token`."""
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
     def forget(self, job: str) -> None:
         """Remove what is left of a job."""
         for ending in (OF_JOB, _ENDED):
@@ -248,6 +288,16 @@ def _snapshot(data: bytes | str) -> NodeSnapshot | None:
     except fields.Malformed:
         return None
     return found if isinstance(found, NodeSnapshot) else None
+
+
+def _version_in(answer: bytes) -> str:
+    """Return the version of relight in an answer with an unknown form; empty if it has none."""
+    try:
+        found = fields.decode(answer)
+    except fields.Malformed:
+        return ""
+    version = found.get("version") if isinstance(found, dict) else None
+    return f"relight {fields.fit(version, 'name')}" if isinstance(version, str) and version else ""
 
 
 def _age(path: str) -> float:

@@ -1,7 +1,7 @@
 """What an agent has been told of slow ranks: as an event, and for `relight status`.
 
 `relight status` reads it from a file in memory, which it finds by its name among the open files of
-the agent (memfd_create(2), proc_pid_fd(5)). So no file is left behind.
+the agent (proc_pid_fd(5)). So no file is left behind.
 """
 
 import os
@@ -9,9 +9,9 @@ import time
 
 from relight.core.messages import SlowRanks
 from relight.events import RanksSlow
+from relight.host import system
 
 _NAME = "relight-slow-ranks"
-_LINK = f"/memfd:{_NAME} (deleted)"
 _MOST = 4096
 """Most bytes of the file that are read."""
 
@@ -44,7 +44,7 @@ class ShownSlowRanks:
         self.close()
         if told.ranks:
             try:
-                self._fd = os.memfd_create(_NAME)
+                self._fd = system.anonymous_file(_NAME)
                 os.write(self._fd, told.text.encode()[:_MOST])
             except OSError:
                 pass  # no descriptor or memory is left; the event and the console have it
@@ -61,7 +61,7 @@ def shown_by(pid: int) -> str:
     folder = f"/proc/{pid}/fd"
     try:
         for name in os.listdir(folder):
-            if os.readlink(f"{folder}/{name}") == _LINK:
+            if _NAME in os.path.basename(os.readlink(f"{folder}/{name}")):
                 with open(f"{folder}/{name}", encoding="utf-8", errors="replace") as file:
                     return file.read(_MOST)
     except OSError:

@@ -14,7 +14,9 @@ the agent is gone.
 If the spawner itself is killed, PR_SET_PDEATHSIG ends the workers, and what they started becomes
 the guard's (`linux.stand_guard`; it is a subreaper as well, and so is the agent), which kills it.
 A process only kills its own children, whose pids can't have been reused because no other process
-reaps them.
+reaps them. Some processes can't be killed: those in an uninterruptible call, and those of another
+user, as `sudo` starts them. The spawner names them to the agent, which decides how long to wait;
+without the agent it gives up after a while, and its guard does the same.
 
 Workers may have a lease, a time until which they may run. When it expires, they are frozen
 (SIGSTOP) with all their descendants until it is renewed (`host/freezer.py`). The spawner does that,
@@ -32,6 +34,8 @@ which is the same for all processes of a machine.
                         unborn RANK ERRNO           the worker could not be forked
                         failed RANK ERRNO           its program could not be executed
                         exited RANK EXITCODE TIME
+                        remains PID REFUSED         the process still exists a second after SIGKILL;
+                                                    REFUSED is 1 if we may not signal it
                         frozen, thawed              the lease expired, or was renewed
                         ended                       all workers are gone; the spawner waits for the
                                                     next generation
@@ -54,8 +58,14 @@ from relight.host import generation_pipe, system
 from relight.host.descriptors import restore_limit
 from relight.host.files import remove_tree
 from relight.host.generation_pipe import GenerationPlan, WorkerPlan
-from relight.typed import Any, NoReturn
+from relight.typed import Any, NamedTuple, NoReturn
 
+_TELL_S = 1.0
+"""When processes that still exist after SIGKILL are named."""
+_LOOK_S = 1.0
+"""How often the spawner looks at them, if none exits."""
+_REAP_S = 1.0
+"""How long the agent waits for the exit of an idle spawner that it has killed."""
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
 """Python ignores these for itself; as in subprocess, the workers get the default action."""
 
@@ -88,9 +98,13 @@ class Spawner:
         self.abandoned = True
         self._action_before = signal.getsignal(signal.SIGCHLD)
         self._pipe = (-1, -1)
+        self._kill_began = 0.0
+        self._told: set[int] = set()
+        """Pids of processes that the agent knows to exist still after SIGKILL."""
 
-    def run(self, mask: Any) -> None:
-        """Start the workers and supervise them until the agent closes its socket, or is gone.
+    def run(self, mask: Any) -> bool:
+        """Start the workers and supervise them until the agent closes its socket, or is gone;
+        return whether no process is left.
 
         All signals must be blocked, and stay so except SIGCHLD: a spawner is not controlled by
         signals. `mask` is the workers' signal mask (`system.block_signals`).
@@ -108,10 +122,9 @@ class Spawner:
             if wake_read in ready:
                 os.read(wake_read, 4096)
             # Exits first: a worker that is already gone must not be signalled.
-            self._reap(os.WNOHANG)
+            self._reap()
             if self.agent.fileno() in ready and not self._obey():
-                self._end_everything()
-                return
+                return self._end_everything()
             self._keep_lease()
 
     def _detach(self) -> None:
@@ -186,12 +199,20 @@ class Spawner:
             restore_limit()
             # A signal that arrived since the fork acts now, as it would on the program.
             system.restore_signals(mask)
-            start = os.execve if "/" in plan.argv[0] else os.execvpe
-            start(plan.argv[0], plan.argv, plan.variables)
+            self.execute(plan)
         except OSError as error:
             self.tell(f"failed {plan.local_rank} {error.errno}")
         finally:
             os._exit(127)
+
+    def execute(self, plan: WorkerPlan) -> None:
+        """Execute the worker's program; does not return.
+
+        Raises:
+            OSError: it can't be executed.
+        """
+        start = os.execve if "/" in plan.argv[0] else os.execvpe
+        start(plan.argv[0], plan.argv, plan.variables)
 
     def _obey(self) -> bool:
         """Run the agent's commands; return False once its end of the socket is closed."""
@@ -235,12 +256,12 @@ class Spawner:
         else:
             os.kill(pid, number)
 
-    def _reap(self, options: int) -> bool:
+    def _reap(self) -> bool:
         """Reap children; return False when none are left."""
         lines: list[str] = []
         try:
             while True:
-                pid, status = system.wait(-1, options)
+                pid, status = system.reap_any()
                 if pid == 0:
                     return True
                 local_rank = self.local_rank_of.pop(pid, None)
@@ -248,21 +269,41 @@ class Spawner:
                     del self.pid_of[local_rank]
                     exitcode = os.waitstatus_to_exitcode(status)
                     lines.append(f"exited {local_rank} {exitcode} {time.monotonic()!r}")
-                if not options & os.WNOHANG:
-                    return True
         except ChildProcessError:
             return False
         finally:
             if lines:
                 self.tell("\n".join(lines))
 
-    def _end_everything(self) -> None:
-        """Kill all children, and the orphans that the spawner adopts, until none are left."""
+    def _end_everything(self) -> bool:
+        """Kill all children, and the orphans that the spawner adopts, until none are left; return
+        False if some are when the agent has given up, or is gone and time is up.
+        """
+        poll = select.poll()
+        poll.register(self._pipe[0], select.POLLIN)
+        poll.register(self.agent, 0)  # only for the end of both directions
+        is_alone, wait_s = False, 0.01
+        self._kill_began = self._kill_began or time.monotonic()
         while True:
-            system.kill_children()
-            if not self._reap(0):
-                return
-            self._reap(os.WNOHANG)
+            left = system.kill_children()
+            if not self._reap():
+                return True
+            passed = time.monotonic() - self._kill_began
+            if passed >= _TELL_S and (news := left.keys() - self._told):
+                self._told |= news
+                self.tell("\n".join(f"remains {pid} {left[pid]:d}" for pid in sorted(news)))
+            refused = bool(left) and all(left.values())
+            limit_s = system.REFUSED_LIMIT_S if refused else system.END_LIMIT_S
+            if is_alone and passed >= limit_s:
+                return False
+            ready = dict(poll.poll(wait_s * 1000))
+            wait_s = min(2 * wait_s, _LOOK_S)
+            if self._pipe[0] in ready:
+                os.read(self._pipe[0], 4096)
+                wait_s = 0.01
+            if self.agent.fileno() in ready:
+                poll.unregister(self.agent)
+                is_alone = True
 
     def tell(self, line: str) -> None:
         """Send a line to the agent, if it is alive."""
@@ -321,7 +362,7 @@ class SpawnerProcess:
             return fork(plans, scratch)
         control, theirs = socket.socketpair()
         with theirs:
-            self._pid, connection = _fork(plans, scratch, theirs, self.held())
+            self._pid, connection = _fork(plans, scratch, theirs, held=self.held())
         self._control = control
         return self._pid, connection
 
@@ -335,14 +376,14 @@ class SpawnerProcess:
         try:
             if pid and system.parent_of(pid) == os.getpid():  # its guard was killed
                 os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+                system.reap(pid, _REAP_S)
             elif pid:  # another program may have stopped them
                 os.kill(self._pid, signal.SIGCONT)
                 self._continue(pid)
         except OSError:
             pass  # they have ended
         try:
-            os.waitpid(self._pid, os.WNOHANG)  # if it was killed while it was idle
+            system.reap(self._pid, 0)  # if it was killed while it was idle
         except ChildProcessError:
             pass  # its last generation has reaped it
 
@@ -363,7 +404,7 @@ class SpawnerProcess:
         loop.forget(child)
         if ended:
             try:
-                child.wait()
+                child.reap()
             except ChildProcessError:
                 pass  # reaped by the search for orphans
         child.close()
@@ -399,24 +440,44 @@ def fork(plans: Sequence[WorkerPlan], scratch: str = "") -> tuple[int, socket.so
     Raises:
         OSError: no process can be forked, or no descriptor is left.
     """
-    return _fork(plans, scratch, None, ())
+    return _fork(plans, scratch, None)
+
+
+def fork_helper(
+    plan: WorkerPlan, stdin: int, call: Callable[[], object] | None
+) -> tuple[int, socket.socket]:
+    """Fork a spawner for a process that is no worker; return what `SpawnerProcess.fork` returns.
+
+    Args:
+        plan: the process, with the local rank 0.
+        stdin: its standard input.
+        call: what it does instead of executing a program, with these three descriptors alone.
+
+    Raises:
+        OSError: no process can be forked, or no descriptor is left.
+    """
+    return _fork([plan], "", None, stdin, call, of="helper")
 
 
 def _fork(
     plans: Sequence[WorkerPlan],
     scratch: str,
     control: socket.socket | None,
-    held: Collection[int],
+    stdin: int = 0,
+    call: Callable[[], object] | None = None,
+    *,
+    held: Collection[int] = (),
+    of: str = "worker",
 ) -> tuple[int, socket.socket]:
     ours, theirs = socket.socketpair()
-    agent, actions = os.getpid(), own_actions()
+    agent = _Agent(os.getpid(), own_actions(), of)
     # A signal must not reach the spawner while it still shares the agent's wake-up pipe.
     mask = system.block_signals()
     try:
         pid = system.fork()
         if pid == 0:
-            plan = GenerationPlan(list(plans), theirs.detach(), 0, scratch)
-            _live(_FirstSpawner(plan, agent, actions), control, held, mask)
+            plan = GenerationPlan(list(plans), theirs.detach(), stdin, scratch)
+            _live(_FirstSpawner(plan, agent, call), control, held, mask)
     except OSError:
         ours.close()
         raise
@@ -426,31 +487,53 @@ def _fork(
     return pid, ours
 
 
+class _Agent(NamedTuple):
+    """The agent that has forked a spawner: its pid, the signals for which it has handlers, and what
+    the spawner is `of`.
+    """
+
+    pid: int
+    actions: Sequence[int]
+    of: str
+
+
 class _FirstSpawner(Spawner):
     """The spawner of the first generation, just forked by the agent: it has that one's plan from
     the agent's memory.
     """
 
-    def __init__(self, plan: GenerationPlan, pid_of_agent: int, actions: Sequence[int]) -> None:
+    def __init__(
+        self, plan: GenerationPlan, parent: _Agent, call: Callable[[], object] | None
+    ) -> None:
         super().__init__(plan)
-        self.pid_of_agent = pid_of_agent
-        self._own_actions = actions
+        self.parent = parent
+        self._call = call
 
     def leave_agent(self, keep: Collection[int]) -> None:
         """Leave the agent's session and signals behind, and its descriptors but those to keep."""
         os.setsid()
         system.become_subreaper()
         system.die_with_parent(signal.SIGCONT)  # a stopped spawner must see its end too
-        default_signals(self._own_actions)  # here: each worker would copy pages for it
+        default_signals(self.parent.actions)  # here: each worker would copy pages for it
         outputs = [fd for plan in self.plans for fd in (plan.stdout, plan.stderr)]
-        system.close_all_but({0, 1, 2, self.agent.fileno(), *keep, *outputs})
+        system.close_all_but({0, 1, 2, self.stdin, self.agent.fileno(), *keep, *outputs})
+
+    def execute(self, plan: WorkerPlan) -> None:
+        if self._call is None:
+            super().execute(plan)
+            return
+        self.restore_action()
+        self.agent.detach()
+        system.close_all_but({0, 1, 2})
+        self._call()
+        os._exit(0)
 
     def _detach(self) -> None:
         null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
+        for fd in {0, 1, 2, self.stdin}:
             os.dup2(null, fd)
         os.close(null)
-        system.rename_process(f"worker spawner of {self.pid_of_agent}")
+        system.rename_process(f"{self.parent.of} spawner of {self.parent.pid}")
 
 
 def _live(
@@ -460,19 +543,19 @@ def _live(
     gc.disable()  # finalizing the agent's objects here would close our descriptors
     spawner: Spawner = first
     try:
-        to_guard = system.stand_guard(first.pid_of_agent, held)
+        to_guard = system.stand_guard(first.parent.pid, first.parent.of, held)
         controls = () if control is None else (control.fileno(),)
         first.leave_agent({to_guard, *controls, *held})
-        parents = first.pid_of_agent, os.getppid()
+        parents = first.parent.pid, os.getppid()
         told = ""
         while True:
             if spawner.scratch != told and to_guard >= 0:
                 told = spawner.scratch
                 _tell_guard(to_guard, told)
-            spawner.run(mask)
+            none_left = spawner.run(mask)
             if spawner.scratch and (spawner.abandoned or os.getppid() not in parents):
                 remove_tree(spawner.scratch)
-            if control is None:
+            if control is None or not none_left:
                 spawner.tell("leaving")
                 os._exit(0)
             plan = _next_plan(spawner, control)

@@ -9,7 +9,9 @@ from functools import partial
 
 from relight.core.supervision import (
     FOR_EVER,
+    UNSTOPPED,
     Kill,
+    SaveAndLeave,
     Signal,
     Supervision,
     SupervisionState,
@@ -17,6 +19,7 @@ from relight.core.supervision import (
 )
 from relight.events import (
     Event,
+    ProcessRemains,
     StateChanged,
     Tick,
     WorkerExited,
@@ -40,8 +43,9 @@ class Supervisor:
         ranks: the rank of each, in the same order.
         scratch: a directory to remove if this process is killed, or empty.
         grace_s: seconds from the first signal to SIGKILL.
-        on_event: called with each start and exit, when processes are frozen or run again, and when
-            the spawner is lost; after what core/supervision decided was done.
+        on_event: called with each start and exit, when processes are frozen or run again, with what
+            SIGKILL does not end, and when the spawner is lost; after what core/supervision decided
+            was done.
         before_stop: called with the exit of a process that failed, before the others are stopped
             because of it.
         on_change: called with each change of the state of core/supervision.
@@ -79,8 +83,8 @@ class Supervisor:
 
     @property
     def is_running(self) -> bool:
-        """Whether no process has failed or was asked to stop."""
-        return self.core.state is SupervisionState.RUNNING
+        """Whether the processes were not asked to stop."""
+        return self.core.state in UNSTOPPED
 
     @property
     def has_ended(self) -> bool:
@@ -122,7 +126,7 @@ class Supervisor:
         self._lease_until = until
         self.workers.set_lease(0.0 if until == FOR_EVER else until)
 
-    def step(self, event: Event) -> None:
+    def step(self, event: Event | SaveAndLeave) -> None:
         """Pass an event to the core and execute its decisions."""
         self._step(event, self._loop.now())
 
@@ -131,14 +135,15 @@ class Supervisor:
         return self.core.explain(self._loop.now())
 
     def _on_process(self, event: ProcessEvent, at: float) -> None:
-        look = self._before_stop if self.is_running else None
+        is_first = self.core.state is SupervisionState.RUNNING  # the others are stopped
+        look = self._before_stop if is_first else None
         if look is not None and isinstance(event, WorkerExited) and event.exitcode:
             look(event)
-        if not isinstance(event, WorkerStarted | WorkersFrozen):
+        if not isinstance(event, WorkerStarted | WorkersFrozen | ProcessRemains):
             self._step(event, at)
         self._on_event(event)
 
-    def _step(self, event: Event, now: float) -> None:
+    def _step(self, event: Event | SaveAndLeave, now: float) -> None:
         before = self.core.state
         effects = self.core.step(event, now)
         after = self.core.state

@@ -1,6 +1,7 @@
 """Unix sockets of processes of one user, in a directory that only that user can enter.
 
-The directory is `$XDG_RUNTIME_DIR/relight`, or `/tmp/relight-UID` where no session has made one.
+The directory is `$XDG_RUNTIME_DIR/relight`, or `/tmp/relight-UID` where no session has made one
+(`/tmp/relight-UID-1`, … where another user has taken that name: files.own_directory).
 Whoever connects still asks the kernel whose process it is (SO_PEERCRED, unix(7)). Agents load this
 file while their workers run, so it imports little.
 """
@@ -12,12 +13,15 @@ import stat
 import struct
 from collections.abc import Mapping
 
+from relight.host import files
 from relight.typed import NamedTuple
 
 JOBS, OF_JOB = "jobs", ".sock"
 """The directory below, in which agents have their sockets, and how the names of these end."""
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 16
+_OTHERS = 0o077
+_SHARED = "/tmp"  # noqa: S108  # files.own_directory checks what it finds there
 
 
 class Peer(NamedTuple):
@@ -40,14 +44,14 @@ def directory(variables: Mapping[str, str], below: str = "") -> str:
     base = variables.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(base) and os.path.isdir(base):
         path = os.path.join(base, "relight")
+        _make(path)
+        found = os.lstat(path)
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        if found.st_uid != os.getuid() or found.st_mode & _OTHERS:
+            raise PermissionError(errno.EPERM, "other users can enter it", path)
     else:
-        path = f"/tmp/relight-{os.getuid()}"  # noqa: S108  # checked below
-    _make(path)
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode):
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(errno.EPERM, "other users can enter it", path)
+        path = files.own_directory(_SHARED, _OTHERS)
     if below:
         path = os.path.join(path, below)
         _make(path)

@@ -229,10 +229,11 @@ def stop(path: str) -> None:
 
 def stop_imports(guard: int) -> None:
     """Kill a process that imports its modules, given its guard, which then ends as well."""
-    pids = linux.tree(guard)
-    for pid in pids:
+    for pid in linux.tree(guard):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(guard, signal.SIGCONT)  # somebody may have stopped it
 
 
 def script(argv: Sequence[str]) -> str:

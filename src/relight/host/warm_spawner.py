@@ -3,6 +3,7 @@
 This is the agent's side of it; `worker/warm_fork.py` is the process.
 """
 
+import errno
 import json
 import os
 import select
@@ -21,8 +22,14 @@ from relight.values import KeepWarm
 
 ANSWER_S = 10.0
 """How long a generation waits for the warm spawner's forks before it starts cold."""
+_FORK_S = 10.0
+"""How long a fork through a process in between may take; somebody may have stopped that process."""
 _ROOM = " " * 16384
 """Memory of a process that outlives the job, from which proc(5) shows later jobs' words."""
+_FILES = (
+    "worker/hook/sitecustomize.py", "worker/warm_fork.py", "worker/preload.py", "host/spawner.py",
+    "host/generation_pipe.py",
+)  # fmt: skip
 _DO_NOTHING = "import os; os.write({fd}, b'unfit it starts without sitecustomize\\n')"
 
 
@@ -208,7 +215,7 @@ class WarmSpawner:
         if not poll.poll(1000):
             return "it has closed its socket"
         try:
-            end = os.waitid(os.P_PIDFD, self._child.fileno(), os.WEXITED | os.WNOWAIT)
+            end = os.waitid(os.P_PID, self.guard, os.WEXITED | os.WNOWAIT | os.WNOHANG)
         except ChildProcessError:
             end = None  # reaped by the generation that used it, or by a warm process
         if end is None:
@@ -222,6 +229,20 @@ def variable(line: bytes) -> tuple[str, str | None]:
     """Return the name and value of a variable that a script has set; None: removed."""
     name, equals, value = line.decode("unicode_escape").partition("=")
     return name, value if equals else None
+
+
+def files() -> tuple[tuple[int, int], ...]:
+    """Identify the files that a preloading process begins with, to see whether they are still those
+    of this agent's version.
+    """
+    package, found = os.path.dirname(os.path.dirname(__file__)), []
+    for path in _FILES:
+        try:
+            status = os.stat(os.path.join(package, path))
+        except OSError:
+            continue
+        found.append((status.st_ino, status.st_mtime_ns))
+    return tuple(found)
 
 
 def hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
@@ -245,7 +266,7 @@ def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> Origin:
     """
     keep = setup["keep"]
     ours, theirs = socket.socketpair()
-    described = os.memfd_create("relight-setup")
+    described = linux.anonymous_file("relight-setup")
     os.write(described, json.dumps(setup).encode())
     parent = 0 if keep else os.getpid()
     fds: tuple[int, ...] = (theirs.fileno(), described)
@@ -256,7 +277,7 @@ def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> Origin:
     argv = (worker.argv[0], "-u", "-c", _DO_NOTHING.format(fd=theirs.fileno()))
     mask = linux.block_signals()
     try:
-        pid = _fork_away() if keep else os.fork()
+        pid = _fork_away() if keep else linux.fork()
         if pid == 0:
             _exec(parent, fds, worker.program, argv, variables, mask)
     except OSError:
@@ -291,7 +312,7 @@ def _fork_away() -> int:
     reading, writing = os.pipe()
     linux.become_subreaper(False)
     try:
-        middle = os.fork()
+        middle = linux.fork()
         if middle == 0:
             number = 0
             try:
@@ -302,8 +323,11 @@ def _fork_away() -> int:
                 return 0
             os.write(writing, b"%d" % number)
             os._exit(0)
-        os.waitpid(middle, 0)
+        if not select.select([reading], [], [], _FORK_S)[0]:
+            os.kill(middle, signal.SIGKILL)
+            os.write(writing, b"%d" % -errno.ETIMEDOUT)
         pid = int(os.read(reading, 32))
+        linux.reap(middle, _FORK_S)
     finally:
         linux.become_subreaper()
         os.close(reading)

@@ -1,9 +1,12 @@
 """The first worker of the first generation, which starts cold, is watched: what it imports."""
 
+import contextlib
+import fcntl
 import mmap
 import os
 from collections.abc import Callable, Collection, Mapping
 
+from relight.host import linux
 from relight.host.loop import Callback, Loop, Timer
 from relight.host.warm_spawner import hook, variable
 
@@ -22,8 +25,11 @@ class WatchedWorker:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        self._fd = os.memfd_create("relight-modules")
+        self._fd = linux.anonymous_file("relight-modules")
         os.ftruncate(self._fd, _SIZE)
+        # If it shrank, an access here would be a SIGBUS.
+        with contextlib.suppress(AttributeError, OSError):
+            fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self._memory = mmap.mmap(self._fd, _SIZE)
         self._timer: Timer | None = None
 
@@ -77,7 +83,15 @@ class WatchedWorker:
 
     def writes(self) -> dict[str, str | None]:
         """Return the variables that the script has set so far, None for a removed one."""
-        return dict(variable(line[1:]) for line in self._lines() if line[:1] == b"=")
+        found = {}
+        for line in self._lines():
+            if line[:1] == b"=":
+                # The script may have overwritten it; an invalid escape is a warning, which the user
+                # may have made an error.
+                with contextlib.suppress(ValueError, Warning):
+                    name, value = variable(line[1:])
+                    found[name] = value
+        return found
 
     def close(self) -> None:
         """Stop watching and release the memory."""

@@ -1,15 +1,17 @@
 """The memory that this agent shares with the workers of one generation (core/worker_words).
 
 Each worker has a file, beside its error file, that it makes when it first calls a function of
-`relight.worker`. So a job whose script calls none has no such files.
+`relight.worker`. So a job whose script calls none has no such files. A worker that can't make its
+file, as on a full disk, is one that reports nothing and can't be asked to save.
 """
 
 import mmap
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from relight.core import worker_words as words
 from relight.host.loop import Loop
+from relight.shared_page import mapped
 
 _SEEN_AFTER_S = 0.002
 """After this time, a worker sees what this process has written before, and has counted a call that
@@ -24,20 +26,31 @@ class WorkerMemory:
         loop: the agent's loop.
         error_files: the path of the error file by local rank; empty for none: then this worker
             shares no memory.
+        began: when the workers were started, or a moment before, on the loop's clock.
+        say: tells the user.
     """
 
-    def __init__(self, loop: Loop, error_files: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        error_files: Mapping[int, str],
+        began: float,
+        say: Callable[[str], None],
+    ) -> None:
         self._loop = loop
         self._paths = {rank: path + words.SUFFIX for rank, path in error_files.items() if path}
         self._open: dict[int, memoryview] = {}
+        self._began = began
+        self._say = say
+        self._told = False
+        self._agreed = 0
+        """The call on which the workers agree; 0 for none yet."""
 
     def calls(self) -> int:
         """Return how often a worker of this node has called `should_checkpoint` at most; 0 if none
         has.
         """
-        for local_rank in self._paths:
-            self._page(local_rank, make=False)
-        return max((page[words.CALLS] for page in self._open.values()), default=0)
+        return max((words.calls(page) for _, page in self._pages()), default=0)
 
     def step(self) -> int | None:
         """Return the highest step that a worker of this node has reported, None if none has."""
@@ -51,25 +64,20 @@ class WorkerMemory:
         """Return the step that each worker has reported last, if it has, and when on the loop's
         clock, by local rank.
         """
-        for local_rank in self._paths:
-            self._page(local_rank, make=False)
-        pages = self._open.items()
-        return {
-            rank: (page[words.STEP], page[words.STEP_AT] / 1e9)
-            for rank, page in pages
-            if page[words.STEP_AT]
+        found = {
+            rank: words.progress(page, self._began, self._loop.now) for rank, page in self._pages()
         }
+        return {rank: progress for rank, progress in found.items() if progress is not None}
 
     def span(self) -> tuple[float, float] | None:
         """Return when a worker of this node has first and last reported a step, in seconds of the
         monotonic clock; None if none has.
         """
-        self.steps()
-        pages = [page for page in self._open.values() if page[words.FIRST_AT]]
-        if not pages:
+        found = [words.span(page, self._began, self._loop.now) for _, page in self._pages()]
+        spans = [span for span in found if span is not None]
+        if not spans:
             return None
-        first = min(page[words.FIRST_AT] for page in pages)
-        return first / 1e9, max(page[words.STEP_AT] for page in pages) / 1e9
+        return min(first for first, _ in spans), max(last for _, last in spans)
 
     def limit(self, call: int, answer: Callable[[int], None]) -> None:
         """Hold workers at a call of `should_checkpoint` until they are told more.
@@ -83,7 +91,7 @@ class WorkerMemory:
 
     def release(self) -> None:
         """Hold no worker any more, unless they agreed."""
-        for page in self._open.values():
+        for _, page in self._pages():
             page[words.LIMIT] = 0
 
     def agree(self, call: int, deadline: float) -> None:
@@ -94,9 +102,11 @@ class WorkerMemory:
             call: the number of the call of `should_checkpoint`; 0 for the next.
             deadline: when they are stopped, on the loop's clock.
         """
-        self._write(words.DEADLINE, int(deadline * 1e9))
-        if self._agreed() < 2:
-            self._write(words.AGREED, call or 1)
+        latest = self._loop.now() + words.MOST_LEFT_S
+        self._write(words.DEADLINE, int(min(deadline, latest) * 1e9))
+        if self._agreed < 2:
+            self._agreed = call or 1
+            self._write(words.AGREED, self._agreed)
 
     def close(self) -> None:
         """Remove the files."""
@@ -108,12 +118,9 @@ class WorkerMemory:
                 pass  # the worker has made none
         self._paths = {}
 
-    def _agreed(self) -> int:
-        return max((page[words.AGREED] for page in self._open.values()), default=0)
-
     def _calls_until_held(self) -> int:
         """Return how often workers may have called, or still may, as nothing holds them before."""
-        return max(self.calls(), self._agreed() - 1)
+        return max(self.calls(), self._agreed - 1)
 
     def _write(self, word: int, value: int) -> None:
         for local_rank in self._paths:
@@ -121,18 +128,34 @@ class WorkerMemory:
             if page is not None:
                 page[word] = value
 
+    def _pages(self) -> Iterator[tuple[int, memoryview]]:
+        """Yield the memory of each worker that has made it, by local rank."""
+        for local_rank in self._paths:
+            page = self._page(local_rank, make=False)
+            if page is not None:
+                yield local_rank, page
+
     def _page(self, local_rank: int, *, make: bool) -> memoryview | None:
         if local_rank not in self._open:
-            flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if make else 0)
             try:
-                fd = os.open(self._paths[local_rank], flags, 0o600)
-            except OSError:
-                return None  # this worker has called nothing yet, or the disk is full
-            try:
-                os.truncate(fd, words.SIZE)  # the other side may have made an empty file
-                self._open[local_rank] = memoryview(mmap.mmap(fd, words.SIZE)).cast("Q")
-            except OSError:
+                self._open[local_rank] = mapped(self._paths[local_rank], make=make)
+            except FileNotFoundError:
+                return None  # this worker has called nothing yet
+            except OSError as error:
+                self._tell(local_rank, error)
                 return None
-            finally:
-                os.close(fd)
-        return self._open[local_rank]
+        page = self._open[local_rank]
+        return page if _is_whole(page) else None
+
+    def _tell(self, local_rank: int, error: OSError) -> None:
+        if not self._told:
+            self._told = True
+            self._say(
+                f"can't share {self._paths[local_rank]} with local rank {local_rank}: "
+                f"{error.strerror}; its steps are unknown, and it can't be asked to save"
+            )
+
+
+def _is_whole(page: memoryview) -> bool:
+    """Return whether the file still has its size: an access beyond its end is a SIGBUS."""
+    return not isinstance(page.obj, mmap.mmap) or page.obj.size() >= words.SIZE

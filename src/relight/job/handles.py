@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 
 from relight.errors import UsageError
+from relight.values import whole
 
 SESSION = "relight"
 RUN = "run"
@@ -87,8 +88,13 @@ def is_whole(text: str) -> bool:
 
 
 def _part_of(job: Handle, role: str | None, replicas: str | None) -> Handle:
-    numbers = [int(number) for number in (replicas or "").split(",") if number]
-    return job._replace(role=role or "", replicas=tuple(dict.fromkeys(numbers)))
+    numbers: dict[int, None] = {}
+    for text in filter(None, (replicas or "").split(",")):
+        number = whole(text)
+        if number is None:
+            raise UsageError(f"{job} has no replica {text:.40}", hint=_EXAMPLE)
+        numbers[number] = None
+    return job._replace(role=role or "", replicas=tuple(numbers))
 
 
 def _by_id(text: str) -> Handle:

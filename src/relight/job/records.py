@@ -15,6 +15,7 @@ from typing import Any
 from relight import env as environment
 from relight.env import Environment
 from relight.errors import MachineError, UsageError
+from relight.host.files import make_directories
 from relight.job.app import AppState
 
 FILE = "job.json"
@@ -71,8 +72,8 @@ def directory(app_id: str) -> str:
     """
     where = path(app_id)
     try:
-        os.makedirs(os.path.dirname(where), 0o700, exist_ok=True)
-        os.makedirs(where, 0o700, exist_ok=True)
+        make_directories(os.path.dirname(where), 0o700)
+        make_directories(where, 0o700)
     except OSError as error:
         raise MachineError(
             f"can't make the directory of the job, {where}: {error.strerror}",

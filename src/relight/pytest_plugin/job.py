@@ -1,9 +1,7 @@
 """Runs one test on its ranks: a job of `relight run` whose workers are `rank.py`."""
 
-import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -17,6 +15,7 @@ import pytest
 
 from relight import env as environment
 from relight.function import job_directory, start_agent
+from relight.host import system
 from relight.pytest_plugin.marker import Wanted, controller
 from relight.pytest_plugin.rank_reports import shortened
 from relight.pytest_plugin.reports import ReportedTest, collect
@@ -74,25 +73,12 @@ def run(item: pytest.Item, wanted: Wanted) -> ReportedTest:
 def _wait(agent: "subprocess.Popen[bytes]", folder: Path, wanted: Wanted) -> None:
     """Return at the end of the job, or when the ranks have left their stacks: the time is over."""
     until = float("inf")
-    while time.monotonic() < until and not _has_ended(agent):
+    while time.monotonic() < until and not system.ends_within(agent, _LOOK_S):
         stacks = sum(path.stat().st_size > 0 for path in folder.glob("stacks.*"))
         if stacks == wanted.world_size:
             return
         if stacks:
             until = min(until, time.monotonic() + _STACKS_S)
-
-
-def _has_ended(agent: "subprocess.Popen[bytes]") -> bool:
-    """Wait for a moment; return whether the process has ended."""
-    if not hasattr(os, "pidfd_open"):  # macOS
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            agent.wait(_LOOK_S)
-        return agent.returncode is not None
-    pidfd = os.pidfd_open(agent.pid)
-    try:
-        return bool(select.select([pidfd], [], [], _LOOK_S)[0])  # at once; Popen.wait looks rarely
-    finally:
-        os.close(pidfd)
 
 
 def _end(agent: "subprocess.Popen[bytes]") -> None:

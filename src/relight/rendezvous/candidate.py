@@ -105,13 +105,25 @@ class Candidate:
             self._value = contact()
             return self._hold(self._value) if self._value else found
 
-        def finish(found: Answer) -> None:
+        # A register that is full may have room for a record where it has removed one, and none to
+        # renew it. Each process in turn would coordinate for a moment, so the record is renewed
+        # before it counts.
+        def renew(found: Answer) -> None:
             if isinstance(found, Record) and found.ours:
+                self._ask(lambda: self._hold(self._value), finish)
+            else:
+                done(found)
+
+        def finish(found: Answer) -> None:
+            if isinstance(found, Exception):
+                self._ask(self.register.release, lambda _: done(found))
+                return
+            if found.ours:
                 self._hold_from(asked_at)
                 self._renew_later()
             done(found)
 
-        return self._ask(look_or_hold, finish)
+        return self._ask(look_or_hold, renew)
 
     def evict(
         self, record: Record, patience_s: float, then: Callable[[bool | Exception], None]

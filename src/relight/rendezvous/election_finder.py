@@ -28,7 +28,7 @@ from relight.events import Tick, changed
 from relight.host.connection import CLOSED, Connection, dial, resolve
 from relight.host.heartbeats import Heartbeats
 from relight.host.loop import Alarm, Loop
-from relight.host.ports import is_ours, listen
+from relight.host.ports import is_loopback, is_ours, listen
 from relight.rendezvous.finder import CoordinatorAt, CoordinatorHere, Finder, NotFound, Seeker
 from relight.rendezvous.meeting import Meeting
 
@@ -176,11 +176,13 @@ class ElectionFinder(Finder):
 
     def _become_elector(self) -> None:
         """Become the elector of a host of the list, if it is this machine and its port is free."""
+        # Several loopback addresses with the same port are several hosts of the list. But Debian
+        # maps a machine's own name to 127.0.1.1: then the others need all of its addresses.
+        all_here = all(is_loopback(each) for found in self._addresses for each, _ in found)
         for index, found in enumerate(self._addresses):
             if not any(is_ours(address) for address, _ in found):
                 continue
-            loopback = all(address.startswith("127.") for address, _ in found)
-            sock = listen(found[0][0] if loopback else "", self._meeting.hosts[index][1])
+            sock = listen(found[0][0] if all_here else "", self._meeting.hosts[index][1])
             if sock is None:
                 continue
             self._elector = Elector(

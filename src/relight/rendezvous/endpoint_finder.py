@@ -64,6 +64,11 @@ class EndpointFinder(Finder):
         """Look the name up again meanwhile: a restarted pod has another address."""
         self._look_up(self._on_other_addresses)
 
+    def loopback_addresses(self) -> list[str]:
+        """Return the endpoint's addresses if all are loopback addresses."""
+        addresses = [address for address, _ in self.addresses]
+        return addresses if all(map(is_loopback, addresses)) else []
+
     def close(self) -> None:
         """Report no more answers."""
         self._closed = True
@@ -113,11 +118,9 @@ class EndpointFinder(Finder):
             return False
         if not ours and self._turn < _TRIES * len(self.addresses):
             return False  # the address may be translated (NAT), or another node's
-        # A loopback endpoint is for this machine only. Debian also maps a machine's own name to
-        # 127.0.1.1, which no other machine can reach.
-        meant = self._meeting.host == "localhost" or self._meeting.host in ours
-        only = ours[0] if ours and meant and is_loopback(ours[0]) else ""
-        sock = listen(only, self._meeting.port)
+        # On all addresses, also for a loopback endpoint: other nodes may know this machine by
+        # another name, and Debian maps a machine's own name to 127.0.1.1.
+        sock = listen("", self._meeting.port)
         if sock is None:
             return False
         self._seeker.listen(sock)

@@ -20,8 +20,8 @@ Slurm (22.05; srun(1), "OUTPUT ENVIRONMENT VARIABLES")
     SLURM_NODEID, SLURM_PROCID, SLURM_LOCALID               of this task
     SLURMD_NODENAME, SLURM_NNODES                           its node; the nodes of the step
   A batch script and the shell of salloc are not steps: they run on one node only, whatever
-  SLURM_JOB_NUM_NODES says. sbatch passes on the variables of the step that it was called from;
-  then SLURM_NNODES or SLURMD_NODENAME contradict the step's.
+  SLURM_JOB_NUM_NODES says. sbatch passes on the variables of the step that it was called from:
+  if its hosts are not those of the job, they are ignored.
 
 Kubernetes
     JOB_COMPLETION_INDEX     Indexed Job, and so JobSet and TrainJob: the index of this pod, whose
@@ -48,10 +48,9 @@ from relight.errors import UsageError
 from relight.rendezvous import hostlist
 from relight.spec import LOCAL_HOSTS
 from relight.typed import NamedTuple
-from relight.values import parse_host, parse_port
+from relight.values import parse_host, parse_port, whole
 
 _FIRST_PORT, _PORTS = 20000, 10000
-_MOST_DIGITS = 18
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on are not srun's: they are batch scripts and shells of salloc."""
 
@@ -167,7 +166,8 @@ def _first_host_of_mpi(
         return Text(hostname, daemon or ""), ""
     if here > 1:
         return None, "Open MPI does not say on which host its rank 0 is, with several on a host"
-    first = int(vpid) - rank if _is_number(vpid) else -1
+    daemon_number = whole(vpid)
+    first = -1 if daemon_number is None else daemon_number - rank
     regex = variables.get("OMPI_MCA_orte_node_regex")
     if regex and first >= 0:
         try:
@@ -193,12 +193,18 @@ def _first_host_of_mpi(
 def _slurm(variables: Mapping[str, str], given: set[str]) -> FoundFlags:
     step = variables.get("SLURM_STEP_ID", "")
     count = variables.get("SLURM_JOB_NUM_NODES", "1")
-    if not _is_number(step) or int(step) >= _FIRST_SPECIAL_STEP:
+    number = whole(step)
+    if number is None or number >= _FIRST_SPECIAL_STEP:
         note = f"SLURM_JOB_NUM_NODES={count}, but srun did not start this: a job of one node"
         return FoundFlags(notes=(note,) if count != "1" and "nnodes" not in given else ())
+    if foreign := _left_over(variables):
+        note = f"SLURM_STEP_ID={step} is ignored, {foreign}: the step that called sbatch left it"
+        found = _slurm({**variables, "SLURM_STEP_ID": ""}, given)
+        return found._replace(notes=(note, *found.notes))
     nnodes = _number(variables, "SLURM_STEP_NUM_NODES", least=1)
     agents = _number(variables, "SLURM_STEP_NUM_TASKS", least=1)
-    _check_step(variables, nnodes)
+    if nnodes.value > 1:
+        _check_step(variables, nnodes)
     listed = variables.get("SLURM_STEP_NODELIST", "")
     try:
         hosts = hostlist.expand(listed)
@@ -210,9 +216,6 @@ def _slurm(variables: Mapping[str, str], given: set[str]) -> FoundFlags:
         raise _contradiction(nnodes, many_hosts)
     node = _number(variables, "SLURM_NODEID")
     _check_rank(node, nnodes)
-    name = variables.get("SLURMD_NODENAME", "")
-    if name and name not in hosts:
-        raise _left_over(f"SLURM_STEP_NODELIST={listed}", f"SLURMD_NODENAME={name}")
     here = tasks[min(node.value, len(tasks) - 1)]
     job = f"slurm-{variables['SLURM_JOB_ID']}-{step}"
     sources = f"SLURM_JOB_ID={variables['SLURM_JOB_ID']}, SLURM_STEP_ID={step}"
@@ -235,16 +238,36 @@ def _slurm(variables: Mapping[str, str], given: set[str]) -> FoundFlags:
     )
 
 
+def _left_over(variables: Mapping[str, str]) -> str:
+    """Return why the variables of the step are those of another job: it has hosts that this job
+    does not have, or lacks this one. sbatch keeps them, and its script is not a step.
+    """
+    name, job = variables.get("SLURMD_NODENAME", ""), variables.get("SLURM_JOB_NODELIST", "")
+    listed = variables.get("SLURM_STEP_NODELIST", "")
+    if "SLURM_HET_SIZE" in variables:
+        job = ""  # one of several lists
+    try:
+        hosts = set(hostlist.expand(listed))
+        others = hosts - set(hostlist.expand(job)) if job else set()
+    except ValueError:
+        return ""
+    if name and name not in hosts:
+        return f"as SLURM_STEP_NODELIST={listed} lacks this node, {name}"
+    return f"as SLURM_STEP_NODELIST={listed} is not in SLURM_JOB_NODELIST={job}" if others else ""
+
+
 def _check_step(variables: Mapping[str, str], nnodes: Number) -> None:
-    if variables.get("SLURM_NNODES", str(nnodes.value)) != str(nnodes.value):
-        raise _left_over(nnodes.source, f"SLURM_NNODES={variables['SLURM_NNODES']}")
-
-
-def _left_over(one: str, other: str) -> UsageError:
-    return UsageError(
-        f"{one} does not fit {other}: this may be left from the step that called sbatch",
-        hint="start relight by srun, or on one node with --standalone",
-    )
+    """Refuse numbers of nodes that differ: they may be those of two jobs, or srun got
+    --preserve-env, and both have all hosts of the step.
+    """
+    nodes = variables.get("SLURM_NNODES", str(nnodes.value))
+    if nodes != str(nnodes.value):
+        raise UsageError(
+            f"{nnodes.source} does not fit SLURM_NNODES={nodes}: the step that called sbatch may "
+            "have left it",
+            hint="in a batch script: unset SLURM_STEP_ID, or --standalone; srun without "
+            "--preserve-env sets both",
+        )
 
 
 def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> FoundFlags:
@@ -337,16 +360,13 @@ def _first_of(variables: Mapping[str, str], *names: str) -> str:
 
 def _number(variables: Mapping[str, str], name: str, least: int = 0) -> Number:
     text = variables.get(name, "")
-    if not _is_number(text) or int(text) < least:
+    number = whole(text)
+    if number is None or number < least:
         expected = f"a whole number from {least}"
         raise UsageError(
             f"{name}={text:.80}: expected {expected}" if text else f"{name} is not set"
         )
-    return Number(int(text), f"{name}={text}")
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
+    return Number(number, f"{name}={text}")
 
 
 def _text(variables: Mapping[str, str], name: str, prefix: str) -> Text:

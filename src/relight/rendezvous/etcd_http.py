@@ -23,6 +23,10 @@ _LONGEST_ANSWER = 64 * 1024
 _LEAST_TIMEOUT_S = 0.5
 _MOST_TIMEOUT_S = 2.0
 _ANOTHER_MAY_KNOW = (408, 429)
+_NO_SPACE = "database space exceeded"
+"""ErrNoSpace (etcd, api/v3rpc/rpctypes/error.go): the alarm NOSPACE is raised. Until somebody
+disarms it, etcd takes no put and grants no lease, but reads, deletes and keeps leases alive.
+"""
 
 
 class Login(NamedTuple):
@@ -342,6 +346,8 @@ def message_of(answer: EtcdAnswer) -> str:
     for text in (answer.body.get("message"), error):
         if isinstance(text, str) and text:
             cause = answer.body.get("cause")
+            if _NO_SPACE in text:
+                cause = "compact and defragment it, then run `etcdctl alarm disarm`"
             return (f"{text}: {cause}" if isinstance(cause, str) and cause else text)[:300]
     return f"HTTP status {answer.status}"
 

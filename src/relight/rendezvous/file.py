@@ -3,8 +3,10 @@
 A job has two files there: its record, and a lock that is held only while the record is changed,
 never while a process waits. Each renewal changes a counter in the record. A process that sees the
 same counter for the time to live, by its own clock, may take the record; clocks of different nodes
-are never compared. A new record is written beside the old one, flushed and renamed: a full disk or
-a kill leaves either the old or the new one.
+are never compared. A new record is written beside the old one, flushed and renamed: a kill leaves
+either the old or the new one. On a full disk it is written over the old one, which needs no room on
+most file systems: a full disk ends no hold, and the record of a holder that has ended can be taken.
+A machine that dies just then may leave a record that nobody can read, which lapses like any other.
 
 What the file system must do:
 
@@ -32,7 +34,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from relight.core import fields
 from relight.errors import UsageError
@@ -176,20 +178,37 @@ class FileRegister:
     def _write(self, directory: int, found: _Found, started: float) -> None:
         data = json.dumps(fields.plain(found)).encode()
         new = f"{self._name}.new"
-        file = self._open(directory, new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+
+        def check() -> None:
+            if time.monotonic() - started > _FROZEN_S:
+                raise OSError(f"writing in {self._directory} took too long: the lock may be lost")
+
+        try:
+            self._write_file(directory, new, data, os.O_CREAT | os.O_TRUNC)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            with suppress(FileNotFoundError):
+                os.unlink(new, dir_fd=directory)  # its blocks may be the last ones free
+            check()
+            try:
+                size = os.stat(self._name, dir_fd=directory, follow_symlinks=False).st_size
+            except FileNotFoundError:
+                raise error from None
+            self._write_file(directory, self._name, data.ljust(size), 0)
+            return
+        check()
+        os.rename(new, self._name, src_dir_fd=directory, dst_dir_fd=directory)
+        os.fsync(directory)
+
+    def _write_file(self, directory: int, name: str, data: bytes, flags: int) -> None:
+        file = self._open(directory, name, os.O_WRONLY | flags)
         try:
             while data:
                 data = data[os.write(file, data) :]
             os.fsync(file)
-        except OSError:
-            os.unlink(new, dir_fd=directory)  # its blocks may be the last ones free
-            raise
         finally:
             os.close(file)
-        if time.monotonic() - started > _FROZEN_S:
-            raise OSError(f"writing in {self._directory} took too long: the lock may be lost")
-        os.rename(new, self._name, src_dir_fd=directory, dst_dir_fd=directory)
-        os.fsync(directory)
 
     def _remove(self, is_meant: Callable[[_Found], bool]) -> bool:
         with self._locked() as directory:

@@ -11,7 +11,7 @@ finder provides, dials the address that it names, and reports the outcome.
 """
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from relight.core.group_types import GroupSettings
 from relight.core.lease import Refusal
@@ -134,6 +134,10 @@ class Finder:
 
     def set_enough_nodes(self, *, enough: bool) -> None:
         """Note whether enough nodes reach this process; called whenever its role is extended."""
+
+    def loopback_addresses(self) -> Sequence[str]:
+        """Return the addresses of the endpoint if each machine has them for itself."""
+        return ()
 
     def coordinator_index(self) -> int:
         """Return which of several hosts coordinates, -1 if not known or there is only one."""

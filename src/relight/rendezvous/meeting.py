@@ -14,7 +14,7 @@ from relight.errors import UsageError
 from relight.host.connection import Security
 from relight.rendezvous import conf as rdzv_conf
 from relight.rendezvous.conf import Conf
-from relight.spec import DEFAULT_MASTER_PORT, LOCAL_HOSTS, UNSET_RUN_ID, LaunchSpec
+from relight.spec import DEFAULT_MASTER_PORT, UNSET_RUN_ID, LaunchSpec
 from relight.typed import NamedTuple
 from relight.values import Endpoint
 
@@ -114,7 +114,7 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
             f"--rdzv-conf: rank={node_rank} is not below --nnodes={spec.nnodes.max_nodes}"
         )
     secured = security(env, conf)
-    if not secured.secret and not (hosts and hosts[0][0] in LOCAL_HOSTS):
+    if not secured.secret:
         notes.append(f"no token: any host reaching {where} can join this job ({TOKEN} sets one)")
     if conf.takeover == "alone" and len(hosts) < 2:
         notes.append("takeover=alone has no effect: it is for an endpoint that lists several hosts")
@@ -126,7 +126,7 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
         hosts=hosts,
         alone=conf.takeover == "alone",
         hosted=node_rank == 0 if static else conf.is_host,
-        local_addr=spec.local_addr or (hosts[0][0] if static and node_rank == 0 else ""),
+        local_addr=spec.local_addr,
         fixed_port=static,
         node_rank=node_rank,
         interval_s=conf.interval_s,

@@ -15,7 +15,7 @@ from relight.errors import UsageError
 from relight.events import StateChanged
 from relight.host import dns
 from relight.host.loop import Alarm, Loop
-from relight.host.ports import is_loopback, is_ours, listen
+from relight.host.ports import is_loopback, is_ours, listen, no_free_port
 from relight.rendezvous.candidate import Answer, Candidate, Contact, words
 from relight.rendezvous.finder import (
     CoordinatorAt,
@@ -70,6 +70,8 @@ class RegisterFinder(Finder):
         """Whether the last address was the first one of the holder's record."""
         self._dialled: _Dialled | None = None
         """The holder that was reported last; None once that has failed."""
+        self._cant_evict = ""
+        """Why the record of a holder that refuses connections could not be removed."""
         self._answers = False
         self._may_host = False
         self._alarm = Alarm(loop, self._ask)
@@ -102,9 +104,11 @@ class RegisterFinder(Finder):
         seen = Refused(record.revision, is_first, is_ours(address), loopback, own_name, working)
         patience_s = self._candidacy.patience_s(seen, now)
         if patience_s is not None:
-            self._candidate.evict(record, patience_s, lambda _: self._ask())
+            self._candidate.evict(record, patience_s, self._on_evicted)
         where = f"the coordinator on {contact.host} refuses at {dns.text_of(address, contact.port)}"
-        if self._candidacy.is_alive(now):
+        if self._cant_evict:
+            where += f", and its record can't be removed: {self._cant_evict}"
+        elif self._candidacy.is_alive(now):
             where += ", but still renews its record (is there a firewall?)"
         return where, Refusal.HINT
 
@@ -167,6 +171,10 @@ class RegisterFinder(Finder):
             self._seeker.found(NotFound("no node has become the coordinator", _ASK_AGAIN_S))
         else:
             self._resolve(found)
+
+    def _on_evicted(self, result: bool | Exception) -> None:
+        self._cant_evict = words(result) if isinstance(result, Exception) else ""
+        self._ask()
 
     def _resolve(self, record: Record) -> None:
         """Resolve and report an address of the holder: every other time its record's first one."""
@@ -238,12 +246,16 @@ class _OwnContact:
         self._sock: socket.socket | None = None
 
     def to_text(self) -> str:
-        """Return the record to write, empty if no port can be bound. Called in a thread."""
+        """Return the record to write. Called in a thread.
+
+        Raises:
+            OSError: no port is free.
+        """
         port = self._port
         if not port:
             self._sock = self._sock or listen("", 0)
             if self._sock is None:
-                return ""
+                raise OSError(no_free_port("the coordinator").message)
             port = self._sock.getsockname()[1]
         return Contact(socket.gethostname(), self._addresses(), port).to_text()
 

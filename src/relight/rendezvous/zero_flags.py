@@ -135,7 +135,7 @@ def _nodes(spec: LaunchSpec, given: set[str], found: FoundFlags, notes: list[str
                 f"--nnodes=1 overrides {found.nnodes.source}: each agent runs a separate job"
             )
         return Nodes(1, 1)
-    if crowded and agents > spec.nnodes.max_nodes and not _PLACE & given:
+    if crowded and agents > spec.nnodes.max_nodes:  # the first to come would form the group
         raise _crowded(found)
     if not spec.nnodes.min_nodes <= agents <= spec.nnodes.max_nodes:
         notes.append(f"--nnodes={spec.nnodes} overrides {(found.agents or found.nnodes).source}")

@@ -234,10 +234,9 @@ def check_file(path: str) -> None:
 
 def _of_run(jobs: JobDirectory, job: Handle, *, follow: bool) -> Lines:
     found = jobs.find(job.app_id)
-    if found is None and jobs.silent_pid(job.app_id):
-        raise MachineError(
-            f"the agent of {job} does not answer: it is stopped, or this machine is very busy"
-        )
+    if found is None and (pid := jobs.silent_pid(job.app_id)):
+        why, hint = jobs.why_silent(job.app_id, pid)
+        raise MachineError(f"{job}: {why}", hint=hint)
     if found is None:
         raise UsageError(f"there is no job {job}", hint="relight list shows what there is")
     path = os.path.join(found.run_directory, NAME) if found.run_directory else ""

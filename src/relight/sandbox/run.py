@@ -16,6 +16,7 @@ from relight.host import system
 from relight.host.console import Console, Consoles, ConsoleStream
 from relight.host.loop import Alarm, Loop
 from relight.host.pipe_reader import PipeReader
+from relight.host.process_handle import ProcessHandle
 from relight.host.stacks import workers
 from relight.sandbox.keys import Keys
 from relight.sandbox.lab import Host, Lab
@@ -160,12 +161,12 @@ class Sandbox:
         for end in ends:
             os.close(end)
         self.job.started(host)
-        pidfd = os.pidfd_open(agent.pid)
-        self.loop.on_readable(pidfd, partial(self._on_exit, host, pidfd, agent))
+        process = ProcessHandle(agent.pid)
+        self.loop.on_readable(process, partial(self._on_exit, host, process, agent))
 
-    def _on_exit(self, host: int, pidfd: int, agent: "subprocess.Popen[Any]") -> None:
-        self.loop.forget(pidfd)
-        os.close(pidfd)
+    def _on_exit(self, host: int, process: ProcessHandle, agent: "subprocess.Popen[Any]") -> None:
+        self.loop.forget(process)
+        process.close()
         code = agent.wait()
         if self._agents[host] is agent:  # else another was started meanwhile
             self.job.ended(host, exit_code_of_signal(-code) if code < 0 else code)

@@ -28,6 +28,10 @@ import tempfile
 import time
 from dataclasses import dataclass
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from relight.host.process_handle import ProcessHandle
+
 MTU = 9000
 BATCH = 64
 QUEUE = 5000
@@ -169,16 +173,16 @@ def processes_of(networks: set[int]) -> set[int]:
 def send(pid: int, number: int, networks: set[int]) -> None:
     """Send a signal to a process, if it is one of these namespaces."""
     try:
-        descriptor = os.pidfd_open(pid)
+        process = ProcessHandle(pid)
     except ProcessLookupError:
         return
     # The pid may have passed to another process before it was pinned: look again.
     if network_of(pid) in networks:
         try:
-            signal.pidfd_send_signal(descriptor, number)
+            process.send(number)
         except ProcessLookupError:
             pass
-    os.close(descriptor)
+    process.close()
 
 
 def kill_all(networks: set[int]) -> None:

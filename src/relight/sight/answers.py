@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 
+from relight import __version__
 from relight.core import fields
 from relight.core.messages import GenerationFormed
 from relight.core.snapshot import (
@@ -34,8 +35,6 @@ from relight.values import STDERR, STDOUT
 from relight.worker_group import WorkerGroup
 
 _MOST_WORDS, _MOST_WORD, _MOST_LINE = 200, 1000, 300
-_MOST_STEP = 1 << 62
-"""core/fields takes no higher number."""
 
 
 def answer(server: JobSocket, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
@@ -169,6 +168,7 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
         run_directory=job.run_directory,
         ranks=_ranks(server, view.workers) if view.workers is not None else (),
         account=view.account,
+        version=__version__,
     )
 
 
@@ -225,7 +225,7 @@ def _uses(workers: WorkerGroup) -> dict[int, RankUse]:
                 seen_at=seen_at,
                 cpu_s=sum(system.usage(each)[0] for each in every),
                 memory=sum(system.resident(each) for each in every),
-                step=None if step is None else min(step, _MOST_STEP),
+                step=step,
                 step_age_s=max(0.0, now - done_at),
             )
     return found

@@ -8,9 +8,12 @@ from collections.abc import Callable
 from relight.core import fields
 from relight.core.messages import AskNodes, NodeAnswered
 from relight.core.snapshot import NodeAnswer, NodeAnswers
-from relight.group import LocalLink
 from relight.host.loop import Loop, Timer
-from relight.link import RemoteLink
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.group import LocalLink
+    from relight.link import RemoteLink
 
 _LIMIT_S = 2.0
 """The coordinator waits for other nodes for half of it. A new coordinator does not know what its
@@ -26,7 +29,7 @@ class OpenQuestions:
         link: to the coordinator.
     """
 
-    def __init__(self, loop: Loop, link: LocalLink | RemoteLink) -> None:
+    def __init__(self, loop: Loop, link: "LocalLink | RemoteLink") -> None:
         self._loop, self._link = loop, link
         self._open: dict[str, _OpenQuestion] = {}
 

@@ -17,7 +17,7 @@ from functools import partial
 from relight.core.goodput import Account
 from relight.core.messages import Answer, GenerationFormed, NodeAnswered, NodeReady, Question
 from relight.events import Recorded
-from relight.host import user_sockets
+from relight.host import files, user_sockets
 from relight.host.journal import Journal
 from relight.host.loop import Loop
 from relight.host.user_sockets import JOBS, OF_JOB
@@ -89,6 +89,9 @@ class JobSocket:
         self._clients: set[_Connection] = set()
         self._open: OpenQuestions | None = None  # until a client asks all nodes
         directory = user_sockets.directory(job.command.env.variables, JOBS)
+        self.directory = os.path.dirname(directory)
+        self.why_elsewhere = files.why_elsewhere(self.directory)
+        """Why that is not the usual directory; empty if it is."""
         self._path = os.path.join(directory, self.id + OF_JOB)
         self._listener = user_sockets.listen(self._path)
         loop.on_readable(self._listener, self._accept)

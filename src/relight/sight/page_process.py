@@ -6,15 +6,15 @@ concern the job. The page is on the node of rank 0, which users know: it is MAST
 node is lost, the one that has rank 0 next begins a page too.
 """
 
-import signal
-import subprocess
+import os
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 
 from relight.env import Environment
+from relight.host.helper import Helper
 from relight.host.loop import Loop, Timer
-from relight.values import Endpoint
+from relight.values import PageAddress
 
 _LOOK_S = 1.0
 _END_S = 2.0
@@ -37,7 +37,7 @@ class PageProcess:
         loop: Loop,
         env: Environment,
         job: str,
-        where: Endpoint,
+        where: PageAddress,
         has_rank_0: Callable[[], bool],
     ) -> None:
         self._loop, self._env, self._has_rank_0 = loop, env, has_rank_0
@@ -46,7 +46,7 @@ class PageProcess:
             *(sys.executable, "-P", "-m", "relight", "status", "--web", "--until-end"),
             *("--listen", str(where), job),
         ]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Helper | None = None
         self._next: Timer | None = None
         self._look()
 
@@ -57,12 +57,9 @@ class PageProcess:
         process = self._process
         if process is None:
             return
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.ask_to_end()
+        self._loop.run_until(lambda: process.exitcode is not None, _END_S)
+        process.close()
 
     def _look(self) -> None:
         if not self._has_rank_0():
@@ -72,15 +69,15 @@ class PageProcess:
             _tell("the launcher that travels with a job has none; relight is to be installed here")
             return
         try:
-            self._process = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                env={**self._env.variables},
-                start_new_session=True,  # ctrl-C is for the agent, and the page shows what follows
-            )
+            null = os.open(os.devnull, os.O_WRONLY)
+            try:
+                self._process = Helper(self._command, self._env.variables, null, 2)
+            finally:
+                os.close(null)
         except OSError as error:
             _tell(str(error))
+            return
+        self._process.watch(self._loop, lambda: None)
 
 
 def _tell(why: str) -> None:

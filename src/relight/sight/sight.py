@@ -118,6 +118,8 @@ class Sight:
             if self._journal.verbose or self._job.command.spec.status is not None:
                 self._journal.say(f"relight status can't show this job: {error.strerror or error}")
             return
+        if why := self._socket.why_elsewhere:
+            self._journal.say(f"{why}: this job is in {self._socket.directory}")
         if (where := self._job.command.spec.status) is not None:
             from relight.sight.page_process import PageProcess
 

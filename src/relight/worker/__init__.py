@@ -13,8 +13,18 @@ for step, batch in enumerate(batches):
 import os
 import time
 
-from relight.core.worker_words import CALLS, DEADLINE, FIRST_AT, SIZE, STEP, STEP_AT
+from relight.core.worker_words import (
+    CALLS,
+    FIRST_AT,
+    MOST_CALLS,
+    MOST_STEP,
+    SIZE,
+    STEP,
+    STEP_AT,
+    left_s,
+)
 from relight.typed import NamedTuple
+from relight.worker import memory  # not at the first call: a job outlives the files of relight
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,12 +65,12 @@ def should_checkpoint() -> bool:
     """
     page = _page or _open()
     call = page[CALLS] + 1
+    if call > MOST_CALLS:  # the script has overwritten it
+        call = 1
     page[CALLS] = call
     if page[0] == 0 and page[1] == 0:  # LIMIT and AGREED: a look at each costs a tenth of a call
         return False
-    from relight.worker.memory import is_agreed
-
-    return is_agreed(page, call)
+    return memory.is_agreed(page, call)
 
 
 def deadline() -> float | None:
@@ -70,10 +80,8 @@ def deadline() -> float | None:
     the job's time is over: in Slurm (`SLURM_JOB_END_TIME`), and in jobs of `relight submit` with a
     time limit. It is negative if it has passed.
     """
-    page = _page or _open()
-    left = []
-    if page[DEADLINE]:
-        left.append(page[DEADLINE] / 1e9 - time.monotonic())
+    until_stop = left_s(_page or _open(), time.monotonic())
+    left = [] if until_stop is None else [until_stop]
     for name in ("SLURM_JOB_END_TIME", "RELIGHT_END_TIME"):
         text = os.environ.get(name, "")
         if text.isdecimal():
@@ -88,10 +96,10 @@ def progress(step: int) -> None:
         step: its number, from 0. After a restart it begins again with that of the checkpoint.
 
     Raises:
-        ValueError: `step` is negative or above 2**63.
+        ValueError: `step` is negative or above 2**62.
     """
-    if not 0 <= step < 1 << 63:
-        raise ValueError(f"step {step} is not between 0 and 2**63")
+    if not 0 <= step <= MOST_STEP:
+        raise ValueError(f"step {step} is not between 0 and 2**62")
     page = _page or _open()
     page[STEP] = step
     page[STEP_AT] = now = time.monotonic_ns()
@@ -131,13 +139,13 @@ def record(function: "Callable[P, R]") -> "Callable[P, R]":
     """
     from functools import wraps
 
+    from relight.worker.error_file import write
+
     @wraps(function)
     def recorded(*arguments: "P.args", **named: "P.kwargs") -> "R":
         try:
             return function(*arguments, **named)
         except Exception as error:
-            from relight.worker.error_file import write
-
             write(error)
             raise
 
@@ -146,11 +154,9 @@ def record(function: "Callable[P, R]") -> "Callable[P, R]":
 
 def _open() -> memoryview:
     global _page
-    from relight.worker.memory import open_page
-
     if _page is None:
         os.register_at_fork(after_in_child=_detach)
-    _page = open_page()
+    _page = memory.open_page()
     return _page
 
 

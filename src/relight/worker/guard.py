@@ -24,6 +24,7 @@ from collections.abc import Sequence
 
 from relight.host import linux, priority
 from relight.host.files import remove_tree
+from relight.host.process_handle import ProcessHandle
 from relight.typed import NamedTuple, NoReturn
 
 _END_LIMIT_S = 10.0
@@ -33,33 +34,28 @@ IMPORT_LIMIT_S = 600.0
 
 
 class AgentProcess(NamedTuple):
-    """The agent that a guard watches: its pid, a descriptor of the process (pidfd), and that of the
-    socket to it.
-    """
+    """The agent that a guard watches, and the descriptor of the socket to it."""
 
-    pid: int
-    pidfd: int
+    process: ProcessHandle
     control: int
+
+    @property
+    def pid(self) -> int:
+        """Its pid."""
+        return self.process.pid
 
     @classmethod
     def parent(cls, control: int) -> "AgentProcess":
         """Return the agent that is the parent of this process; exit if it is gone."""
         pid = os.getppid()
-        agent = cls(pid, os.pidfd_open(pid), control)
+        agent = cls(ProcessHandle(pid), control)
         if os.getppid() != pid:
             os._exit(1)
         return agent
 
     def has_ended(self) -> bool:
         """Return whether the process has ended."""
-        return has_ended(self.pidfd)
-
-
-def has_ended(pidfd: int) -> bool:
-    """Return whether a process has ended."""
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
+        return self.process.has_ended()
 
 
 class Guard:
@@ -111,15 +107,14 @@ class Guard:
             os.write(self._to_guard, os.fsencode(scratch) + b"\n")
 
 
-def stand_guard(agent: AgentProcess | None, others: Sequence[int] = ()) -> Guard:
+def stand_guard(agent: AgentProcess | None, others: Sequence[ProcessHandle] = ()) -> Guard:
     """Fork, continue in the child, and stay as its guard in the parent; return, in the child, the
     guard.
 
     Args:
         agent: the agent, whose end is the end of this process; None for a warm process.
-        others: descriptors of other processes whose end is the end of this process (pidfds): of the
-            warm process that has forked this one; of those that a warm process is not to outlive,
-            as long as it imports.
+        others: other processes whose end is the end of this process: the warm process that has
+            forked this one; those that a warm process is not to outlive, as long as it imports.
 
     Raises:
         OSError: no process can be forked, or no descriptor is left.
@@ -140,7 +135,11 @@ def stand_guard(agent: AgentProcess | None, others: Sequence[int] = ()) -> Guard
 
 
 def _watch(
-    pid: int, agent: AgentProcess | None, others: Sequence[int], from_child: int, to_child: int
+    pid: int,
+    agent: AgentProcess | None,
+    others: Sequence[ProcessHandle],
+    from_child: int,
+    to_child: int,
 ) -> NoReturn:
     """Kill all descendants when the agent or one of the others ends, or when the imports of a warm
     process take too long; exit as the child does. Raise the priority of a child that has lowered
@@ -151,16 +150,17 @@ def _watch(
         linux.rename_process(f"warm guard of {agent.pid}" if agent else "warm guard", exactly=True)
         if agent is None:
             linux.show_environment({})  # the job's that has started it
-            linux.close_all_but({0, 1, 2, from_child, to_child, *others})
+            kept = {fd for other in others for fd in other.descriptors}
+            linux.close_all_but({0, 1, 2, from_child, to_child, *kept})
         linux.die_with_parent(signal.SIGCONT)  # a stopped guard must see that its parent is gone
         requests = _Requests(from_child)
-        child = os.pidfd_open(pid)
+        child = ProcessHandle(pid)
         poll = select.poll()
         poll.register(child, select.POLLIN)
         for other in others:
             poll.register(other, select.POLLIN)
         if agent is not None:
-            poll.register(agent.pidfd, select.POLLIN)
+            poll.register(agent.process, select.POLLIN)
             poll.register(agent.control, 0)  # its other end is closed
         else:
             poll.register(from_child, select.POLLIN)
@@ -176,25 +176,28 @@ def _watch(
                 requests.read()
                 if requests.are_imports_done:
                     limit = None
-                    for fd in (from_child, *others):  # it looks after itself now
-                        poll.unregister(fd)
-            if ready.keys() - {child, from_child} or (limit is not None and passed >= limit):
+                    poll.unregister(from_child)
+                    for other in others:  # it looks after itself now
+                        poll.unregister(other)
+            if ready.keys() - {child.fileno(), from_child} or (
+                limit is not None and passed >= limit
+            ):
                 break
-            if child in ready:
-                _, status = os.waitpid(pid, 0)
+            if child.fileno() in ready:
+                status = linux.reap(pid, linux.END_LIMIT_S) or 0
                 pid = requests.take_heir()
                 linux.end_children(_END_LIMIT_S, [pid])
                 if not _is_child(pid):
                     _leave(agent, requests.directory, status)
                 poll.unregister(child)
-                os.close(child)
-                child = os.pidfd_open(pid)
+                child.close()
+                child = ProcessHandle(pid)
                 poll.register(child, select.POLLIN)
                 raise_at = priority.raise_step_by_step(pid, time.monotonic() - begin)
                 os.write(to_child, b"\n")
-        if agent is not None and not ready.keys() & set(others):
-            linux.let_end(pid, child)  # it sees the end of the agent, too, and cleans up
-        linux.end_children(float("inf"))
+        if agent is not None and not ready.keys() & {other.fileno() for other in others}:
+            linux.let_end(child)  # it sees the end of the agent, too, and cleans up
+        linux.end_children(linux.END_LIMIT_S)
         requests.read()
         _leave(agent, requests.directory, 0)
     finally:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from relight.core import fields
 from relight.host import fit, linux, warm_sockets
+from relight.host.process_handle import ProcessHandle
 from relight.host.warm_sockets import BeingMade, Description
 from relight.typed import Any
 from relight.worker.arguments import Arguments
@@ -25,7 +26,7 @@ class Lasting:
     """Records from now on what the imports depend on.
 
     Attributes:
-        until: descriptors of processes that this one does not outlive (pidfds).
+        until: processes that this one does not outlive.
         lock: the descriptor of a file that is locked until jobs can find this process.
         arguments: finds modules that have read the arguments of the script.
 
@@ -54,8 +55,11 @@ class Lasting:
             guard: the pid of the guard of this process.
         """
         being_made = BeingMade(guard, self._setup["keep"]["script"])
-        os.truncate(self.lock, 0)
-        os.pwrite(self.lock, json.dumps(fields.plain(being_made)).encode(), 0)
+        try:
+            os.truncate(self.lock, 0)
+            os.pwrite(self.lock, json.dumps(fields.plain(being_made)).encode(), 0)
+        except OSError:
+            pass  # a full disk; the lock itself holds
 
     def end_imports(self, variables: Mapping[str, str], watch: Watch) -> None:
         """Note what the imports depend on, and remove the environment of this process.
@@ -126,12 +130,12 @@ class Lasting:
         return ""
 
 
-def _open(pids: Sequence[int]) -> list[int]:
-    """Return descriptors of processes (pidfds)."""
+def _open(pids: Sequence[int]) -> list[ProcessHandle]:
+    """Return references to processes."""
     found = []
     for pid in pids:
         try:
-            found.append(os.pidfd_open(pid))
+            found.append(ProcessHandle(pid))
         except OSError as error:
             why = f"it was not to outlive process {pid}: {error.strerror}"
             raise UnfitError("", why, lasting=False) from None

@@ -1,10 +1,10 @@
 """The worker's side of the memory that it shares with its agent (core/worker_words)."""
 
-import mmap
 import os
 import time
 
 from relight.core import worker_words as words
+from relight.shared_page import mapped
 
 _POLL_S = 0.0005
 """How often a worker that is held looks whether it may go on."""
@@ -15,15 +15,24 @@ def open_page() -> memoryview:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if path:
         try:
-            fd = os.open(path + words.SUFFIX, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.truncate(fd, words.SIZE)  # the agent may have made it
-                return memoryview(mmap.mmap(fd, words.SIZE)).cast("Q")
-            finally:
-                os.close(fd)
-        except OSError:
-            pass  # as on a full disk: the agent can say nothing
+            return mapped(path + words.SUFFIX, make=True)
+        except OSError as error:
+            _tell(error, path + words.SUFFIX)
     return memoryview(bytearray(words.SIZE)).cast("Q")
+
+
+def _tell(error: OSError, path: str) -> None:
+    """Tell the user that the launcher gets no reports; one worker of a node is enough."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    text = (
+        "relight: progress() and should_checkpoint() have no effect: "
+        f"can't share {path} with the launcher: {error.strerror}\n"
+    )
+    try:
+        os.write(2, text.encode(errors="replace"))
+    except OSError:
+        pass  # stderr is closed, or its disk is full too
 
 
 def is_agreed(page: memoryview, call: int) -> bool:

@@ -74,7 +74,7 @@ def preload(
     Raises:
         UnfitError: the process can't be used.
     """
-    outputs = [os.memfd_create("printed") for _ in range(2)]
+    outputs = [linux.anonymous_file("printed") for _ in range(2)]
     known = {0, 1, 2, *descriptors, *guard.descriptors, *outputs}
     baseline = _Baseline(known, setup, loaded, watch, others)
     baseline.check("the start of the interpreter", 0)
@@ -133,7 +133,7 @@ def _import_all(
     unfit: list[str] = []
     fits = False
     at_once: int | None = None
-    progress = os.memfd_create("progress")
+    progress = linux.anonymous_file("progress")
     while left := [x for x in left if x not in sys.modules and not _is_below(x, unfit)]:
         many = list(takewhile(lambda name: name not in alone, left))[:at_once]
         os.pwrite(progress, _PROGRESS % 1, 0)
@@ -271,14 +271,16 @@ class _Baseline:
     def check(self, name: str, child: int) -> None:
         """Raise UnfitError if the import of this module has left more than memory and `child`."""
         for fd, target in _descriptors().items():
-            if fd not in self._descriptors:
+            if fd not in self._descriptors and fd not in linux.libffi_descriptors():
                 raise UnfitError(name, f"{name} opens {target}")
         if _threads() > 1:
             # A thread that a library ends before a fork and restarts after it does no harm.
             pid = os.fork()
             if pid == 0:
                 os._exit(0)
-            os.waitpid(pid, 0)
+            if linux.reap(pid, linux.END_LIMIT_S) is None:
+                os.kill(pid, signal.SIGKILL)
+                raise UnfitError(name, f"after {name}, a fork hangs")
             if _threads() > 1:
                 raise UnfitError(name, f"{name} starts a thread")
         if set(linux.children()) - {child}:

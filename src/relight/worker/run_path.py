@@ -1,6 +1,6 @@
 """Runs the script of a job with `--run-path`, by runpy.run_path.
 
-It is executed by its path, with the workers' interpreter, which need not have relight installed.
+The workers' interpreter, which need not have relight installed, gets its text with -c.
 """
 
 import os

@@ -9,15 +9,17 @@ guard kills its orphans and guards the copy.
 """
 
 import os
-import select
 import signal
 import sys
 import time
 from collections.abc import Callable
 
 from relight.host import linux
+from relight.host.process_handle import ProcessHandle
 from relight.typed import NamedTuple
 from relight.worker.guard import Guard
+
+_LOOK_S = 60.0
 
 
 class UndoneStep(NamedTuple):
@@ -63,15 +65,15 @@ def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
     """
     begin = time.monotonic()
     before = set(sys.modules)
-    this = os.pidfd_open(os.getpid())
-    result = os.memfd_create("trial")
+    this = ProcessHandle(os.getpid())
+    result = linux.anonymous_file("trial")
     copy = os.fork()
     if copy == 0:
         undone = _take_over(this, result, guard)
-        os.close(this)
+        this.close()
         os.close(result)
         return undone._replace(seconds=time.monotonic() - begin)
-    os.close(this)
+    this.close()
     try:
         guard.set_heir(copy)
         step(copy)
@@ -84,15 +86,14 @@ def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
         os._exit(0)
     os.close(result)
     os.kill(copy, signal.SIGKILL)
-    os.waitpid(copy, 0)
+    linux.reap(copy, linux.END_LIMIT_S)
     return None
 
 
-def _take_over(process: int, result: int, guard: Guard) -> UndoneStep:
+def _take_over(process: ProcessHandle, result: int, guard: Guard) -> UndoneStep:
     """Wait in the copy until the process is gone, then take its place."""
-    poll = select.poll()
-    poll.register(process, select.POLLIN)
-    poll.poll()
+    while not process.wait(_LOOK_S):
+        pass  # its imports; the guard ends both of them if they take too long
     guard.inherit()
     linux.become_subreaper()
     lines = os.pread(result, os.fstat(result).st_size, 0).decode(errors="replace").split("\n")

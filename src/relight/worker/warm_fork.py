@@ -61,9 +61,9 @@ class _GenerationSpawner(Spawner):
         super().__init__(plan)
         self._notes = notes
 
-    def _reap(self, options: int) -> bool:
+    def _reap(self) -> bool:
         self._notes.pass_on()
-        return super()._reap(options)
+        return super()._reap()
 
     def become_worker(self, plan: WorkerPlan, spawner: int, mask: Any) -> NoReturn:
         del mask  # until it is an interpreter again
@@ -75,7 +75,7 @@ class _GenerationSpawner(Spawner):
             os.dup2(fd, number)
         self.restore_action()
         self.agent.detach()
-        linux.close_all_but({0, 1, 2})
+        linux.close_all_but({0, 1, 2, *linux.libffi_descriptors()})
         restore_limit()  # after it, as that takes a descriptor
         raise _WorkerForked(plan)
 
@@ -91,7 +91,7 @@ class _Notes:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._pid = os.getpid()
-        self._fd = os.memfd_create("notes")
+        self._fd = linux.anonymous_file("notes")
         self._end = 0
 
     def write(self, variable: str) -> None:
@@ -169,9 +169,10 @@ def serve(
         descriptors: list[int] = [control_fd]
         watches: list[Temporary | Arguments] = [random_state.temporary]
         if agent is not None:
-            descriptors.append(agent.pidfd)
+            descriptors += agent.process.descriptors
         if lasting is not None:
-            descriptors += (lasting.lock, *lasting.until)
+            descriptors.append(lasting.lock)
+            descriptors += (fd for each in lasting.until for fd in each.descriptors)
             watches.append(lasting.arguments)
 
         def tell(line: str) -> None:
@@ -266,9 +267,11 @@ def _serve_generations(
         mask = linux.block_signals()
         spawner = _GenerationSpawner(generation, notes)
         try:
-            spawner.run(mask)
+            none_left = spawner.run(mask)
         except _WorkerForked as born:
             return born.plan, mask
+        if not none_left:
+            break  # the agent counts on this process no longer
         spawner.end()
         linux.restore_signals(mask)
         if scratch and (spawner.abandoned or agent.has_ended()):

@@ -31,6 +31,7 @@ from collections.abc import Callable, Sequence
 
 from relight.core import fields
 from relight.host import linux, user_sockets
+from relight.host.process_handle import ProcessHandle
 from relight.host.warm_sockets import Description
 from relight.typed import NamedTuple
 from relight.worker.guard import AgentProcess
@@ -44,13 +45,11 @@ _PRESSURE = b"some 200000 2000000\0"
 
 
 class JobConnection(NamedTuple):
-    """What a child of this process gets: a job's connection, its agent, and a descriptor of this
-    process (pidfd).
-    """
+    """What a child of this process gets: a job's connection, its agent, and this process."""
 
     control: socket.socket
     agent: AgentProcess
-    warm_process: int
+    warm_process: ProcessHandle
 
 
 class _Connection(NamedTuple):
@@ -59,9 +58,8 @@ class _Connection(NamedTuple):
 
 
 class _Guard(NamedTuple):
-    pid: int
-    agent: int
-    """The descriptor of the agent (pidfd)."""
+    process: ProcessHandle
+    agent: ProcessHandle
 
 
 class WarmProcess:
@@ -70,7 +68,7 @@ class WarmProcess:
     Args:
         path: of its socket.
         idle_s: how long it stays without a job, in seconds.
-        until: descriptors of processes that it does not outlive (pidfds).
+        until: processes that it does not outlive.
         describe: returns what agents are told, without the part that this object knows.
         is_ahead: the first connection is that of `relight warm start`, and not of a job.
 
@@ -82,7 +80,7 @@ class WarmProcess:
         self,
         path: str,
         idle_s: float,
-        until: Sequence[int],
+        until: Sequence[ProcessHandle],
         describe: Callable[[], Description],
         *,
         is_ahead: bool,
@@ -101,7 +99,7 @@ class WarmProcess:
         self._poll = select.poll()
         self._poll.register(self._listener, select.POLLIN)
         self._folder, pressure = _watch(path), _pressure()
-        self._ends = {*until, pressure}
+        self._ends = {*(each.fileno() for each in until), pressure}
         """Descriptors on which anything is a reason to end."""
         for fd in {self._folder, *self._ends} - {-1}:
             self._poll.register(fd, select.POLLPRI if fd == pressure else select.POLLIN)
@@ -208,56 +206,57 @@ class WarmProcess:
         """Fork the guard of a job; return what it needs, in the guard only."""
         try:
             control.setblocking(True)
-            agent_fd = os.pidfd_open(agent)
+            process = ProcessHandle(agent)
         except OSError:
             control.close()  # the agent is gone, or in another container; or no descriptor is left
             return None
         if _is_closed(control):  # so the pid may be another process's by now
             control.close()
-            os.close(agent_fd)
+            process.close()
             return None
-        this = pid = -1
+        this, pid = None, -1
         try:
-            this = os.pidfd_open(os.getpid())
+            this = ProcessHandle(os.getpid())
             pid = os.fork()
         except OSError as error:
             with contextlib.suppress(OSError):
                 control.sendall(f"unfit it can't be forked: {error.strerror}\n".encode())
-        if pid == 0:
+        if this is not None and pid == 0:
             for other in (self._listener, *(each.socket for each in self._connections.values())):
                 other.detach()  # or the object would close another descriptor of the same number
-            linux.close_all_but({0, 1, 2, control.fileno(), agent_fd, this})
-            return JobConnection(control, AgentProcess(agent, agent_fd, control.fileno()), this)
-        if this >= 0:
-            os.close(this)
+            kept = (control.fileno(), *process.descriptors, *this.descriptors)
+            linux.close_all_but({0, 1, 2, *kept, *linux.libffi_descriptors()})
+            return JobConnection(control, AgentProcess(process, control.fileno()), this)
+        if this is not None:
+            this.close()
         control.close()
         if pid < 0:
-            os.close(agent_fd)
+            process.close()
             return None
         self._uses += 1
-        guard = os.pidfd_open(pid)  # there is a descriptor for it: two were just closed
-        self._guards[guard] = _Guard(pid, agent_fd)
+        guard = ProcessHandle(pid)  # there is a descriptor for it: two were just closed
+        self._guards[guard.fileno()] = _Guard(guard, process)
         self._poll.register(guard, select.POLLIN)
-        self._poll.register(agent_fd, select.POLLIN)
+        self._poll.register(process, select.POLLIN)
         return None
 
     def _on_guard_exit(self, fd: int) -> None:
         """Reap a guard; kill what it has left, if it was killed itself."""
         self._forget(fd)
         guard = self._guards.pop(fd)
-        os.waitpid(guard.pid, 0)
-        os.close(fd)
-        self._forget(guard.agent)
-        os.close(guard.agent)
-        linux.end_children(_END_LIMIT_S, [each.pid for each in self._guards.values()])
+        linux.reap(guard.process.pid, _END_LIMIT_S)
+        guard.process.close()
+        self._forget(guard.agent.fileno())
+        guard.agent.close()
+        linux.end_children(_END_LIMIT_S, [each.process.pid for each in self._guards.values()])
         self._idle_since = time.monotonic()
 
     def _on_agent_exit(self, fd: int) -> None:
         """Continue the guard of a job whose agent has ended, in case it is stopped."""
         self._forget(fd)
         for guard in self._guards.values():
-            if guard.agent == fd:
-                os.kill(guard.pid, signal.SIGCONT)
+            if guard.agent.fileno() == fd:
+                os.kill(guard.process.pid, signal.SIGCONT)
 
     def _on_change(self) -> None:
         """End if the socket is gone: another one in the directory is no concern of this process."""

@@ -9,13 +9,14 @@ stops the process for a moment; a frame with a module is one of C or C++.
 
 import itertools
 import json
-import shutil
-import subprocess
-from typing import Any
+import os
 
+from relight import env
 from relight.core.stacks import Frame, ThreadStack
+from relight.host import helper
 from relight.host.stacks.memory import StackError
 from relight.host.stacks.threads import Task
+from relight.typed import Any
 
 _LIMIT_S = 20.0
 _MOST_NATIVE = 12
@@ -41,7 +42,8 @@ def dump(pid: int, tasks: list[Task]) -> tuple[ThreadStack, ...] | None:
 
 def is_installed() -> bool:
     """Return whether py-spy is on PATH."""
-    return shutil.which("py-spy") is not None
+    folders = (env.read().get("PATH") or os.defpath).split(os.pathsep)
+    return any(os.access(os.path.join(folder, "py-spy"), os.X_OK) for folder in folders)
 
 
 def native(pid: int, limit_s: float = _LIMIT_S) -> dict[int, tuple[str, ...]]:
@@ -83,12 +85,10 @@ def _run(pid: int, how: str, limit_s: float) -> bytes:
     """
     command = ["py-spy", "dump", "--json", how, "--pid", str(pid)]
     try:
-        done = subprocess.run(
-            command, capture_output=True, timeout=limit_s, check=False, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise _failed(pid, str(error)) from None
-    if done.returncode:
+        done = helper.run(command, env.read().variables, limit_s)
+    except OSError as error:
+        raise _failed(pid, str(error.strerror)) from None
+    if done.exitcode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
         raise _failed(pid, lines[-1][:200])
     return done.stdout

@@ -36,7 +36,7 @@ def of_job(job: str) -> dict[int, int]:
     Raises:
         UsageError: it has the same rank twice, in several roles.
     """
-    mark = f"RELIGHT_JOB_ID={job}".encode()
+    mark = os.fsencode(f"RELIGHT_JOB_ID={job}")
     members = {pid for pid in _every() if mark in _variables(pid)}
     ranks: dict[int, int] = {}
     for root in sorted(pid for pid in members if system.parent_of(pid) not in members):

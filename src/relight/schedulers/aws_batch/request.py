@@ -368,7 +368,8 @@ def _ulimit(text: str) -> dict[str, Any]:
     """Read a limit as `docker run --ulimit` does: NAME=SOFT, NAME=SOFT/HARD."""
     name, _, values = text.partition("=")
     soft, slash, hard = values.partition("/")
-    if not name or not re.fullmatch(r"-?\d+", soft) or (slash and not re.fullmatch(r"-?\d+", hard)):
+    limit = r"-?[0-9]{1,18}"
+    if not name or not re.fullmatch(limit, soft) or (slash and not re.fullmatch(limit, hard)):
         raise UsageError(
             f"-cfg ulimits: {text} is no limit", hint="NAME=SOFT or NAME=SOFT/HARD, memlock=-1"
         )

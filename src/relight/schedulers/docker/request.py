@@ -21,6 +21,7 @@ from relight.job import launcher_file, macros, privacy, workspaces
 from relight.job.app import AppDef, BindMount, DeviceMount, Mount, RetryPolicy, Role, VolumeMount
 from relight.job.user import user_name
 from relight.schedulers import needs
+from relight.values import whole
 
 NETWORK = "relight"
 NO_NAMES = ("host", "none", "bridge", "default")
@@ -212,9 +213,10 @@ class _Allocation:
 
 def _parse_publish(word: str) -> tuple[str, int]:
     name, _, port = word.partition(":")
-    if port and not (port.isdecimal() and 0 < int(port) < 65536):
+    number = whole(port) or 0
+    if port and not 0 < number < 65536:
         raise UsageError(f"-cfg publish={word}: {port} is not a port", hint="NAME or NAME:PORT")
-    return name, int(port or 0)
+    return name, number
 
 
 def _hostname_part(text: str) -> str:
@@ -315,7 +317,7 @@ def _device(source: str, target: str, permissions: str) -> dict[str, Any]:
 
 
 def _size(text: str) -> int:
-    match = re.fullmatch(r"(\d+)([bkmgt]?)b?", text.strip().lower())
+    match = re.fullmatch(r"([0-9]{1,18})([bkmgt]?)b?", text.strip().lower())
     if match is None:
         raise UsageError(f"-cfg shm_size={text} is not a size", hint="such as 512m or 8g")
     return int(match[1]) * _UNITS[match[2]]

@@ -32,6 +32,8 @@ from relight.schedulers.processes.orders import Order
 from relight.schedulers.processes.record import LocalRecord
 
 _LINE_LIMIT = 65536
+_LOADED = "relight.core.failures", "relight.host.reports"
+"""What a failed replica needs. By then, an upgrade may have removed or replaced the files."""
 
 
 class LogCopy:
@@ -289,6 +291,8 @@ def main() -> NoReturn:
         said += data
     try:
         order: Order = fields.record(Order, fields.decode(said))
+        for module in _LOADED:
+            __import__(module)
         if order.detach and os.fork():
             os._exit(0)
         lock = LocalRecord(order.directory).lock()

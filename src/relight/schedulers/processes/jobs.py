@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from relight.errors import MachineError, UsageError
+from relight.host.files import make_directories
 from relight.job import records
 from relight.job.app import AppDef, AppState
 from relight.job.status import AppStatus, ReplicaStatus
@@ -114,7 +115,7 @@ class ProcessJobs:
 
                 workspaces.pack(workspace, os.path.join(log_dir, WORKSPACE))
             for place in (f for folders in body["role_log_dirs"].values() for f in folders):
-                os.makedirs(place, mode=0o700, exist_ok=True)
+                make_directories(place, 0o700)
             self._start_executor(order, record)
         except BaseException as error:
             for made in ("torchelastic", WORKSPACE, *body["role_log_dirs"]):

@@ -48,6 +48,7 @@ def main(descriptor: int) -> None:
     if order is None:
         return
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    woken = _wake_on_exits()
     try:
         child = subprocess.Popen(
             order["argv"],
@@ -65,7 +66,7 @@ def main(descriptor: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # or the command's output would not end with the command
         os.dup2(nowhere, stream)
-    code = _watch(child, channel, order["output"], order["grace_s"])
+    code = _watch(child, woken, channel, order["output"], order["grace_s"])
     _kill_descendants()
     _report(channel, code if code >= 0 else _SIGNALLED - code, "")
 
@@ -82,6 +83,16 @@ def _order(channel: socket.socket) -> "dict[str, Any] | None":
     return found
 
 
+def _wake_on_exits() -> int:
+    """Return a descriptor that can be read after a child has ended."""
+    woken, wakes = os.pipe()
+    for end in (woken, wakes):
+        os.set_blocking(end, False)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    return woken
+
+
 def _become_command() -> None:
     for number in _OURS:
         signal.signal(number, signal.SIG_DFL)
@@ -89,20 +100,25 @@ def _become_command() -> None:
 
 
 def _watch(
-    child: "subprocess.Popen[bytes]", channel: socket.socket, output: int, grace_s: float
+    child: "subprocess.Popen[bytes]",
+    woken: int,
+    channel: socket.socket,
+    output: int,
+    grace_s: float,
 ) -> int:
     """Wait until the command has ended, and stop it if asked to; return its status."""
-    ended = os.pidfd_open(child.pid)
     poll = select.poll()
-    poll.register(ended, select.POLLIN)
+    poll.register(woken, select.POLLIN)
     poll.register(channel, select.POLLIN)
     kill_at = 0.0
     while True:
         left = max(0.0, kill_at - time.monotonic()) * 1000 if kill_at else None
         for descriptor, event in poll.poll(left):
-            if descriptor == ended:
-                return child.wait()
-            if descriptor == channel.fileno():
+            if descriptor == woken:
+                os.read(woken, 4096)
+                if child.poll() is not None:  # else it was an orphan of the command
+                    return child.wait()
+            elif descriptor == channel.fileno():
                 poll.unregister(channel)
                 _signal_group(child.pid, signal.SIGTERM)
                 kill_at = time.monotonic() + grace_s
@@ -125,15 +141,34 @@ def _signal_group(leader: int, number: int) -> None:
 def _kill_descendants() -> None:
     """Kill and wait for all that is left; children of killed processes become children of this."""
     while True:
-        with open(f"/proc/self/task/{os.getpid()}/children") as file:
-            for pid in file.read().split():
-                os.kill(int(pid), signal.SIGKILL)
+        for pid in _children():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except PermissionError:
+                pass  # another user's, by a setuid program
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except ChildProcessError:
             return
         time.sleep(_POLL_S)
+
+
+def _children() -> list[int]:
+    me = os.getpid()
+    try:
+        with open(f"/proc/self/task/{me}/children") as file:
+            return [int(pid) for pid in file.read().split()]
+    except FileNotFoundError:  # the kernel has no CONFIG_PROC_CHILDREN
+        return [int(pid) for pid in os.listdir("/proc") if pid.isdecimal() and _parent(pid) == me]
+
+
+def _parent(pid: str) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0  # it has ended
 
 
 def _report(channel: socket.socket, exitcode: int, error: str) -> None:

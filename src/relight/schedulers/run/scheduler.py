@@ -105,7 +105,8 @@ class Run:
         if len(statuses) < len(found):
             for job in self._jobs.silent(statuses):
                 if job.id in found:
-                    statuses[job.id] = AppStatus(AppState.RUNNING, _silence(job.pid))
+                    why, _ = self._jobs.why_silent(job.id, job.pid)
+                    statuses[job.id] = AppStatus(AppState.RUNNING, why)
         return statuses
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
@@ -209,14 +210,9 @@ class Run:
 
     def _missing(self, app_id: str) -> RelightError:
         if pid := self._jobs.silent_pid(app_id):
-            return MachineError(
-                f"{app_id}: {_silence(pid)}", hint=f"kill -CONT {pid} lets a stopped one go on"
-            )
+            why, hint = self._jobs.why_silent(app_id, pid)
+            return MachineError(f"{app_id}: {why}", hint=hint)
         return UsageError(f"there is no job {app_id}", hint="relight list shows what there is")
-
-
-def _silence(pid: int) -> str:
-    return f"its agent (pid {pid}) does not answer: it is stopped, or this machine is very busy"
 
 
 def _status(job: WholeJob) -> AppStatus:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from relight.errors import MachineError
 from relight.job.app import AppState
 from relight.rendezvous import hostlist
+from relight.values import whole
 
 _LIMIT_S = 30.0
 _SINFO_LIMIT_S = 5.0
@@ -143,7 +144,7 @@ def partition(name: str) -> Partition:
         return Partition(memory=True, gpus="")
     rows = [row for line in process.stdout.splitlines() if len(row := line.split()) in (2, 3)]
     rows = [row for row in rows if name or row[0].endswith("*")] or rows
-    sizes = [_number(row[1].rstrip("+")) or 0 for row in rows]
+    sizes = [whole(row[1].rstrip("+")) or 0 for row in rows]
     kinds = [each for row in rows for each in re.findall(r"\bgpu\b[^,(]*", " ".join(row[2:]))]
     return Partition(
         memory=not sizes or max(sizes) > _NO_MEMORY_MB, gpus=", ".join(dict.fromkeys(kinds))
@@ -224,13 +225,13 @@ def from_squeue(text: str) -> Jobs:
         if not values["JobID"].isdecimal():
             continue
         het = values["HetJobID"] not in ("", "N/A", "0")
-        status = _number(values["exit_code"]) or 0  # in the format of wait(2)
+        status = whole(values["exit_code"]) or 0  # in the format of wait(2)
         part = Part(
             app_id=values["HetJobID"] if het else values["JobID"],
-            offset=(_number(values["HetJobOffset"]) or 0) if het else 0,
+            offset=(whole(values["HetJobOffset"]) or 0) if het else 0,
             state=values["State"],
             exitcode=-(status & 0x7F) if status & 0x7F else status >> 8 & 0xFF,
-            restarts=_number(values["RestartCnt"]),
+            restarts=whole(values["RestartCnt"]),
             submitted=values["SubmitTime"],
             name=values["Name"],
             reason=values["Reason"],
@@ -310,10 +311,6 @@ def _hosts(text: str) -> tuple[str, ...]:
         return tuple(hostlist.expand(text))
     except ValueError:  # "None assigned", or cut off
         return ()
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
 
 
 def _by_job(parts: Iterable[Part]) -> Jobs:

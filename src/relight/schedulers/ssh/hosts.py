@@ -15,6 +15,7 @@ from relight.errors import (
 )
 from relight.schedulers.ssh import frames
 from relight.schedulers.ssh.frames import ReplicaEnded
+from relight.values import whole
 
 _MODULE = "relight.schedulers.ssh.replica"
 _FROM_FILE = f"import sys; sys.path.insert(0, sys.argv[1]); from {_MODULE} import main; main()"
@@ -52,7 +53,7 @@ def parse(text: str) -> SshHost:
         name, colon, port = rest, "", ""  # an IPv6 address
     else:
         name, colon, port = rest.partition(":")
-    number = int(port) if port.isdecimal() else 0
+    number = whole(port) or 0
     plain = not set(name + user) & set(" \t'\"\\$`;&|<>()*?")
     # ssh would read a leading dash as a flag.
     starts_valid = not name.startswith("-") and not user.startswith("-")

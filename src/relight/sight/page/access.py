@@ -2,6 +2,9 @@
 
 The page listens on TCP, where not only its user can connect, and where a browser connects in the
 name of any site that this user visits. So
+- what shows the job needs the page's token, unless the page is public. It comes in the header
+  `Authorization` alone: an address gets into logs and histories. The page has it from the part of
+  its address that browsers do not send (`#token=`);
 - a request must name this server by an address, or by a name that is its own: a name of another
   site that resolves to this address (DNS rebinding) is refused;
 - what another site has made a browser ask for is refused, except for opening the page itself;
@@ -55,6 +58,22 @@ def refusal_of_get(
     return None
 
 
+def refusal_without_token(headers: Mapping[str, str], token: str) -> HttpRefusal | None:
+    """Return why a request for what needs the token is refused, if so.
+
+    Args:
+        headers: of the request, their names in small letters.
+        token: that of the page.
+    """
+    given = headers.get("authorization", "")
+    if not given:
+        return HttpRefusal(401, "this needs the token of the page: Authorization: Bearer TOKEN")
+    proof = given.removeprefix(_BEARER) if given.startswith(_BEARER) else ""
+    if not token or not hmac.compare_digest(proof.encode(errors="replace"), token.encode()):
+        return HttpRefusal(401, "wrong token: relight has printed it, or said where it is")
+    return None
+
+
 def refusal_of_post(
     headers: Mapping[str, str], names: Collection[str], token: str
 ) -> HttpRefusal | None:
@@ -72,11 +91,7 @@ def refusal_of_post(
         return HttpRefusal(403, "this may be asked for by the page itself only (Origin)")
     if not token:
         return HttpRefusal(403, "this page is read-only")
-    given = headers.get("authorization", "")
-    proof = given.removeprefix(_BEARER) if given.startswith(_BEARER) else ""
-    if not hmac.compare_digest(proof.encode(errors="replace"), token.encode()):
-        return HttpRefusal(401, "wrong token: it is in the address that relight has printed")
-    return None
+    return refusal_without_token(headers, token)
 
 
 def _is_own(host: str, names: Collection[str]) -> bool:

@@ -1,14 +1,15 @@
 """The server of a status page: HTTP for a few browsers, and Server-Sent Events for what changes.
 
-    GET  /           the page, with /page.js and /page.css
+    GET  /           the page, with /page.js and /page.css: nothing of the job, without the token
     GET  /stream     the job, and then each second what has changed of it (Server-Sent Events)
     GET  /state      the same once, as JSON
     GET  /output     the end of what a rank has printed: ?rank=3&stream=stderr
     GET  /metrics    for Prometheus
-    POST /stacks     where the ranks of all nodes are; needs the token
-    POST /cancel     stops the job, as ctrl-C does; needs the token
+    POST /stacks     where the ranks of all nodes are
+    POST /cancel     stops the job, as ctrl-C does
 
-Nothing is read while nobody asks. `access` says who gets an answer.
+All but the first needs the token; on a public page, only what acts does. Nothing is read while
+nobody asks. `access` says who gets an answer.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from relight.errors import RelightError
+from relight.errors import RelightError, mistake
 from relight.sight.page import access
 from relight.sight.page.changes import changes
 
@@ -40,6 +41,7 @@ with it unread, the client would lose the answer (RFC 9112, 9.6).
 """
 _LAST_S = 1.0
 """How long streams may take to send the last state of a job before the server closes."""
+_UNAUTHORIZED = 401
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 _ASSETS = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -73,8 +75,9 @@ class PageServer(ThreadingHTTPServer):
     Args:
         host: the address to listen on.
         port: 0 is any free one.
-        token: what actions need; empty: there are none.
+        token: what proves a right to read and to act; empty on a public page without actions.
         served: the job.
+        is_public: whether all may read.
 
     Raises:
         OSError: the port is taken, or the address is not one of this machine.
@@ -83,9 +86,13 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = _MOST_CONNECTIONS
 
-    def __init__(self, host: str, port: int, token: str, served: Served) -> None:
+    def __init__(
+        self, host: str, port: int, token: str, served: Served, *, is_public: bool = False
+    ) -> None:
         self.address_family, address = _resolved(host, port)
-        self.token, self.served = token, served
+        self.token, self.served, self.is_public = token, served, is_public
+        folder = files("relight.sight.page") / "assets"  # an upgrade may remove or replace it
+        self.assets = {path: (folder / name).read_bytes() for path, (name, _) in _ASSETS.items()}
         self.names = _names(host)
         self.closing = threading.Event()
         self.streams = threading.BoundedSemaphore(_MOST_STREAMS)
@@ -184,12 +191,14 @@ class _Request(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer what reads."""
         url = self._url
-        refused = access.refusal_of_get(self._headers(), self.server.names, url.path)
+        headers, server = self._headers(), self.server
+        refused = access.refusal_of_get(headers, server.names, url.path)
+        if refused is None and url.path not in _ASSETS and not server.is_public:
+            refused = access.refusal_without_token(headers, server.token)
         if refused is not None:
             self._refuse(refused)
         elif url.path in _ASSETS:
-            name, kind = _ASSETS[url.path]
-            self._answer(200, kind, (files("relight.sight.page") / "assets" / name).read_bytes())
+            self._answer(200, _ASSETS[url.path][1], self.server.assets[url.path])
         elif url.path == "/stream":
             self._stream()
         elif url.path == "/state":
@@ -252,6 +261,8 @@ class _Request(BaseHTTPRequestHandler):
         except RelightError as error:
             hint = f"\nhint: {error.hint}" if error.hint else ""
             self._answer(503, _TEXT, f"{error.message}{hint}\n".encode())
+        except Exception as error:  # such as an import, after an upgrade: only this needs it
+            self._answer(500, _TEXT, f"internal error in relight: {mistake(error)}\n".encode())
 
     def _output(self, query: Mapping[str, list[str]]) -> None:
         rank = (query.get("rank") or [""])[0]
@@ -311,6 +322,8 @@ class _Request(BaseHTTPRequestHandler):
         if length is not None:
             self.send_header("Content-Length", str(length))
         self.send_header("Connection", "close")
+        if status == _UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", "Bearer")
         for name, value in access.HEADERS.items():
             self.send_header(name, value)
         self.end_headers()

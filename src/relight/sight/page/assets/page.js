@@ -28,7 +28,7 @@ const STATE = 3, LAST_KNOWN = 11, USED = new Set([6, 7, 8, 9]);
 const page = {
   look: { job: null, lanes: [], generations: [], failures: [], goodput: null, actions: [] },
   ranks: new Map(), events: [], rows: [], drawn: new Map(), current: null,
-  sort: { at: 0, down: false }, received: 0, seen: false,
+  sort: { at: 0, down: false }, received: 0, seen: false, locked: false,
   token: takeToken(),
 };
 const el = (id) => document.getElementById(id);
@@ -99,20 +99,70 @@ function now() {
 
 // What comes in.
 
-function connect() {
-  const stream = new EventSource("stream");
-  stream.onmessage = (message) => take(JSON.parse(message.data));
-  stream.onopen = () => link("live", "live");
-  stream.onerror = () => {
-    const job = page.look.job;
-    if (job && job.over) {
-      stream.close();
-      link("", "the job is over");
-    } else {
-      link("off", page.seen ? "no connection; trying again" : "can't connect; trying again");
-      if (stream.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
+// An EventSource can't send the token, and an address is no place for it.
+function ask(what, options) {
+  const headers = page.token ? { Authorization: `Bearer ${page.token}` } : {};
+  return fetch(what, { ...options, headers });
+}
+
+async function connect() {
+  for await (const message of messages()) {
+    try {
+      take(message);
+    } catch (error) {
+      reportError(error);
     }
-  };
+  }
+  const job = page.look.job;
+  if (page.locked) {
+    link("off", "no access");
+  } else if (job && job.over) {
+    link("", "the job is over");
+  } else {
+    link("off", page.seen ? "no connection; trying again" : "can't connect; trying again");
+    setTimeout(connect, 2000);
+  }
+}
+
+// The messages of /stream, until the connection breaks.
+async function* messages() {
+  try {
+    const answer = await ask("stream");
+    lock(answer.status === 401);
+    if (!answer.ok) return;
+    link("live", "live");
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        if (part.startsWith("data: ")) yield JSON.parse(part.slice(6));
+      }
+    }
+  } catch {
+    // No connection.
+  }
+}
+
+function lock(locked) {
+  page.locked = locked;
+  document.body.classList.toggle("locked", locked);
+  el("unlock").hidden = !locked;
+  if (!locked) return;
+  document.title = "relight";
+  set(el("state"), "locked");
+  set(el("unlock-why"), page.token ? "This is not the token of this page." : "");
+  el("token").focus();
+}
+
+function unlock(event) {
+  event.preventDefault();
+  page.token = el("token").value.trim();
+  sessionStorage.setItem("token", page.token);
+  connect();
 }
 
 function link(name, text) {
@@ -536,13 +586,12 @@ function openSheet(title, choice, load) {
 function openOutput(rank) {
   openSheet(`Output of rank ${rank}`, true, async () => {
     const stream = el("sheet-stream").value;
-    return (await fetch(`output?rank=${rank}&stream=${stream}`)).text();
+    return (await ask(`output?rank=${rank}&stream=${stream}`)).text();
   });
 }
 
 async function act(name) {
-  const answer = await fetch(name, { method: "POST", headers: { Authorization: `Bearer ${page.token}` } });
-  return answer.text();
+  return (await ask(name, { method: "POST" })).text();
 }
 
 function redraw() {
@@ -550,6 +599,7 @@ function redraw() {
   showRows();
 }
 
+el("unlock").addEventListener("submit", unlock);
 el("take-stacks").addEventListener("click", () => openSheet("Stacks", false, () => act("stacks")));
 el("cancel").addEventListener("click", () => el("ask").showModal());
 el("ask-no").addEventListener("click", () => el("ask").close());
@@ -568,4 +618,8 @@ el("rank-scroll").addEventListener("scroll", showRows, { passive: true });
 el("rank-scroll").addEventListener("keydown", moveFocus);
 el("lanes").addEventListener("scroll", showTimeline, { passive: true });
 addEventListener("resize", redraw);
+addEventListener("hashchange", () => {
+  page.token = takeToken();
+  if (page.locked) connect();
+});
 connect();

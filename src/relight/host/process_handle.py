@@ -1,0 +1,200 @@
+"""A reference to a process that never means another one, even after its pid has been reused.
+
+Linux has descriptors for that, pidfds (pidfd_open(2), Linux 5.3). Three ways to use them, the first
+one that works:
+
+    os.pidfd_open       CPython has it if it was built with kernel headers that do
+    the system call     by its number
+    without pidfds      a process is recognised by its start time (proc_pid_stat(5)), and a thread
+                        waits for its end, with a look every 50 ms. For kernels that lack the system
+                        call (RHEL 8, gVisor), and seccomp filters that refuse it
+"""
+
+import _thread
+import errno
+import os
+import select
+import signal
+import time
+
+from relight.host.files import read_small
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
+"""The same on all architectures since Linux 5.1, but for Alpha and MIPS (syscalls(2))."""
+_REFUSALS = (errno.ENOSYS, errno.EPERM, errno.EACCES)
+"""How kernels and seccomp filters refuse a system call; pidfd_open(2) itself has none of these."""
+_LOOK_S = 0.05
+
+
+class ProcessHandle:
+    """A process. Without pidfds, `fileno` starts a thread, which a process that is forked later
+    lacks: `fileno` then starts one there.
+
+    Args:
+        pid: of the process; it may have ended, if it was not reaped.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+        OSError: no descriptor is left.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = _pidfd_open(pid)
+        self._started = b""
+        if self._pidfd < 0:
+            _, self._started = _state_and_start(pid)
+        self._pipe = -1
+        self._owner = 0
+        """The process whose thread writes to the pipe."""
+        self._is_closed = False
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The descriptors that a forked process must keep open for this reference."""
+        return () if self._pidfd < 0 else (self._pidfd,)
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read once the process has ended.
+
+        Raises:
+            OSError: no descriptor or thread is left.
+        """
+        if self._pidfd >= 0:
+            return self._pidfd
+        if self._owner != os.getpid():
+            self._pipe = self._start_thread()
+            self._owner = os.getpid()
+        return self._pipe
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended, reaped or not."""
+        return self.wait(0)
+
+    def wait(self, limit_s: float | None = None) -> bool:
+        """Wait until the process has ended, at most for a time in seconds; return whether it has.
+        It is not reaped.
+        """
+        if self._pidfd >= 0:
+            poll = select.poll()
+            poll.register(self._pidfd, select.POLLIN)
+            return bool(poll.poll(None if limit_s is None else limit_s * 1000))
+        end = None if limit_s is None else time.monotonic() + limit_s
+        while True:
+            try:
+                state, started = _state_and_start(self.pid)
+            except ProcessLookupError:
+                return True
+            except OSError:
+                state, started = b"", self._started  # no descriptor is left: look again later
+            if started != self._started or state in (b"Z", b"X"):
+                return True
+            left = _LOOK_S if end is None else end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, _LOOK_S))
+
+    def send(self, number: int) -> None:
+        """Send it a signal.
+
+        Raises:
+            ProcessLookupError: it has ended.
+            PermissionError: it is another user's.
+        """
+        if self._pidfd >= 0 and _pidfd_send_signal(self._pidfd, number):
+            return
+        if self.has_ended():
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        self._is_closed = True
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+        elif self._owner == os.getpid():
+            os.close(self._pipe)
+
+    def _start_thread(self) -> int:
+        reading, writing = os.pipe()
+        # A signal must interrupt the main thread, so this one gets none.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            _thread.start_new_thread(self._report_end, (writing,))
+        except RuntimeError as error:
+            os.close(reading)
+            os.close(writing)
+            raise OSError(errno.EAGAIN, str(error)) from None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        return reading
+
+    def _report_end(self, writing: int) -> None:
+        while not (self._is_closed or self.wait(_LOOK_S)):
+            pass
+        if not self._is_closed:
+            os.write(writing, b"\0")
+        os.close(writing)
+
+
+def _pidfd_open(pid: int) -> int:
+    """Return a pidfd; -1 where there are none.
+
+    Raises:
+        OSError: there is no such process, or no descriptor is left.
+    """
+    try:
+        if hasattr(os, "pidfd_open"):
+            return os.pidfd_open(pid)
+        return _system_call(_PIDFD_OPEN, pid, 0)
+    except OSError as error:
+        if error.errno in _REFUSALS:
+            return -1
+        raise
+
+
+def _pidfd_send_signal(pidfd: int, number: int) -> bool:
+    """Send a signal; return False if that was refused.
+
+    Raises:
+        ProcessLookupError: the process was reaped.
+    """
+    try:
+        if hasattr(signal, "pidfd_send_signal"):
+            signal.pidfd_send_signal(pidfd, number)
+        else:
+            _system_call(_PIDFD_SEND_SIGNAL, pidfd, number, None, 0)
+    except OSError as error:
+        if error.errno in _REFUSALS:
+            return False
+        raise
+    return True
+
+
+def _system_call(number: int, *arguments: "int | None") -> int:
+    import ctypes
+
+    call: Callable[..., int] = ctypes.CDLL(None, use_errno=True).syscall
+    result = call(ctypes.c_long(number), *arguments)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def _state_and_start(pid: int) -> tuple[bytes, bytes]:
+    """Return the state letter and the start time of a process.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+        OSError: no descriptor is left.
+    """
+    try:
+        words = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 20)
+    except FileNotFoundError as error:
+        raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH)) from error
+    return words[0], words[19]

@@ -1,0 +1,24 @@
+"""No generated command line ends in an internal error (tests/command_fuzz.py)."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import clean_environment
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.mark.parametrize("lines", [400, pytest.param(100_000, marks=pytest.mark.long)])
+def test_command_lines_end_without_an_internal_error(lines: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.command_fuzz", f"--lines={lines}"],
+        cwd=ROOT,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{lines} lines, " in done.stdout and " 0 went wrong; " in done.stdout

@@ -1,0 +1,243 @@
+"""Nonsense in the memory that agent and workers share, or a full disk, ends neither of them."""
+
+import errno
+import os
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import relight.worker
+from relight import shared_page
+from relight.core import worker_words as words
+from relight.host.loop import Loop
+from relight.host.worker_memory import WorkerMemory
+from relight.worker import memory
+
+MOST = 2**64 - 1
+IN_USE = (words.LIMIT, words.AGREED, words.DEADLINE, words.CALLS, words.STEP, words.STEP_AT,
+          words.FIRST_AT)  # fmt: skip
+
+
+def written(values: dict[int, int]) -> bytes:
+    """A page with these words."""
+    return struct.pack(f"{words.SIZE // 8}Q", *(values.get(n, 0) for n in range(words.SIZE // 8)))
+
+
+NONSENSE = st.one_of(
+    st.dictionaries(
+        st.sampled_from(IN_USE),
+        st.one_of(
+            st.integers(0, MOST),
+            st.sampled_from([1, 2**53, 2**60, 2**62, 2**63, MOST]),
+            st.builds(lambda off: time.monotonic_ns() + off, st.integers(-(10**10), 10**10)),
+        ),
+    ).map(written),
+    st.binary(max_size=words.SIZE).map(lambda data: data.ljust(words.SIZE, b"\0")),
+)
+
+
+def shared(
+    folder: Path, content: bytes, began: float = 0.0, workers: int = 1
+) -> tuple[WorkerMemory, list[str]]:
+    """The agent's side of files of which the first has this content, and what it says."""
+    said: list[str] = []
+    paths = {rank: str(folder / f"{rank}.error.json") for rank in range(workers)}
+    (folder / f"0.error.json{words.SUFFIX}").write_bytes(content)
+    return WorkerMemory(Loop(), paths, began, said.append), said
+
+
+@given(NONSENSE)
+@example(b"\xff" * words.SIZE)
+def test_agent_reports_no_nonsense(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    began = time.monotonic() - 5.0
+    found, _ = shared(tmp_path_factory.mktemp("page"), data, began)
+    for local_rank, (step, at) in found.progress().items():
+        assert local_rank == 0
+        assert 0 <= step <= words.MOST_STEP
+        assert began <= at <= time.monotonic()
+    assert set(found.steps().values()) == ({found.step()} - {None})
+    span = found.span()
+    assert span is None or began <= span[0] <= span[1] <= time.monotonic()
+    assert 0 <= found.calls() <= words.MOST_CALLS
+    answers: list[int] = []
+    found.limit(7, answers.append)
+    found._loop.run_until(lambda: bool(answers))
+    assert answers == [found.calls()]
+    found.agree(9, 1e30)
+    found.release()
+    found.close()
+    found._loop.close()
+
+
+@given(NONSENSE)
+@example(b"\xff" * words.SIZE)
+def test_worker_survives_nonsense(data: bytes) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        page = memoryview(bytearray(data)).cast("Q")
+        patch.setattr(relight.worker, "_page", page)
+        left = relight.worker.deadline()
+        assert left is None or abs(left) <= words.MOST_LEFT_S
+        relight.worker.progress(words.MOST_STEP)
+        if not page[words.AGREED]:
+            page[words.LIMIT] = 0  # it would be held until the agent answers, as it should be
+        assert relight.worker.should_checkpoint() in (True, False)
+        assert 1 <= words.calls(page) <= words.MOST_CALLS
+
+
+def test_what_a_worker_reports_is_read(tmp_path: Path) -> None:
+    """The bounds let the truth through."""
+    began = time.monotonic()
+    found, said = shared(tmp_path, b"", began)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "0.error.json"))
+        patch.setattr(relight.worker, "_page", memory.open_page())
+        relight.worker.progress(3)
+        relight.worker.progress(words.MOST_STEP)
+        assert not relight.worker.should_checkpoint()
+        assert found.steps() == {0: words.MOST_STEP}
+        assert found.calls() == 1
+        found.agree(2, time.monotonic() + 60)
+        assert relight.worker.should_checkpoint()
+        left = relight.worker.deadline()
+    assert left is not None and 0 < left <= 60
+    assert said == []
+    found._loop.close()
+
+
+def test_an_overwritten_agreement_misleads_no_other_worker(tmp_path: Path) -> None:
+    found, _ = shared(tmp_path, written({words.AGREED: 77}), workers=2)
+    found.agree(5, time.monotonic())
+    other = tmp_path / f"1.error.json{words.SUFFIX}"
+    assert struct.unpack_from("Q", other.read_bytes(), 8 * words.AGREED) == (5,)
+    found._loop.close()
+
+
+def test_a_deadline_beyond_all_bounds_is_the_latest_one(tmp_path: Path) -> None:
+    """A peer's message may name one."""
+    found, _ = shared(tmp_path, b"")
+    found.agree(1, float("inf"))
+    page = shared_page.mapped(str(tmp_path / f"0.error.json{words.SUFFIX}"), make=False)
+    left = words.left_s(page, time.monotonic())
+    assert left is not None and left <= words.MOST_LEFT_S
+    found._loop.close()
+
+
+def test_a_truncated_file_is_not_accessed(tmp_path: Path) -> None:
+    """It would be a SIGBUS."""
+    found, _ = shared(tmp_path, written({words.CALLS: 3, words.STEP_AT: 1}))
+    assert (found.calls(), found.step()) == (3, 0)
+    os.truncate(tmp_path / f"0.error.json{words.SUFFIX}", 0)
+    assert (found.calls(), found.step(), found.span()) == (0, None, None)
+    found.limit(1, lambda _: None)
+    found.agree(1, time.monotonic())
+    found.release()
+    found._loop.close()
+
+
+def test_a_file_truncated_while_it_is_opened_is_not_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: None)
+    found, said = shared(tmp_path, b"")
+    assert found.calls() == 0
+    assert len(said) == 1
+    found._loop.close()
+
+
+def test_the_blocks_of_a_hole_are_allocated(tmp_path: Path) -> None:
+    path = tmp_path / "page"
+    path.touch()
+    os.truncate(path, words.SIZE)
+    assert path.stat().st_blocks == 0
+    shared_page.mapped(str(path), make=False)
+    assert path.stat().st_blocks * 512 >= words.SIZE
+
+
+def test_without_fallocate_blocks_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on musl, where a file system may not have it; what the other side has written stays."""
+
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    content = written(dict.fromkeys(IN_USE, MOST))
+    for removed in (False, True):
+        path = tmp_path / f"page{removed}"
+        path.write_bytes(content[:96])
+        if removed:
+            monkeypatch.delattr(os, "posix_fallocate")
+        else:
+            monkeypatch.setattr(os, "posix_fallocate", refuse)
+        page = shared_page.mapped(str(path), make=False)
+        assert page.tobytes() == content
+        assert path.stat().st_blocks * 512 >= words.SIZE
+
+
+def test_the_agent_says_once_that_it_shares_no_memory(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / f"1.error.json{words.SUFFIX}").mkdir()
+    paths = {rank: str(tmp_path / f"{rank}.error.json") for rank in range(2)}
+    found = WorkerMemory(Loop(), paths, 0.0, said.append)
+    for _ in range(2):
+        assert (found.calls(), found.steps(), found.span()) == (0, {}, None)
+        found.agree(1, time.monotonic())
+    assert said == [
+        f"can't share {paths[1]}{words.SUFFIX} with local rank 1: Is a directory; its steps are "
+        "unknown, and it can't be asked to save"
+    ]
+    found._loop.close()
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no file on a disk get a block."""
+
+    def refuse(fd: int, *_: object) -> None:
+        if not os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    monkeypatch.setattr(os, "pwrite", refuse)
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("first", ["agent", "worker"])
+def test_without_room_on_the_disk_both_share_memory_all_the_same(
+    tmp_path: Path, first: str
+) -> None:
+    """Whoever comes first; its descriptor is closed with the memory."""
+    before = len(os.listdir("/proc/self/fd"))
+    path = tmp_path / f"0.error.json{words.SUFFIX}"
+    found = WorkerMemory(Loop(), {0: str(tmp_path / "0.error.json")}, 0.0, pytest.fail)
+    if first == "agent":
+        found.agree(1, time.monotonic())
+    page = shared_page.mapped(str(path), make=True)
+    assert path.is_symlink()
+    page[words.CALLS] = 3
+    found.agree(1, time.monotonic())
+    assert (page[words.AGREED], found.calls()) == (1, 3)
+    found.close()
+    assert not path.is_symlink()
+    found._loop.close()
+    del page
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_link_to_anything_else_is_not_followed(tmp_path: Path) -> None:
+    """Its process has ended, and another one has its number now."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    path = tmp_path / f"0.error.json{words.SUFFIX}"
+    with victim.open("r+b") as file:
+        path.symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+        found = WorkerMemory(Loop(), {0: str(tmp_path / "0.error.json")}, 0.0, pytest.fail)
+        assert found.calls() == 0
+        found.agree(1, time.monotonic())
+    assert victim.read_text() == "mine"
+    assert found.calls() == 0  # and once it leads nowhere
+    found._loop.close()

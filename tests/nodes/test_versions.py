@@ -1,0 +1,211 @@
+"""Agents of other versions: a recorded older peer, and one with another protocol.
+
+`record_peers.py` has made the records. One that has the protocol of this version works; any other
+is refused, with both versions in one line, before workers start.
+"""
+
+import json
+import re
+import socket
+import struct
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import LIMIT_S, Start
+from etcd_server import free_ports
+
+import relight
+from nodes.record_peers import SCRIPT, words
+from relight.core import wire
+from relight.core.fields import Message
+
+RECORDS = sorted((Path(__file__).parent / "recorded").glob("*.json"))
+HEARTBEAT_S = 0.2
+AWAITED = (
+    "hello", "join", "nodeready", "workerfailed", "workerssucceeded", "generationformed",
+    "stopworkers", "jobended",
+)  # fmt: skip
+"""Other messages come at times of their own."""
+OURS = f"relight {re.escape(relight.__version__)} \\(protocol {wire.PROTOCOL}\\)"
+
+
+class Peer:
+    """One side of a record, which speaks with a live process over a connection.
+
+    Args:
+        record: what was said.
+        side: `agent` or `coordinator`.
+        connection: to the live process.
+    """
+
+    def __init__(self, record: dict[str, Any], side: str, connection: socket.socket) -> None:
+        self._side, self._connection = side, connection
+        self._said, self._origins = record["said"], dict[str, str]()
+        self._lock = threading.Lock()
+        connection.settimeout(LIMIT_S)
+        connection.sendall(record["greeting"].encode())
+        self._live = self._messages()
+
+    def play(self) -> None:
+        """Say what is recorded, each message after those that came before it."""
+        for side, message in self._said:
+            if side == self._side:
+                self._send(message)
+                if message["type"] == "hello" and side == "agent":
+                    threading.Thread(target=self._send_heartbeats, daemon=True).start()
+                continue
+            if message["type"] not in AWAITED:
+                continue
+            heard = next(each for each in self._live if each["type"] == message["type"])
+            if message["type"] == "generationformed":
+                recorded = message["generation"]["id"]["origin"]
+                self._origins[recorded] = heard["generation"]["id"]["origin"]
+        self._live.close()
+
+    def _send(self, message: Message) -> None:
+        text = json.dumps(message)
+        for recorded, live in self._origins.items():
+            text = text.replace(recorded, live)
+        with self._lock:
+            self._connection.sendall(wire.frame(text.encode()))
+
+    def _send_heartbeats(self) -> None:
+        number = 0
+        try:
+            while True:
+                time.sleep(HEARTBEAT_S)
+                number += 1
+                self._send({"type": "heartbeat", "number": number})
+        except OSError:
+            pass  # the job is over
+
+    def _messages(self) -> Generator[Message, None, None]:
+        with self._connection.makefile("rb") as stream:
+            assert stream.readline() == wire.GREETING
+            while head := stream.read(4):
+                message = json.loads(stream.read(*struct.unpack(">I", head)))
+                if message["type"] != "heartbeat":
+                    yield message
+                elif self._side == "coordinator":
+                    self._send(message)
+
+
+@pytest.fixture(params=RECORDS, ids=lambda path: path.stem)
+def record(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """What a version has said whose protocol is that of this one."""
+    found: dict[str, Any] = json.loads(request.param.read_text())
+    if found["greeting"] != wire.GREETING.decode():
+        pytest.skip("another protocol")
+    return found
+
+
+@pytest.fixture
+def agent(start: Start, script: Callable[[str], Path]) -> Callable[..., "subprocess.Popen[bytes]"]:
+    """Start an agent of this version, with its messages in a pipe."""
+
+    def run(endpoint: str, is_host: int) -> "subprocess.Popen[bytes]":
+        script(SCRIPT)
+        return start(
+            *words(endpoint, is_host)[3:],
+            stdout=subprocess.DEVNULL,
+            variables={"OMP_NUM_THREADS": "1"},
+        )
+
+    return run
+
+
+def connect(port: int) -> socket.socket:
+    """Connect to a process that may still be starting."""
+    end = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
+def line_of(agent: "subprocess.Popen[bytes]", pattern: str) -> str:
+    """The next line on stderr that has this."""
+    assert agent.stderr is not None
+    seen = []
+    for line in agent.stderr:
+        seen.append(line.decode())
+        if re.search(pattern, seen[-1]):
+            return seen[-1]
+    raise AssertionError(seen)
+
+
+def test_last_version_joins_this_coordinator(record: dict[str, Any], agent: Any) -> None:
+    """A failure of it restarts the job, and the job ends well for both."""
+    port = free_ports(1)[0]
+    here = agent(f"127.0.0.1:{port}", 1)
+    with connect(port) as connection:
+        Peer(record, "agent", connection).play()
+    assert here.wait(LIMIT_S) == 0
+    assert "2 workers on 2 nodes" in here.stderr.read().decode()
+
+
+def test_this_version_joins_a_coordinator_of_the_last(record: dict[str, Any], agent: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(LIMIT_S)
+        here = agent(f"127.0.0.1:{server.getsockname()[1]}", 0)
+        connection, _ = server.accept()
+        with connection:
+            Peer(record, "coordinator", connection).play()
+            assert here.wait(LIMIT_S) == 0
+    assert "2 workers on 2 nodes" in here.stderr.read().decode()
+
+
+def hello(version: str | None) -> bytes:
+    """The first bytes of an agent with another protocol."""
+    named: Message = {} if version is None else {"version": version}
+    return b"relight 987\n" + wire.encode({"type": "hello", "nonce": "0" * 64, **named})
+
+
+@pytest.mark.parametrize(
+    ("version", "named"), [("9.8.7", r"relight 9\.8\.7"), (None, "another version of relight")]
+)
+def test_agent_with_another_protocol_is_refused_and_told(
+    version: str | None, named: str, agent: Any
+) -> None:
+    """The coordinator says who it is and what to do; the agent learns which version it needs."""
+    port = free_ports(1)[0]
+    here = agent(f"127.0.0.1:{port}", 1)
+    with connect(port) as connection:
+        connection.settimeout(LIMIT_S)
+        connection.sendall(hello(version))
+        with connection.makefile("rb") as stream:
+            answer = stream.read()
+    line = line_of(here, "refused a connection")
+    assert re.search(rf"from 127\.0\.0\.1:\d+: it runs {named} \(protocol 987\), this node {OURS}; "
+                     "install the same version on all nodes", line)  # fmt: skip
+    assert answer.startswith(wire.GREETING)
+    assert f'"version":"{relight.__version__}"'.encode() in answer
+
+
+def test_agent_says_why_it_can_not_join_a_coordinator_with_another_protocol(agent: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(LIMIT_S)
+        here = agent(f"127.0.0.1:{server.getsockname()[1]}", 0)
+        said = threading.Event()
+
+        def refuse() -> None:
+            while not said.is_set():
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(hello("9.8.7"))
+
+        answering = threading.Thread(target=refuse)
+        answering.start()
+        line = line_of(here, "it runs")
+        said.set()
+        answering.join(LIMIT_S)
+    assert re.search(rf"coordinator at 127\.0\.0\.1:\d+: it runs relight 9\.8\.7 \(protocol 987\), "
+                     rf"this node {OURS}; install the same version on all nodes", line)  # fmt: skip

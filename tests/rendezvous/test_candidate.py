@@ -1,0 +1,60 @@
+"""One process's hold on a register that works only in part."""
+
+import errno
+import os
+
+import pytest
+
+from relight.core.candidacy import Candidacy
+from relight.host.loop import Loop
+from relight.rendezvous.candidate import Answer, Candidate
+from relight.rendezvous.register import NOBODY, Record
+
+
+class FullRegister:
+    """A register that has room for a record, but not to renew it."""
+
+    own_address = ""
+
+    def __init__(self) -> None:
+        self.holds = 0
+        self.released = False
+
+    def hold(self, value: str, ttl_s: float) -> Record:
+        if not value:
+            return NOBODY
+        self.holds += 1
+        if self.holds > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return Record(value, "1", True)
+
+    def evict(self, record: Record, patience_s: float = 0.0) -> bool:
+        raise AssertionError(record)
+
+    def release(self) -> None:
+        self.released = True
+
+    def close(self) -> None:
+        pass
+
+
+def test_register_that_can_not_be_renewed_makes_nobody_the_coordinator() -> None:
+    """Otherwise each process in turn would coordinate for a moment, without end."""
+    loop, register, candidacy = Loop(), FullRegister(), Candidacy(15.0, 1.0, 1.25)
+    answers: list[Answer] = []
+    candidate = Candidate(
+        loop, register, 15.0, candidacy,
+        on_renewed=lambda: None, on_step_down=lambda _: None, on_trouble=lambda _: None,
+        on_change=lambda _: None,
+    )  # fmt: skip
+    try:
+        assert candidate.take(lambda: "here", answers.append)
+        loop.run_until(lambda: answers)
+        [answer] = answers
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            raise answer  # type: ignore[misc]
+        assert register.released
+        assert not candidacy.holds(loop.now())
+    finally:
+        candidate.close()
+        loop.close()

@@ -1,0 +1,72 @@
+"""The process that runs a command on a node of a Ray cluster, without Ray."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT_S, clean_environment
+from old_systems.test_old_systems import SYSTEMS, variables
+from test_orphans import marker, wait_until_gone, wait_until_up
+
+from relight.schedulers.ray import guard
+
+__all__ = ["marker"]
+
+Begin = Callable[[str], socket.socket]
+
+
+@pytest.fixture(params=["none", "both"])
+def begin(request: pytest.FixtureRequest) -> Iterator[Begin]:
+    """Start the guard of a shell command, and return the socket to it."""
+    system = SYSTEMS.get(request.param, variables())
+    ours: list[socket.socket] = []
+
+    def start(command: str) -> socket.socket:
+        channel, theirs = socket.socketpair()
+        ours.append(channel)
+        channel.settimeout(LIMIT_S)
+        subprocess.run(
+            [sys.executable, guard.__file__, str(theirs.fileno())],
+            env=clean_environment(**system), pass_fds=[theirs.fileno()], check=True,
+        )  # fmt: skip
+        theirs.close()
+        order = {
+            "argv": ["sh", "-c", command], "env": dict(os.environ), "cwd": "/", "grace_s": 600.0,
+            "output": -1,
+        }  # fmt: skip
+        channel.sendall(json.dumps(order).encode() + b"\n")
+        return channel
+
+    yield start
+    for channel in ours:
+        channel.close()
+
+
+def answer(channel: socket.socket) -> dict[str, object]:
+    with channel.makefile("rb") as lines:
+        found: dict[str, object] = json.loads(lines.readline())
+        return found
+
+
+def test_the_exit_code_is_reported_when_all_has_ended(begin: Begin, marker: str) -> None:
+    """Also what has left the session of the command, and ends before it."""
+    channel = begin(f"(setsid true &); (setsid sleep {marker} &); exit 7")
+    assert answer(channel) == {"exitcode": 7, "error": ""}
+    wait_until_gone(marker)
+
+
+def test_a_command_is_asked_to_end_before_it_is_killed(
+    begin: Begin, marker: str, tmp_path: Path
+) -> None:
+    """The end of the socket is the end of the command, which has the time that it was given."""
+    saved = tmp_path / "saved"
+    channel = begin(f"trap 'echo > {saved}; exit' TERM; sleep {marker} & wait")
+    wait_until_up(marker, 2)
+    channel.close()
+    wait_until_gone(marker)
+    assert saved.exists()
