@@ -86,6 +86,18 @@ def test_a_preempted_node_saves_though_its_disk_is_full(
         "run", "--nproc-per-node=2", script(SAVES),
         command=on_full_disk(disk), variables={"TMPDIR": str(disk)},
     )  # fmt: skip
+    saves(agent)
+
+
+def test_a_preempted_node_saves_though_there_is_no_tmpdir(
+    start: Start, script: Script, tmp_path: Path
+) -> None:
+    variables = {"TMPDIR": str(tmp_path / "missing")}
+    saves(start("run", "--nproc-per-node=2", script(SAVES), variables=variables))
+
+
+def saves(agent: "subprocess.Popen[bytes]") -> None:
+    """Preempt a node; assert that its two workers save."""
     assert agent.stdout is not None
     for _ in range(20):
         assert agent.stdout.readline() == b"up\n"

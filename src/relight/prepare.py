@@ -32,6 +32,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.warm_spawner import WorkerProgram
 
+_WRITABLE = 0o022
+"""Mode bits of a directory in which other users could rename or replace logs."""
+
 
 def prepare(
     spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
@@ -189,7 +192,7 @@ def _run_directory(spec: LaunchSpec, env: Environment, run_id: str, notes: list[
         return files.make_run_directory(os.path.abspath(spec.log_dir), run_id)
     shared = os.path.abspath(files.temporary_base(env))
     try:
-        own = files.own_directory(shared)
+        own = files.own_directory(shared, _WRITABLE)
     except OSError as error:
         raise UsageError(
             f"can't write logs to {error.filename}: {error.strerror}",

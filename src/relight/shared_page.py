@@ -20,7 +20,24 @@ _TARGET = f"/memfd:{_NAME} (deleted)"
 
 
 def mapped(path: str, *, make: bool) -> memoryview:
-    """Return the memory at a path as 8-byte words; either side may make it.
+    """Return the memory at a path as 8-byte words; either side may make it. An access is a SIGBUS
+    if somebody has truncated the file: only the worker, which may harm itself, has it mapped.
+
+    Raises:
+        OSError: there is none and `make` is not set, or it can't be made.
+    """
+    fd = opened(path, make=make)
+    try:
+        page = memoryview(mmap.mmap(fd, SIZE)).cast("Q")
+    except ValueError as error:  # somebody has truncated it
+        os.close(fd)
+        raise OSError(errno.EIO, str(error), path) from None
+    weakref.finalize(page.obj, os.close, fd)  # the path may lead to it
+    return page
+
+
+def opened(path: str, *, make: bool) -> int:
+    """Return a descriptor of the memory at a path; either side may make it.
 
     Raises:
         OSError: there is none and `make` is not set, or it can't be made.
@@ -33,20 +50,12 @@ def mapped(path: str, *, make: bool) -> memoryview:
     fd = os.open(where, flags, 0o600)
     try:
         _allocate(fd)
-        return _map(fd, path)
     except OSError:
+        os.close(fd)
         if not make or where != path or not hasattr(os, "memfd_create"):
             raise
-    finally:
-        os.close(fd)
-    return _in_memory(path)
-
-
-def _map(fd: int, path: str) -> memoryview:
-    try:
-        return memoryview(mmap.mmap(fd, SIZE)).cast("Q")
-    except ValueError as error:  # somebody has truncated it
-        raise OSError(errno.EIO, str(error), path) from None
+        return _in_memory(path)
+    return fd
 
 
 def _allocate(fd: int) -> None:
@@ -62,15 +71,13 @@ def _allocate(fd: int) -> None:
             os.pwrite(fd, b"\0", block + _LEAST_BLOCK - 1)
 
 
-def _in_memory(path: str) -> memoryview:
+def _in_memory(path: str) -> int:
     fd = os.memfd_create(_NAME)
     try:
         os.ftruncate(fd, SIZE)
-        page = _map(fd, path)
         os.unlink(path)
         os.symlink(f"/proc/{os.getpid()}/fd/{fd}", path)
     except OSError:
         os.close(fd)
         raise
-    weakref.finalize(page.obj, os.close, fd)  # as long as the path leads to it
-    return page
+    return fd

@@ -242,7 +242,11 @@ def parse_status_token(text: str) -> str:
 
 
 def parse_host(text: str) -> str:
-    """Parse the name or address of a host; an empty text is the default."""
+    """Parse the name or address of a host, an IPv6 address also in brackets; an empty text is the
+    default.
+    """
+    if text[:1] == "[" and text[-1:] == "]" and ":" in text:
+        text = text[1:-1]
     if not text.isprintable() or any(c.isspace() or c in "/@,;" for c in text):
         raise ValueError("expected the name or the address of a host")
     return text

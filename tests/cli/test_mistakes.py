@@ -29,6 +29,7 @@ def refused(
     """The two lines with which a command line is refused, in a directory with some scripts."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHON_EXEC", raising=False)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))  # no job that runs is asked anything
     for name in ("train.py", "pkg/train.py", "empty/train.py", "code/train.py", "name/space.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")

@@ -281,6 +281,8 @@ def test_job_gets_all_cpus_where_its_own_are_hidden(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "sched_getaffinity", refuse)
     assert linux.cpus() == os.cpu_count()
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert linux.cpus() == os.cpu_count()
 
 
 def test_status_finds_slow_ranks_in_a_file_that_stands_for_memory(

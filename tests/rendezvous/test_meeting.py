@@ -70,3 +70,10 @@ def test_a_c10d_store_in_a_file_is_the_backend_file(
     assert isinstance(meeting.register, FileRegister)
     assert meeting.where == f"file {tmp_path}/{endpoint}"
     assert meeting.hosts == ()
+
+
+@pytest.mark.parametrize("text", ["::1", "[::1]"])
+def test_master_addr_takes_an_ipv6_address_with_or_without_brackets(text: str) -> None:
+    flags = ["--nnodes=2", f"--master-addr={text}", "--master-port=29500", "train.py"]
+    meeting, _, _ = arrange(to_spec(parse(flags, Environment({}))), Environment({}))
+    assert meeting.hosts == (("::1", 29500),)

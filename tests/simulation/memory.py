@@ -1,6 +1,6 @@
 """The memory that simulated workers share with their agent, and the steps that they take."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from relight.core import worker_words as words
@@ -22,11 +22,18 @@ class Memory(WorkerMemory):
     ) -> None:
         super().__init__(loop, error_files, began, say)
         workers = loop.process.world.agent_of(loop.process).workers
-        self._open = workers.steps.pages
-        self._paths = dict.fromkeys(self._open, "")
+        self._shared: dict[int, memoryview] = workers.steps.pages
+        self._paths = dict.fromkeys(self._shared, "")
+        self._open = dict.fromkeys(self._shared, -1)
 
     def close(self) -> None:
         """Leave it to the workers."""
+
+    def _pages(self) -> Iterator[tuple[int, memoryview]]:
+        yield from self._shared.items()
+
+    def _put(self, local_rank: int, word: int, value: int) -> None:
+        self._shared[local_rank][word] = value
 
 
 class Steps:

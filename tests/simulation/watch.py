@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from .stage import WatchedMembership
 
 UNDER_WAY_S = 0.5
-"""How long a refusal may take to arrive."""
+"""How long a refusal, or the answer of a register, may take to arrive."""
 
 
 class Formation:
@@ -603,9 +603,12 @@ class Watch:
 
         def is_cut_off(group: Formation, other: Formation) -> bool:
             register: Any = group.process.register
+            if not register:
+                return False
+            told_at = register.reached_at + register.answer_s + UNDER_WAY_S
             return (
-                bool(register)
-                and register.reached_at < register.evicted_at <= other.at
+                (register.reached_at < register.evicted_at or now < told_at)
+                and float("-inf") < register.evicted_at <= other.at
                 and now < register.reached_at + register.ttl_s
                 and now < group.lost_at + self._lease_s
             )

@@ -90,7 +90,7 @@ def _unless_refused(ask: Callable[[], str]) -> str:
     """Return a fact, or nothing where the system refuses to tell it: musl has no scheduler."""
     try:
         return ask()
-    except OSError:
+    except (AttributeError, OSError):
         return ""
 
 

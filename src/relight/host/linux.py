@@ -357,7 +357,7 @@ def cpus() -> int:
     """Return how many CPUs this process may run on; those of the machine if that is hidden."""
     try:
         return len(os.sched_getaffinity(0))
-    except OSError:
+    except (AttributeError, OSError):
         return os.cpu_count() or 1
 
 

@@ -15,6 +15,10 @@ import stat
 from relight.host.files import read_small, remove_tree
 from relight.host.loop import Loop
 
+_FALLBACKS = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108
+"""Where the directory is made if TMPDIR has no room for it, or is not there: without it, workers
+share no memory with their agent, and can't be asked to save.
+"""
 _LOCK = "lock"
 _TRIES = 3
 _SWEEP_AFTER_S = 1.0
@@ -28,7 +32,7 @@ class Scratch:
 
     Args:
         loop: the agent's loop.
-        base: the parent directory: TMPDIR. Empty to make none.
+        base: the parent directory, if a directory can be made there: TMPDIR. Empty to make none.
     """
 
     def __init__(self, loop: Loop, base: str) -> None:
@@ -39,15 +43,17 @@ class Scratch:
         self._lock = -1
 
     def make(self) -> str:
-        """Make the directory if it does not exist, and return it; empty if that fails: a job can
-        run without error files, as on a full disk.
+        """Make the directory if it does not exist, and return it; empty if that fails everywhere:
+        a job can run without error files.
         """
-        if self._base and not self.path:
+        for base in (self._base, *_FALLBACKS) if self._base and not self.path else ():
             try:
-                self.path, self._lock = make(self._base)
+                self.path, self._lock = make(base)
             except OSError:
-                return ""
+                continue
+            self._base = base
             self._loop.call_after(_SWEEP_AFTER_S, self._sweep)
+            break
         return self.path
 
     def remove(self) -> None:

@@ -3,15 +3,18 @@
 Each worker has a file, beside its error file, that it makes when it first calls a function of
 `relight.worker`. So a job whose script calls none has no such files. A worker that can't make its
 file, as on a full disk, is one that reports nothing and can't be asked to save.
+
+The agent reads and writes the file and does not map it: the worker may truncate it at any moment,
+and an access to what is gone would be a SIGBUS.
 """
 
-import mmap
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 
 from relight.core import worker_words as words
 from relight.host.loop import Loop
-from relight.shared_page import mapped
+from relight.shared_page import opened
 
 _SEEN_AFTER_S = 0.002
 """After this time, a worker sees what this process has written before, and has counted a call that
@@ -39,7 +42,7 @@ class WorkerMemory:
     ) -> None:
         self._loop = loop
         self._paths = {rank: path + words.SUFFIX for rank, path in error_files.items() if path}
-        self._open: dict[int, memoryview] = {}
+        self._open: dict[int, int] = {}  # descriptors, by local rank
         self._began = began
         self._say = say
         self._told = False
@@ -91,8 +94,8 @@ class WorkerMemory:
 
     def release(self) -> None:
         """Hold no worker any more, unless they agreed."""
-        for _, page in self._pages():
-            page[words.LIMIT] = 0
+        for local_rank in list(self._open):
+            self._put(local_rank, words.LIMIT, 0)
 
     def agree(self, call: int, deadline: float) -> None:
         """Let the workers save and leave. If an earlier coordinator has told a call, it stands:
@@ -110,7 +113,8 @@ class WorkerMemory:
 
     def close(self) -> None:
         """Remove the files."""
-        self._open.clear()
+        while self._open:
+            os.close(self._open.popitem()[1])
         for path in self._paths.values():
             try:
                 os.unlink(path)
@@ -124,28 +128,39 @@ class WorkerMemory:
 
     def _write(self, word: int, value: int) -> None:
         for local_rank in self._paths:
-            page = self._page(local_rank, make=True)
-            if page is not None:
-                page[word] = value
+            if self._find(local_rank, make=True):
+                self._put(local_rank, word, value)
+
+    def _put(self, local_rank: int, word: int, value: int) -> None:
+        try:
+            os.pwrite(self._open[local_rank], value.to_bytes(8, sys.byteorder), 8 * word)
+        except OSError as error:  # the worker has made a hole, and the disk is full
+            self._tell(local_rank, error)
 
     def _pages(self) -> Iterator[tuple[int, memoryview]]:
-        """Yield the memory of each worker that has made it, by local rank."""
+        """Yield a copy of the memory of each worker that has made it, by local rank."""
         for local_rank in self._paths:
-            page = self._page(local_rank, make=False)
-            if page is not None:
-                yield local_rank, page
-
-    def _page(self, local_rank: int, *, make: bool) -> memoryview | None:
-        if local_rank not in self._open:
+            if not self._find(local_rank, make=False):
+                continue
             try:
-                self._open[local_rank] = mapped(self._paths[local_rank], make=make)
-            except FileNotFoundError:
-                return None  # this worker has called nothing yet
+                page = os.pread(self._open[local_rank], words.SIZE, 0)
             except OSError as error:
                 self._tell(local_rank, error)
-                return None
-        page = self._open[local_rank]
-        return page if _is_whole(page) else None
+                continue
+            if len(page) == words.SIZE:
+                yield local_rank, memoryview(page).cast("Q")
+
+    def _find(self, local_rank: int, *, make: bool) -> bool:
+        """Return whether a worker's file is open; open it if it is there, or make it."""
+        if local_rank not in self._open:
+            try:
+                self._open[local_rank] = opened(self._paths[local_rank], make=make)
+            except FileNotFoundError:
+                return False  # this worker has called nothing yet
+            except OSError as error:
+                self._tell(local_rank, error)
+                return False
+        return True
 
     def _tell(self, local_rank: int, error: OSError) -> None:
         if not self._told:
@@ -154,8 +169,3 @@ class WorkerMemory:
                 f"can't share {self._paths[local_rank]} with local rank {local_rank}: "
                 f"{error.strerror}; its steps are unknown, and it can't be asked to save"
             )
-
-
-def _is_whole(page: memoryview) -> bool:
-    """Return whether the file still has its size: an access beyond its end is a SIGBUS."""
-    return not isinstance(page.obj, mmap.mmap) or page.obj.size() >= words.SIZE

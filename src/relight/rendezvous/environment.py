@@ -206,6 +206,8 @@ def _slurm(variables: Mapping[str, str], given: set[str]) -> FoundFlags:
     if nnodes.value > 1:
         _check_step(variables, nnodes)
     listed = variables.get("SLURM_STEP_NODELIST", "")
+    if not listed:
+        raise UsageError("SLURM_STEP_NODELIST is not set")
     try:
         hosts = hostlist.expand(listed)
         tasks = hostlist.expand_tasks(variables.get("SLURM_STEP_TASKS_PER_NODE", "1"))
