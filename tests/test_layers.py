@@ -62,6 +62,7 @@ PURE_MAY_IMPORT = {
     "collections",
     "enum",
     "functools",
+    "heapq",
     "itertools",
     "math",
     "json",

@@ -30,6 +30,7 @@ OWN = {
     "relight.core.messages",
     "relight.core.ranks",
     "relight.core.roster",
+    "relight.core.silence",
     "relight.core.supervision",
     "relight.core.waiting",
     "relight.env",

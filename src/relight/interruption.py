@@ -11,7 +11,6 @@ Any other signal that stops the job, and a second one, stops the workers of this
 
 import signal
 
-from relight.core import agreement
 from relight.core.waiting import duration
 from relight.errors import signal_name
 from relight.events import SignalReceived
@@ -86,6 +85,8 @@ class Interruption:
         self._node.preempt(reason)
         self._loop.call_after(self._grace_s, self._stop_preempted)
         self._save_without_coordinator()
+        from relight.core import agreement  # not on the way to the first worker
+
         agree_s = agreement.longest_s(self._grace_s)
         self._loop.call_after(agree_s + _AGREEMENT_S, self._node.save_alone)
 

@@ -133,10 +133,10 @@ def silent_until(played: Played, seconds: float) -> list[Effect]:
 
 
 def test_a_silent_coordinator_is_sought_again_beside_its_connection() -> None:
-    """First after 1.5 s, then at growing intervals; the lease of the workers runs on."""
+    """First after 1.5 s, then every 2 s; the lease of the workers runs on."""
     played = datagrams_answered()
     seeks = [each for each in silent_until(played, 9.4) if isinstance(each, Seek)]
-    assert [each.limit_s for each in seeks] == [1.5, 3.0, 4.0]
+    assert [each.limit_s for each in seeks] == [2.0] * 4
     assert all(each.beside for each in seeks)
     assert played.link.state is LinkState.CONNECTED
 
@@ -148,6 +148,16 @@ def test_a_second_connection_takes_the_place_of_a_silent_one() -> None:
     assert not any(isinstance(each, LetWorkersRun) for each in played.step(Opened("10.0.0.2:1")))
     assert played.link.state is LinkState.JOINING
     assert LetWorkersRun(played.now + LEASE_S) in played.step(Heard(lets_run=True))
+
+
+def test_a_second_connection_that_breaks_at_once_is_a_lost_coordinator() -> None:
+    """The search for the next one begins then, and not when this node first searched."""
+    played = datagrams_answered()
+    silent_until(played, 3.0)
+    played.step(Opened("10.0.0.2:1"))
+    effects = played.lost()
+    assert CoordinatorLost() in effects
+    assert played.link.explain(played.now).endswith("for 0 s")
 
 
 def test_datagrams_alone_do_not_keep_a_connection() -> None:

@@ -5,6 +5,7 @@ from plays import Table, record, table
 from relight.core.exits import ErrorReport, FailureKind
 from relight.core.group_types import Received
 from relight.core.messages import NodeReady, Note, WorkerFailed
+from relight.core.silence import Silence, Silent
 
 
 def running(least: int = 1, most: int = 3, **others: object) -> Table:
@@ -293,3 +294,13 @@ def test_a_node_that_falls_silent_twice_at_one_moment_is_lost_once() -> None:
         -> drop: b
         -> stop 0: a c
     """)
+
+
+def test_news_are_due_at_their_deadline_whatever_the_time() -> None:
+    """No sum is rounded in another way than the deadline: the loop would spin until then."""
+    for since in (8191.017365586635, 0.1, 123456.7, 1e7 / 3):
+        silence = Silence(10.0)
+        silence.begin("b", Silent("node2", since, ""))
+        due = silence.deadline()
+        assert due is not None
+        assert silence.news(due)

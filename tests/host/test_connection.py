@@ -447,7 +447,7 @@ def test_messages_are_plain_json_on_the_wire(ends: Ends) -> None:
     client = ends.raw(_hello())
     ends.until(lambda: ends.server.connections)
     data = client.recv(65536)
-    assert data.startswith(b"relight 2\n")
+    assert data.startswith(b"relight 3\n")
     body = json.loads(data[len(wire.GREETING) + 4 :])
     assert body["type"] == "hello" and body["run"] == "listener"
     assert connections.OPEN_TIMEOUT_S == 5

@@ -13,7 +13,7 @@ import pytest
 from conftest import LIMIT_S, RELIGHT, Launch, clean_environment
 from netlab import Lab
 
-from nodes.jobs import Job, OneMachine, c10d
+from nodes.jobs import Job, c10d
 
 pytestmark = pytest.mark.slow
 
@@ -271,19 +271,3 @@ def test_a_job_with_rare_heartbeats_runs_undisturbed(lab: Lab, tmp_path: Path) -
     assert [len(agent.workers) for agent in agents] == [1, 1]
     head.send_signal(signal.SIGTERM)
     assert head.wait(LIMIT_S) == 0
-
-
-def test_a_register_is_let_go_before_any_lease_of_the_job_ends(tmp_path: Path) -> None:
-    """A coordinator of its own refuses a job whose heartbeats are rarer than its own settings."""
-    meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
-    with OneMachine() as here, (tmp_path / "head.txt").open("wb") as file:
-        here.start([*RELIGHT, "coordinator", *meet], stdout=file, stderr=file,
-                   env=clean_environment(TMPDIR=str(tmp_path)))  # fmt: skip
-        end = time.monotonic() + LIMIT_S
-        while "coordinating job j" not in (tmp_path / "head.txt").read_text():
-            assert time.monotonic() < end, (tmp_path / "head.txt").read_text()
-            time.sleep(0.02)
-        job = Job(here, tmp_path, *meet, "--nnodes=1:2", "--rdzv-conf=keep_alive_interval=1")
-        agent = job.start("node1")
-        assert agent.wait() == 2
-        assert "is 5 s on this node, and 1.25 s for relight coordinator" in agent.text

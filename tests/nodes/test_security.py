@@ -25,7 +25,7 @@ FEW_DESCRIPTORS = ("bash", "-c", 'ulimit -n 1024; exec "$0" "$@"')
 ATTACKS = r"""
 import os, random, socket, sys, time
 target = ("10.77.0.1", 29400)
-GREETING = b"relight 2\n"
+GREETING = b"relight 3\n"
 random.seed(1)
 
 def is_over():
@@ -294,7 +294,7 @@ LIES = {
 }  # fmt: skip
 LIAR = r"""
 import json, os, re, socket, sys, time
-GREETING = b"relight 2\n"
+GREETING = b"relight 3\n"
 settings, connections = json.load(open(sys.argv[1]))
 origin = b"x"
 def frame(message):

@@ -40,7 +40,7 @@ class FullRegister:
 
 def test_register_that_can_not_be_renewed_makes_nobody_the_coordinator() -> None:
     """Otherwise each process in turn would coordinate for a moment, without end."""
-    loop, register, candidacy = Loop(), FullRegister(), Candidacy(15.0, 1.0, 1.25)
+    loop, register, candidacy = Loop(), FullRegister(), Candidacy(15.0)
     answers: list[Answer] = []
     candidate = Candidate(
         loop, register, 15.0, candidacy,

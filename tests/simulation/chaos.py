@@ -21,6 +21,11 @@ REFUSALS_S = 5.0
 """How long a refused connection to the one endpoint is believed."""
 PORT = 29400
 MODES = "endpoint", "hosts", "register"
+BLIPS = "cut", "out", "back", "stop", "pause", "busy", "stop coordinator", "reset", "all reset"
+"""What costs a healthy job nothing, if it is over in time."""
+_BEGUN_BY_S = 30.0
+_BLIP_S = 7.0
+_BETWEEN_BLIPS_S = 12.0
 
 
 def _join_timeout(seed: int, usual_s: float) -> float:
@@ -120,6 +125,15 @@ class Run:
             world.on_try = self._tries
         if world.lively:
             kinds += ("foreign signals", "foreign signals")
+        blips = Random(f"{seed}, blips")
+        self._blips = blips if blips.random() < 0.12 and not large else None
+        """Set if nothing goes wrong but short silences, one at a time."""
+        if self._blips is not None:
+            kinds, self._trouble_s = BLIPS, _BEGUN_BY_S + blips.uniform(10, 100)
+            self._unequal, self._commands, world.hang_timeout = False, 0, None
+            world.names_s, world.broken = min(world.names_s, 0.3), 0.0
+            world.jitter_s, world.loss = min(world.jitter_s, 0.05), 0.0
+            self.settings = settings = settings._replace(lost_after_s=10.0, join_timeout_s=60.0)
         self._kinds = kinds
         strict, refused_s = self.mode == "hosts", 0.0
         if "reject" in kinds and world.walls_lie:
@@ -133,6 +147,8 @@ class Run:
             firewall=firewall, evicts=evicts,
         )  # fmt: skip
         self.watch.on_coordinator = self._begins
+        if self._blips is not None:
+            self.watch.left_alone_from = _BEGUN_BY_S
         self.watch.on_answer = self._answered
         self._kill_who_answers = 0.0
         """How probable it is that a coordinator is killed when it has answered."""
@@ -160,9 +176,12 @@ class Run:
             world.after(random.uniform(0, self._spread_s), self._start, host)
         if world.tries_network and world.probes.random() < 0.5:
             self._wall(world.probes.choice(world.hosts), world.probes.uniform(1, 30))
-        world.after(random.uniform(0, 5), self._trouble)
+        first = _BEGUN_BY_S if self._blips is not None else random.uniform(0, 5)
+        world.after(first, self._trouble)
         world.run_until(self._trouble_s)
         self._calm()
+        if self._blips is not None and not self.watch.formations:
+            return  # the nodes did not find each other in time
         quiet = max(world.now, self.service.lost_until)
         world.run_until(quiet + 2 * self.settings.lost_after_s)  # until who is lost is missed
         limit = quiet + FORMED_WITHIN_S + 4 * self.settings.lost_after_s
@@ -282,13 +301,18 @@ class Run:
         world, random = self.world, self._random
         if world.now >= self._trouble_s or self.watch.ends:
             return
-        world.after(random.expovariate(1 / self._pace_s), self._trouble)
+        if self._blips is None:
+            world.after(random.expovariate(1 / self._pace_s), self._trouble)
+        else:
+            world.after(_BLIP_S + _BETWEEN_BLIPS_S, self._trouble)
         alive = [agent for agent in self.watch.agents if agent.alive]
         kind, agent = random.choice(self._kinds), random.choice(alive) if alive else None
         if agent is None:
             self._start(world.hosts[0])
             return
         soon = random.choice((0.05, 0.5, 1.0, 3.0, 10.0)) * random.uniform(0.5, 1.5)
+        if self._blips is not None:
+            soon = self._blips.uniform(0.5, _BLIP_S)
         process, host = agent.process, agent.process.host
         group = self.watch.coordinating()
         coordinator = group.process if group is not None else process
@@ -546,6 +570,8 @@ class Run:
             self._go_on(host)
             for process in host.processes:
                 process.sigcont()
+        if self._blips is not None:
+            return  # everybody is there
         for process in self._odd:  # their users see what is wrong
             self._kill(process)
         lost_after_s = self.settings.lost_after_s

@@ -17,6 +17,7 @@ from .world import Host, Process, Timer, World
 
 SYN_AGAIN_S = (1.0, 2.0, 4.0)
 OPEN_TIMEOUT_S = 5.0
+_FIRST_RTO_S = 0.2
 
 
 class Later(Exception):
@@ -126,6 +127,7 @@ class End:
         self._arrival = 0.0
         self._broken = False
         self._held: list[tuple[str, Any]] = []
+        self._held_at = 0.0
         process.ends[self] = None
 
     # What `Connection` has.
@@ -187,6 +189,8 @@ class End:
         large = kind == "message" and payload.get("type") != "heartbeat"
         lost = large and {here.number, there.number} & world.holes
         if self._held or not world.passes(here, there) or lost:
+            if not self._held:
+                self._held_at = world.now
             self._held.append((kind, payload))
             world.held[self] = None
             return
@@ -194,8 +198,21 @@ class End:
         self._arrival = max(self._arrival, world.now + delay)
         world.at(self._arrival, self.other.arrive, kind, payload)
 
+    def repeats_in(self) -> float:
+        """Return in how many seconds TCP sends again what a cut has held back: it does so after
+        0.2 s, then after twice as long each time (RFC 6298; Linux's TCP_RTO_MIN).
+        """
+        waited, again = self.world.now - self._held_at, _FIRST_RTO_S
+        while again < waited:
+            again = 2 * again + _FIRST_RTO_S
+        return again - waited
+
     def send_held(self) -> None:
         """Send what a cut has held back."""
+        if self.other is not None and not self.world.passes(
+            self.process.host, self.other.process.host
+        ):
+            return
         held, self._held = self._held, []
         self.world.held.pop(self, None)
         for kind, payload in held:
@@ -213,15 +230,11 @@ class End:
         self.process.call(self.receive, kind, payload)
 
     def _answer_by_reset(self, other: "End") -> None:
-        world = self.world
-        if world.passes(self.process.host, other.process.host):
-            reason = "Connection reset by peer"
-            world.after(
-                world.delay(self.process.host, other.process.host),
-                other.process.call,
-                other.reset,
-                reason,
-            )
+        """Reset the other end, after what this one has sent: on Linux that can still be read."""
+        world, here, there = self.world, self.process.host, other.process.host
+        if world.passes(here, there):
+            self._arrival = max(self._arrival, world.now + world.delay(here, there))
+            world.at(self._arrival, other.process.call, other.reset, "Connection reset by peer")
 
     def reset(self, reason: str) -> None:
         """The connection is broken, as far as this end knows."""

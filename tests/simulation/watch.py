@@ -18,10 +18,9 @@ Guaranteed, and checked:
   one, or be reached, and no two nodes of a generation have failed to do so, unless both ran before.
 - A node that is preempted, or got a signal that stops the job, starts no more workers.
 - A generation's number grows for each agent and each coordinator.
-- In an endpoint of several hosts, no workers run when a coordinator begins: it begins only when all
-  leases of the one before are over.
 - Once the network is stable and enough nodes are there, within a time every node is in the live
   generation, or told that it is a spare, or told the end.
+- Blips of up to seven seconds, one at a time, freeze no workers and end no generation.
 - Workers of a node that a coordinator has answered run longer than a lease only if it says that
   they may.
 - When a generation is formed, no worker of an older one runs on a node that was dropped for its
@@ -166,6 +165,8 @@ class Watch:
         self._lease_s += world.freezer_late_s + 1e-6
         self.tolerated_s = self._lease_s + refused_s
         """How long workers may run on whose node was lost by the end of its connection."""
+        self.left_alone_from = float("inf")
+        """From when on no workers are frozen, and the generation goes on: only blips happen."""
         self.on_coordinator: Callable[[Process], None] = lambda process: None
         """Is told of each process that begins to coordinate."""
         self.on_answer: Callable[[], None] = lambda: None
@@ -438,6 +439,8 @@ class Watch:
     def runs(self, workers: "Workers") -> None:
         """A node's workers run now, or do not."""
         agent = workers.node
+        if workers.standing and self.world.now > self.left_alone_from:
+            raise Failure(f"the workers of {agent.name} are frozen in a blip")
         formation = self._of.get(agent.id)
         if formation is None or agent.workers is not workers:
             return
@@ -569,6 +572,8 @@ class Watch:
         has ended; others may until the end of their lease.
         """
         formation.at = self.world.now
+        if self.world.now > self.left_alone_from:
+            raise Failure(f"{formation} is formed after a blip")
         for older in self.formations:
             is_known = older.id == coordinator.before[1]
             for node, workers in older.running.items():

@@ -363,6 +363,6 @@ class World:
         return source is not target and (source.number, target.number) in self.rejected
 
     def healed(self) -> None:
-        """A cut is over: what was held back is sent again, in a moment."""
+        """A cut is over: what was held back is sent again, when TCP would."""
         for end in list(self.held):
-            self.after(self.random.uniform(0, 0.2), end.send_held)
+            self.after(end.repeats_in(), end.send_held)

@@ -56,9 +56,9 @@ BURST_S = 0.05
 REDIAL_S = 1.5
 """A connection over which no echo has come for so long is replaced. Another coordinator may have
 been elected, too."""
-_REDIAL_LONGEST_S = 4.0
-"""A second connection that is not open after `REDIAL_S` is replaced as well; each has twice as long
-as the one before, up to this: the other machine may be far away, or busy.
+REDIAL_LIMIT_S = 2.0
+"""How long a second connection has until the next one: the other machine may be far away, or busy.
+After a cut, the first packet of a new one arrives before TCP repeats that of an old one.
 """
 STALL_S = 0.5
 """If a timer of this process is late by more, what seems silent may be due to this process."""
@@ -231,13 +231,12 @@ class _Session:
         self.peer = peer
         self.opened_at = now
         self.heard = False
-        """Whether the coordinator has sent a message."""
+        """Whether a coordinator has sent a message, over this connection or the one before."""
         self.late = 0
         """How many heartbeats in a row were sent while the echo was late."""
         self.over_connection_at = now
         """When the last echo came over the connection."""
         self.redial_at = now + REDIAL_S
-        self.redial_s = REDIAL_S
         self.datagrams_arrive = False
         self._shown = 0
         self._sent_at: dict[int, float] = {}
@@ -437,7 +436,10 @@ class Link:
 
     def _open(self, peer: str, now: float) -> None:
         self.state = LinkState.JOINING
-        session = self._session = _Session(peer, now)
+        before, session = self._session, _Session(peer, now)
+        # One beside another goes on with that: if it breaks at once, a coordinator was lost.
+        session.heard = before is not None and before.heard
+        self._session = session
         self.echoed_at = now
         self._lease.on_unconfirmed_coordinator()
         self._search.turned_away = ""
@@ -485,9 +487,8 @@ class Link:
             return
         redial_at = max(session.redial_at, session.over_connection_at + REDIAL_S)
         if now >= redial_at and not self._job_over:
-            session.redial_at = now + session.redial_s
-            self._effects.append(Seek(beside=True, limit_s=session.redial_s))
-            session.redial_s = min(2 * session.redial_s, _REDIAL_LONGEST_S)
+            session.redial_at = now + REDIAL_LIMIT_S
+            self._effects.append(Seek(beside=True, limit_s=REDIAL_LIMIT_S))
         late = silent_s > settings.interval_s * LATE_INTERVALS
         if session.shows_address(now):
             show = SendHeartbeat(session.send(now), over_connection=False, as_datagram=True)
@@ -503,7 +504,7 @@ class Link:
 
     def _echo(self, session: _Session, number: int, *, over_connection: bool) -> None:
         if over_connection:
-            session.over_connection_at, session.redial_s = self._last, REDIAL_S
+            session.over_connection_at = self._last
         else:
             session.datagrams_arrive = True
         sent_at = session.echo(number)

@@ -32,6 +32,11 @@ class Silent(NamedTuple):
     since: float
     reason: str
 
+    @property
+    def tell_at(self) -> float:
+        """When users are told of it."""
+        return self.since + TELL_AFTER_S
+
 
 class Silence:
     """The nodes that are silent.
@@ -78,7 +83,7 @@ class Silence:
         silent = self._nodes.pop(node, None)
         if silent is None:
             return
-        if now - silent.since >= TELL_AFTER_S:
+        if now >= silent.tell_at:
             self._past.append((node, silent.since, now))
             if node not in self._untold:
                 self._returned[silent.host] = now - silent.since
@@ -132,7 +137,7 @@ class Silence:
         times = [self._lost_at[0][0]] if self._lost_at else []
         if self._untold:
             first = self._nodes[next(iter(self._untold))]
-            times.append(max(self._tell_at, first.since + TELL_AFTER_S))
+            times.append(max(self._tell_at, first.tell_at))
         if self._returned:
             times.append(self._tell_at)
         return min(times, default=None)
@@ -141,15 +146,11 @@ class Silence:
         """Return the lines for users that are due."""
         if now < self._tell_at:
             return []
-        silent = [
-            self._nodes[node] for node in self._untold
-            if now - self._nodes[node].since >= TELL_AFTER_S
-        ]  # fmt: skip
+        silent = [self._nodes[node] for node in self._untold if now >= self._nodes[node].tell_at]
         lines = []
         if silent:
             self._untold = {
-                node: None for node in self._untold
-                if now - self._nodes[node].since < TELL_AFTER_S
+                node: None for node in self._untold if now < self._nodes[node].tell_at
             }  # fmt: skip
             lines.append(waiting.silent(
                 [each.host for each in silent], now - silent[0].since, self._lost_after_s
@@ -163,7 +164,7 @@ class Silence:
 
     def explain(self, now: float) -> str:
         """Return in words which nodes are silent; empty if none is for long enough."""
-        long = [each for each in self._nodes.values() if now - each.since >= TELL_AFTER_S]
+        long = [each for each in self._nodes.values() if now >= each.tell_at]
         if not long:
             return ""
         hosts = [each.host for each in long]

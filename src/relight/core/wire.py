@@ -1,6 +1,6 @@
 """Encodes and decodes messages between agents and their coordinator.
 
-Each side first sends the line `relight 2`: the name and the version of the protocol. A peer with
+Each side first sends the line `relight 3`: the name and the version of the protocol. A peer with
 another version is refused, and told why. A version of relight may add fields with defaults, and
 messages that are only sent to peers whose hello says that they know them (`relays`, `answers`);
 anything else raises `PROTOCOL`. Frames follow:
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from relight import __version__
 from relight.core.fields import Malformed, Message, decode
 
-PROTOCOL = 2
+PROTOCOL = 3
 GREETING = b"relight %d\n" % PROTOCOL
 MAX_FRAME = 4 * 1024 * 1024
 """Bytes of the largest frame: enough for a failure report of many ranks."""
