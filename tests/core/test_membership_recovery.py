@@ -530,3 +530,16 @@ def test_an_older_generation_that_has_ended_is_none_of_the_live_ones_business() 
         -> stop 0: old
         -> confirm 1: a b c
     """)
+
+
+def test_a_node_that_leaves_during_the_recovery_ends_no_wait_for_the_others() -> None:
+    """The workers of those that have not come may run."""
+    running(least=1).play("""
+        9 a b returns
+        9.1 b leaves
+        -> stop 1: a
+        9.2 a ready
+        10.9 -
+        11 -
+        -> form 2 restart 1: a
+    """)

@@ -116,6 +116,8 @@ class Run:
         if world.hangs.random() < 0.15:
             world.hang_timeout = HangTimeout(3.0, 3.0, adapts=False)
             kinds += ("hang", "idle")
+        self._blames = Random(f"{seed}, blames")
+        """Decides whether workers blame a peer that is cut off, and fail."""
         self._resets = Random(f"{seed}, resets")
         self._reset_who_tries = 0.0
         """How probable it is that the connection of a node breaks while it tries."""
@@ -349,6 +351,8 @@ class Run:
                     others = self._others(each, coordinator.host)
                     self._cut(each, others, kind)
                     world.after(soon, self._heal, each, others)
+                if self._blips is None and self._blames.random() < 0.3:
+                    world.after(self._blames.uniform(0, soon), self._blame)
             case "hole":
                 world.log(f"{host.name}: only small packets get through")
                 world.holes.add(host.number)
@@ -396,6 +400,11 @@ class Run:
             case "late":
                 self.service.late_s = soon
                 world.after(soon, setattr, self.service, "late_s", 0.0)
+
+    def _blame(self) -> None:
+        """A worker fails, and says that a peer is gone or late."""
+        if self.world.now < self._trouble_s:
+            self._blames.choice(self.watch.agents).fail(blames=True)
 
     def _kill(self, process: Process) -> None:
         if process.alive:

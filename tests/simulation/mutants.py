@@ -91,9 +91,9 @@ MUTANTS = (
     ),
     Mutant(
         "a coordinator drops a node only after a lease that it has given is over",
-        "coordinator.py",
-        "if silent_s > peer.lost_after_s and now",
-        "if silent_s > peer.lost_after_s / 2 and now",
+        "core/silence.py",
+        "self._lost_after_s = lost_after_s",
+        "self._lost_after_s = lost_after_s - 2",
     ),
     Mutant(
         "echoes renew the lease of workers only once their generation is confirmed",
@@ -102,24 +102,24 @@ MUTANTS = (
         "if True:\n            self._lease.renew(",
     ),
     Mutant(
-        "a refusal is believed for a few seconds only",
+        "workers run for a few seconds only once another machine refuses their node",
         "core/lease.py",
-        "refusal is Refusal.HINT and now < echoed_at + REFUSALS_S",
-        "refusal is Refusal.HINT",
+        "self.until = min(self.until, self._refused_since + REFUSALS_S)",
+        "pass",
         "endpoint",
     ),
     Mutant(
         "a refusal renews no lease that is over",
         "core/lease.py",
-        "if believed and not self._doubtful and now < self.until:",
-        "if believed and not self._doubtful:",
+        "if refusal is Refusal.PROOF and not self._doubtful and now < self.until:",
+        "if refusal is Refusal.PROOF and not self._doubtful:",
         "endpoint",
     ),
     Mutant(
         "nor one whose generation a later coordinator has not confirmed",
         "core/lease.py",
-        "if believed and not self._doubtful and now < self.until:",
-        "if believed and now < self.until:",
+        "if refusal is Refusal.PROOF and not self._doubtful and now < self.until:",
+        "if refusal is Refusal.PROOF and now < self.until:",
         "endpoint",
     ),
     Mutant(
@@ -137,11 +137,10 @@ MUTANTS = (
         "endpoint",
     ),
     Mutant(
-        "who is elected begins when the leases of the coordinator before are over",
-        "rendezvous/election_finder.py",
-        "now >= self._elected_at + self._meeting.lease_s",
-        "now >= self._elected_at",
-        "hosts",
+        "who begins to coordinate forms a generation when all leases of the one before are over",
+        "core/membership.py",
+        "return max(now + self.settings.rejoin_s, self._began_at + self.settings.lost_after_s)",
+        "return now + self.settings.rejoin_s",
     ),
     Mutant(
         "an elected coordinator's own workers run on its votes, and no longer",
@@ -158,10 +157,10 @@ MUTANTS = (
         "register",
     ),
     Mutant(
-        "a holder ends its hold before the leases that it gave can outlast it",
+        "a holder ends its hold before the register can name another one",
         "core/candidacy.py",
-        "self._held_s = max(ttl_s - lease_s - MARGIN_S, ttl_s / 2)",
-        "self._held_s = ttl_s",
+        "self._held_s = ttl_s - MARGIN_S",
+        "self._held_s = 3 * ttl_s",
         "register",
     ),
     Mutant(
@@ -174,14 +173,14 @@ MUTANTS = (
     Mutant(
         "a holder that no longer holds stops the workers of its own node",
         "core/lease.py",
-        "self.until = min(self.until, now)  #",
-        "pass  #",
+        "self.until = min(self.until, now + self._lease_s)",
+        "pass",
         "register",
     ),
     Mutant(
         "the group goes on without a node that it drops when the lease of its workers is over",
         "core/membership.py",
-        "self._recover_until = now + self.settings.rejoin_s  #",
+        "self._recover_until = now + self.settings.lost_after_s  #",
         "self._recover_until = now  #",
     ),
     Mutant(
@@ -195,6 +194,88 @@ MUTANTS = (
         "core/membership.py",
         "return max(over, self._others_run_until())",
         "return over",
+    ),
+    Mutant(
+        "a silent node is in no new generation",
+        "core/members.py",
+        "Silent(member.join.host, since, reason))\n        self._ready.pop(member.node, None)",
+        "Silent(member.join.host, since, reason))",
+    ),
+    Mutant(
+        "nobody is let in while a node is silent",
+        "core/membership.py",
+        "return may and not silent and",
+        "return may and",
+    ),
+    Mutant(
+        "workers are frozen before their node is lost, by a freezer that is late as well",
+        "core/lease.py",
+        "return lost_after_s - MARGIN_S",
+        "return lost_after_s",
+    ),
+    Mutant(
+        "a coordinator that is silent is sought beside its connection",
+        "core/link.py",
+        "if now >= redial_at and not self._job_over:",
+        "if False:",
+    ),
+    Mutant(
+        "how long a silent node is waited for is the same for all nodes of a job",
+        "core/waiting.py",
+        "if asked_s == settings.lost_after_s:",
+        "if True:",
+    ),
+    Mutant(
+        "the end of a connection proves nothing",
+        "coordinator.py",
+        "            self._fall_silent(peer, reason)\n\n    def deliver",
+        "            peer.group.step(NodeLost(peer.node, reason))\n\n    def deliver",
+    ),
+    Mutant(
+        "a refused datagram is proof only if the agent's socket outlives it",
+        "link.py",
+        "return self.rank >= 0 and self.answers_datagrams and self.is_held",
+        "return self.rank >= 0 and self.answers_datagrams",
+    ),
+    Mutant(
+        "a failed worker does not shorten the lease of a silent node",
+        "core/membership.py",
+        "        self.roster.reactivate()\n        stopping =",
+        "        self.roster.reactivate()\n"
+        "        for each in set(self.members.silence) & self.roster.active:\n"
+        "            self.roster.active.discard(each)\n"
+        "        stopping =",
+    ),
+    Mutant(
+        "a failure because of a peer that is silent spends no restart",
+        "core/membership.py",
+        "if ending.blamed_at is not None and self._was_silent(ending.blamed_at):",
+        "if False:",
+    ),
+    Mutant(
+        "what a coordinator has slept through it holds against nobody",
+        "coordinator.py",
+        "                peer.awake_at = now\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "nor does a node",
+        "core/link.py",
+        "self._awake_at = min(now, self.echoed_at + settings.lost_after_s)",
+        "pass",
+    ),
+    Mutant(
+        "only nodes that are proven to be gone are not waited for by a new coordinator",
+        "core/roster.py",
+        "return self.order.count(None) - len(self._done_and_gone | self._gone)",
+        "return 0",
+    ),
+    Mutant(
+        "a holder of a register that is silent ends its hold if a node is silent",
+        "core/membership.py",
+        "return self.roster.lost + silent",
+        "return self.roster.lost",
+        "register",
     ),
     Mutant(
         "a process that is started while others are frozen is frozen as well",

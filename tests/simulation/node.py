@@ -89,10 +89,10 @@ class Node(Agent):
             self.is_read = reads
             self.process.call(lambda: None)
 
-    def fail(self) -> None:
-        """A worker ends badly."""
+    def fail(self, *, blames: bool = False) -> None:
+        """A worker ends badly. `blames`: it says that another one is gone or late."""
         if self.workers is not None:
-            self.workers.fail()
+            self.workers.fail(blames=blames)
 
     def succeed(self) -> None:
         """All workers end well."""
@@ -243,11 +243,13 @@ class Workers:
                 self.processes.live()
                 self.look()
 
-    def fail(self) -> None:
+    def fail(self, *, blames: bool) -> None:
         """A worker ends badly."""
         if self.run and not self._ending and not self.world.watch.hangs(self.node):
             self.world.watch.failures += 1
-            self.world.log(f"{self.node.name} a worker fails")
+            self.world.log(f"{self.node.name} a worker fails, blames a peer: {blames}")
+            if blames:
+                self.doing[next(iter(self._alive))] = "waits for a peer"
             self._exit(next(iter(self._alive)), 1)
 
     def succeed(self) -> None:

@@ -60,6 +60,7 @@ class WatchedMembership(Membership):
         effects = super().step(event, now)
         self.check()
         self.progressed = bool(ending.progressed)
+        self.blamed_at = ending.blamed_at
         self.world.watch.stepped(self, event, effects, now)
         return effects
 

@@ -10,6 +10,7 @@ Guaranteed, and checked:
   size, restart count, address. Nodes that stay keep their order.
 - The restart count never exceeds the budget, never falls under one coordinator, and grows only if
   a worker has failed since the last generation began.
+- A failure that blames a peer while a node is silent spends no restart.
 - A generation is stopped because its workers do nothing only if that is so on all of its nodes.
 - Workers that save and leave because they agreed on a call do so at the same one.
 - Workers are asked to save once a node of their generation has said that it is preempted, at the
@@ -49,6 +50,7 @@ from relight.core.group_types import (
     GroupSettings,
     GroupState,
     NodeLost,
+    NodeSilent,
     Received,
     Send,
 )
@@ -99,6 +101,7 @@ class Formation:
         self.at = 0.0
         self.running: dict[str, Workers] = {}
         self.changed = False  # whether nodes have come or gone since
+        self.was_silent = False  # whether one of its nodes has been, for a while
         self.kept = dict.fromkeys(nodes)  # those that the coordinator has not lost since
         self.lost_at = float("inf")  # when it lost the first one
         self.dropped: set[str] = set()
@@ -202,6 +205,10 @@ class Watch:
         self._failures_before = 0
         self._charged = 0
         """The count of restarts when a failure was charged last."""
+        self._excused: set[int] = set()
+        """The coordinators whose generation has failed as a worker blamed a peer while a node was
+        silent.
+        """
         self._restart: dict[int, int] = {}
         self._spent: dict[int, list[float]] = {}
         """When each coordinator restarted the job, since the last progress."""
@@ -267,9 +274,12 @@ class Watch:
         self._see_let_in(coordinator, sent)
         for _, message in sent:
             if isinstance(message, StopWorkers) and message.takes_stacks:
-                if not self._by_id[message.generation].hung:
+                if coordinator.blamed_at is None and not self._by_id[message.generation].hung:
                     raise Failure(f"{self._by_id[message.generation]} is stopped, and works")
                 break
+        silent = set(coordinator.members.silence) & coordinator.roster.group_ranks.keys()
+        if silent and coordinator.blamed_at == now and isinstance(event, Received):
+            self._excused.add(coordinator.number)
         restart = coordinator.restart
         if restart > (before := self._restart.get(coordinator.number, 0)):
             heard = isinstance(event, Received) and isinstance(event.message, Join | NodeReady)
@@ -283,6 +293,8 @@ class Watch:
                 self._charged = restart
             if formation is not None:  # it has not just heard of earlier restarts
                 self._spend(coordinator)
+                if coordinator.number in self._excused:
+                    raise Failure(f"restart {restart} as a node was silent")
         self._restart[coordinator.number] = restart
         for node, message in sent:
             if isinstance(message, JobEnded) and message.exit_code == EXIT_MACHINE:
@@ -291,6 +303,7 @@ class Watch:
             self._tries[coordinator.number] = Try(probes)
         forms = {node: message for node, message in sent if isinstance(message, GenerationFormed)}
         if forms:
+            self._excused.discard(coordinator.number)
             self._see_silent(coordinator, forms)
             self._see_reached(coordinator, forms)
             self._formed(coordinator, forms)
@@ -352,6 +365,8 @@ class Watch:
         match event:
             case Received(node, NodeReady()) if node in formation.nodes:
                 pass
+            case NodeSilent():
+                formation.was_silent = True
             case NodeLost() | Received(_, Join() | NodeLeaving() | NodeReady()):
                 formation.changed = True
             case _:
@@ -545,7 +560,8 @@ class Watch:
             if stayed != [node for node, _ in ordered if node in before.kept]:
                 raise Failure("nodes that stay do not keep their order")
             restart = first.generation.restart
-            same = not before.changed and forms.keys() == before.nodes.keys()
+            excused = before.was_silent and coordinator.blamed_at is not None
+            same = not (before.changed or excused) and forms.keys() == before.nodes.keys()
             if same and restart != before.restart + 1:
                 raise Failure(f"restart {restart} after {before.restart}, and no node came or went")
         if before is None:
@@ -623,7 +639,9 @@ class Watch:
     def _two_live(self, older: Formation, newer: Formation) -> None:
         # A node that a firewall refuses may be a whole generation.
         same = older.coordinator == newer.coordinator
-        if (same and not self._firewall) or self.strict:
+        # Guards end the workers of agents that were killed, a moment later.
+        orphans = any(not each.process.alive for each in older.running.values())
+        if (same and not self._firewall) or (self.strict and not orphans):
             raise Failure(f"two live generations: {older}, and {newer}")
         self.overlaps += 1
         self.world.log(f"two live generations: {older}, and {newer}")

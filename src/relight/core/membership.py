@@ -798,8 +798,7 @@ class Membership:
         """Stop the workers of all nodes: at once, or as a message says."""
         gently = self._ending.saves and not self._ending.failure_cause
         stop = message or StopWorkers(self.generation, cause, gently=gently)
-        self.state, self._cause = GroupState.STOPPING, cause
-        self._recover_until = self._ending.agreement = None
+        self.state, self._cause, self._ending.agreement = GroupState.STOPPING, cause, None
         self.roster.reactivate()
         stopping = self._ending.stopping = _Stopping(stop, now)
         for node in self.roster.group_ranks:
