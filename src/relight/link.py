@@ -13,6 +13,7 @@ from functools import partial
 from relight.core import fields, waiting
 from relight.core.group_types import GroupSettings, Hello, Received
 from relight.core.link import (
+    REDIAL_LIMIT_S,
     Broken,
     CoordinatorLost,
     Dialing,
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from relight.rendezvous.meeting import Meeting
 
 _HEARD = FromCoordinator | Heartbeat | Redirect
+_SYN_AGAIN_S = 0.25
 _NOTE_AFTER_S = 5.0
 """How long the host of a loopback endpoint waits for other machines before it prints a note."""
 
@@ -115,7 +117,8 @@ class RemoteLink(finders.Seeker):
         """
         self._peer = _Coordinator(())
         """The coordinator at the other end of the connection."""
-        self._second_address: Address = ()
+        self._second_at = "", 0
+        self._dial_again = Alarm(loop, self._dial_unanswered)
         self._lost = _Coordinator(())
         """The one before, until another one has confirmed the generation here."""
         self._gone: tuple[int, ...] = ()
@@ -435,15 +438,23 @@ class RemoteLink(finders.Seeker):
         return dial(self._loop, address, self, hello, self._meeting.security, timeout_s=timeout_s)
 
     def _dial_second(self, address: tuple[str, int]) -> None:
-        """Open a connection beside the one that is silent."""
+        """Open a connection beside the one that is silent. Until that machine answers, its first
+        packet is sent again and again: TCP would wait for a second, and a lease may be shorter.
+        """
         self._close_second()
+        self._second_at = address
         try:
-            self._second = self._connect(address, self._seeks.limit_s)
+            self._second = self._connect(address, REDIAL_LIMIT_S)
         except OSError:
             return  # the first one may still be heard again
-        self._second_address = sock_address(*address)[1]
+        self._dial_again.set(self._loop.now() + _SYN_AGAIN_S)
+
+    def _dial_unanswered(self) -> None:
+        if self._second is not None and not self._second.is_answered:
+            self._dial_second(self._second_at)
 
     def _close_second(self) -> None:
+        self._dial_again.set(None)
         if self._second is not None:
             self._second.close()
             self._second = None
@@ -456,7 +467,10 @@ class RemoteLink(finders.Seeker):
         if connection is self._second:
             self._second = None
             self._disconnect()
-            self._connection, self._peer = connection, _Coordinator(self._second_address)
+            self._connection, self._peer = (
+                connection,
+                _Coordinator(sock_address(*self._second_at)[1]),
+            )
         self._connections += 1
         self._peer.is_held = hello.get("held") is True
         self._finder.answered()

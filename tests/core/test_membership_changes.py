@@ -143,8 +143,8 @@ def test_a_node_that_comes_back_during_the_stop_is_told_the_same_call_again() ->
         1.2 a b called7
         -> at 8 stop 0: a b
         1.3 b returns-and-saves
-        -> confirm 0: b
         -> at 8 stop 0: b
+        -> confirm 0: b
     """)
 
 

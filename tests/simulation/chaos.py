@@ -24,7 +24,7 @@ MODES = "endpoint", "hosts", "register"
 BLIPS = "cut", "out", "back", "stop", "pause", "busy", "stop coordinator", "reset", "all reset"
 """What costs a healthy job nothing, if it is over in time."""
 _BEGUN_BY_S = 30.0
-_BLIP_S = 7.0
+_BLIP_S = 7.5
 _BETWEEN_BLIPS_S = 12.0
 
 
@@ -135,6 +135,8 @@ class Run:
             self._unequal, self._commands, world.hang_timeout = False, 0, None
             world.names_s, world.broken = min(world.names_s, 0.3), 0.0
             world.jitter_s, world.loss = min(world.jitter_s, 0.05), 0.0
+            for host in world.hosts:
+                host.far_s = 0.0
             self.settings = settings = settings._replace(lost_after_s=10.0, join_timeout_s=60.0)
         self._kinds = kinds
         strict, refused_s = self.mode == "hosts", 0.0

@@ -132,6 +132,10 @@ class End:
 
     # What `Connection` has.
 
+    @property
+    def is_answered(self) -> bool:
+        return self.other is not None
+
     def own_address(self) -> str:
         return self._own
 

@@ -21,7 +21,7 @@ Guaranteed, and checked:
 - A generation's number grows for each agent and each coordinator.
 - Once the network is stable and enough nodes are there, within a time every node is in the live
   generation, or told that it is a spare, or told the end.
-- Blips of up to seven seconds, one at a time, freeze no workers and end no generation.
+- Blips of up to 7.5 s, one at a time, freeze no workers and end no generation.
 - Workers of a node that a coordinator has answered run longer than a lease only if it says that
   they may.
 - When a generation is formed, no worker of an older one runs on a node that was dropped for its
@@ -70,6 +70,7 @@ from relight.core.messages import (
     StopWorkers,
 )
 from relight.core.ranks import GenerationId
+from relight.core.silence import TELL_AFTER_S
 from relight.errors import EXIT_MACHINE
 from relight.group import Group
 
@@ -117,8 +118,11 @@ class Formation:
 
     @property
     def live(self) -> bool:
-        """Whether its workers run on all nodes."""
-        return len(self.running) == len(self.nodes)
+        """Whether its workers run on all nodes, and not only until a guard has ended those of an
+        agent that was killed.
+        """
+        guarded = all(workers.process.alive for workers in self.running.values())
+        return guarded and len(self.running) == len(self.nodes)
 
     def __str__(self) -> str:
         return f"generation {self.number} of C{self.coordinator} on {len(self.nodes)} nodes"
@@ -277,9 +281,12 @@ class Watch:
                 if coordinator.blamed_at is None and not self._by_id[message.generation].hung:
                     raise Failure(f"{self._by_id[message.generation]} is stopped, and works")
                 break
-        silent = set(coordinator.members.silence) & coordinator.roster.group_ranks.keys()
-        if silent and coordinator.blamed_at == now and isinstance(event, Received):
-            self._excused.add(coordinator.number)
+        if coordinator.blamed_at == now and isinstance(event, Received):
+            silence = coordinator.members.silence
+            lost_at = now + self.settings.lost_after_s - TELL_AFTER_S
+            for node in set(silence) & coordinator.roster.group_ranks.keys():
+                if silence.lost_at(node) <= lost_at:  # it has been so for a second
+                    self._excused.add(coordinator.number)
         restart = coordinator.restart
         if restart > (before := self._restart.get(coordinator.number, 0)):
             heard = isinstance(event, Received) and isinstance(event.message, Join | NodeReady)
@@ -474,7 +481,7 @@ class Watch:
             if self.world.now > newer.at + self._lease_s:  # no lease that is over is renewed
                 raise Failure(f"{agent.name} goes on in {formation} beside {newer}")
         if formation.live:
-            if self.live is not None and self.live is not formation:
+            if self.live is not None and self.live.live and self.live is not formation:
                 self._two_live(self.live, formation)
             self.live = formation
 
@@ -639,9 +646,7 @@ class Watch:
     def _two_live(self, older: Formation, newer: Formation) -> None:
         # A node that a firewall refuses may be a whole generation.
         same = older.coordinator == newer.coordinator
-        # Guards end the workers of agents that were killed, a moment later.
-        orphans = any(not each.process.alive for each in older.running.values())
-        if (same and not self._firewall) or (self.strict and not orphans):
+        if (same and not self._firewall) or self.strict:
             raise Failure(f"two live generations: {older}, and {newer}")
         self.overlaps += 1
         self.world.log(f"two live generations: {older}, and {newer}")

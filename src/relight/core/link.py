@@ -58,7 +58,6 @@ REDIAL_S = 1.5
 been elected, too."""
 REDIAL_LIMIT_S = 2.0
 """How long a second connection has until the next one: the other machine may be far away, or busy.
-After a cut, the first packet of a new one arrives before TCP repeats that of an old one.
 """
 STALL_S = 0.5
 """If a timer of this process is late by more, what seems silent may be due to this process."""
@@ -179,11 +178,10 @@ Event = (
 
 class Seek(NamedTuple):
     """Effect: ask the finder. `beside`: there is a connection; keep it until a coordinator answers
-    over another one, for which it has `limit_s`.
+    over another one, for which it has `REDIAL_LIMIT_S`.
     """
 
     beside: bool = False
-    limit_s: float = 0.0
 
 
 class SendHeartbeat(NamedTuple):
@@ -488,7 +486,7 @@ class Link:
         redial_at = max(session.redial_at, session.over_connection_at + REDIAL_S)
         if now >= redial_at and not self._job_over:
             session.redial_at = now + REDIAL_LIMIT_S
-            self._effects.append(Seek(beside=True, limit_s=REDIAL_LIMIT_S))
+            self._effects.append(Seek(beside=True))
         late = silent_s > settings.interval_s * LATE_INTERVALS
         if session.shows_address(now):
             show = SendHeartbeat(session.send(now), over_connection=False, as_datagram=True)

@@ -812,9 +812,11 @@ class Membership:
         assert stopping is not None
         if stopping.drop_at is None:
             stopping.wait_for(self.members[node].join.stop_s, now)
-        if stopping.message.gently:
-            self._confirm([node])  # frozen workers can't save
         self._send(node, stopping.message)
+        if stopping.message.gently:
+            # Frozen workers can't save. Not before the call at which all do so: a confirmation also
+            # ends the hold of workers that counted calls.
+            self._confirm([node])
 
     def _watch_stop(self, stopping: _Stopping, now: float) -> None:
         """Report which nodes a stop waits for, and drop nodes that should be ready by now."""

@@ -117,6 +117,11 @@ class Connection:
         """32 bytes that both ends know once the connection is open. Secret only with a token."""
         return self.opening.session_key
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the other machine has accepted the connection."""
+        return not self._stream.connecting
+
     def own_address(self) -> str:
         """Return the address of this machine that the peer sees, or an empty string."""
         return self._stream.own_address()
