@@ -220,10 +220,10 @@ MUTANTS = (
         "if False:",
     ),
     Mutant(
-        "how long a silent node is waited for is the same for all nodes of a job",
-        "core/waiting.py",
-        "if asked_s == settings.lost_after_s:",
-        "if True:",
+        "heartbeats are at most half a second apart, however long a silent node is waited for",
+        "core/link.py",
+        "self._due = now + settings.interval_s",
+        "self._due = now + settings.lost_after_s / 5",
     ),
     Mutant(
         "the end of a connection proves nothing",

@@ -1,0 +1,139 @@
+"""Datagrams: a machine says that nobody has a port, and nothing else counts as that."""
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+from conftest import LIMIT_S
+
+from relight.host import heartbeats
+from relight.host.heartbeats import Heartbeats
+from relight.host.loop import Loop
+
+FAMILIES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def beats(loop: Loop) -> Iterator[Heartbeats]:
+    made = Heartbeats(loop, ("127.0.0.1", 0), socket.AF_INET, lambda *_: None)
+    yield made
+    made.close()
+
+
+def bound(family: int, host: str) -> socket.socket:
+    """Return a socket of somebody else."""
+    other = socket.socket(family, socket.SOCK_DGRAM)
+    other.setblocking(False)
+    other.bind((host, 0))
+    return other
+
+
+def take(sock: socket.socket) -> bool:
+    """Take a datagram, if one has come."""
+    try:
+        sock.recv(1)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(("family", "host"), FAMILIES)
+def test_a_probed_port_that_is_closed_is_reported(loop: Loop, family: int, host: str) -> None:
+    try:
+        other = bound(family, host)
+    except OSError:
+        pytest.skip("no IPv6")
+    told: list[tuple[str, int]] = []
+    beats = Heartbeats(loop, (host, 0), family, lambda *_: None)
+    beats.on_unreachable = told.append
+    with other:
+        target = other.getsockname()
+        beats.probe(target)
+        loop.run_until(lambda: take(other), LIMIT_S)
+        assert told == []
+    loop.run_until(lambda: told, LIMIT_S)
+    assert told == [target[:2]]
+    beats.close()
+
+
+def test_a_port_that_another_process_still_has_is_not_reported(
+    loop: Loop, beats: Heartbeats
+) -> None:
+    """The guard of an agent has its socket for as long as it has workers to end."""
+    told: list[tuple[str, int]] = []
+    beats.on_unreachable = told.append
+    other = bound(socket.AF_INET, "127.0.0.1")
+    held = socket.socket(fileno=os.dup(other.fileno()))
+    beats.probe(other.getsockname())
+    other.close()
+    held.setblocking(False)
+    for _ in range(3):
+        loop.run_until(lambda: take(held), LIMIT_S)
+    assert told == []
+    held.close()
+    loop.run_until(lambda: told, LIMIT_S)
+
+
+def test_a_port_that_is_no_longer_probed_is_left_alone(loop: Loop, beats: Heartbeats) -> None:
+    with bound(socket.AF_INET, "127.0.0.1") as other, bound(socket.AF_INET, "127.0.0.1") as last:
+        for each in (other, last):
+            beats.probe(each.getsockname())
+        beats.probe(other.getsockname(), on=False)
+        take(other)  # the first probe went to both
+        for _ in range(3):
+            loop.run_until(lambda: take(last), LIMIT_S)
+        assert not take(other)
+
+
+def test_datagrams_still_arrive_after_a_refusal(loop: Loop, beats: Heartbeats) -> None:
+    """An error of the socket concerns one address, and hides nothing from others."""
+    came: list[bytes] = []
+    beats._on_datagram = lambda data, _: came.append(data)
+    gone = bound(socket.AF_INET, "127.0.0.1")
+    target = gone.getsockname()
+    gone.close()
+    with bound(socket.AF_INET, "127.0.0.1") as other:
+        beats.send(b"x", target)
+        other.sendto(b"alive", ("127.0.0.1", beats.port))
+        loop.run_until(lambda: came, LIMIT_S)
+        beats.send(b"back", other.getsockname())
+        assert other.recv(10) == b"back"
+
+
+def control(number: int, origin: int, offender: str, family: int = socket.AF_INET) -> bytes:
+    """Return a sock_extended_err, followed by the address of who says so (linux/errqueue.h)."""
+    packed = socket.inet_pton(family, offender)
+    before = b"\0" * (2 if family == socket.AF_INET else 6)  # the port, and flow information
+    return (
+        struct.pack("=IBBBxII", number, origin, 3, 3, 0, 0)
+        + struct.pack("=H", family)
+        + (before + packed + b"\0" * 8)
+    )
+
+
+def test_only_the_machine_itself_says_that_nobody_has_its_port() -> None:
+    """A gateway or a firewall in between says so of others, and of ports of which it knows none."""
+    refused, icmp, icmp6 = errno.ECONNREFUSED, 2, 3
+    assert heartbeats._is_refusal(control(refused, icmp, "10.0.0.2"), "10.0.0.2")
+    six = control(refused, icmp6, "fe80::1", socket.AF_INET6)
+    assert heartbeats._is_refusal(six, "fe80::1%eth0")
+    for data in (
+        control(refused, icmp, "10.0.0.1"),  # a gateway
+        control(errno.EHOSTUNREACH, icmp, "10.0.0.2"),
+        control(errno.EMSGSIZE, icmp, "10.0.0.2"),
+        control(refused, 1, "10.0.0.2"),  # this machine itself
+        control(refused, icmp, "10.0.0.2")[:20],
+        control(refused, icmp, "10.0.0.2")[:22],
+        b"",
+    ):
+        assert not heartbeats._is_refusal(data, "10.0.0.2")
