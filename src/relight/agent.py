@@ -42,7 +42,6 @@ from relight.host.descriptors import raise_limit
 from relight.host.journal import Journal
 from relight.host.logs import UnshownOutput
 from relight.host.loop import Loop
-from relight.host.process import Fork
 from relight.host.scratch import Scratch
 from relight.host.spawner import SpawnerProcess
 from relight.host.store_port import StorePort
@@ -119,7 +118,7 @@ class Agent:
             self.journal,
             Scratch(self.loop, job.scratch),
             self._spawner.fork,
-            _preload(job, self.loop, self.journal, self._spawner.fork),
+            _preload(job, self.loop, self.journal, self._spawner),
         )
         self._network = _network_check(job, self.loop)
         self.link = link_to_group(job, self.loop, self._services.host)
@@ -321,13 +320,13 @@ def _load(loop: Loop, modules: Iterator[str]) -> None:
     loop.call_after(0, lambda: _load(loop, modules))
 
 
-def _preload(job: NodeJob, loop: Loop, journal: Journal, fork: Fork) -> "Preload | None":
+def _preload(job: NodeJob, loop: Loop, journal: Journal, cold: SpawnerProcess) -> "Preload | None":
     if job.worker_program is None:
         return None
     from relight.host.preloading import Preload
 
     modules = job.command.spec.preload
-    return Preload(loop, job.worker_program, modules, fork, journal.record, journal.say)
+    return Preload(loop, job.worker_program, modules, cold, journal.record, journal.say)
 
 
 def _network_check(job: NodeJob, loop: Loop) -> "NetworkCheck | None":

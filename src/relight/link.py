@@ -53,6 +53,7 @@ from relight.core.supervision import FOR_EVER
 from relight.errors import EXIT_GROUP, many
 from relight.events import StateChanged, Tick, changed
 from relight.group import Group, LinkOwner
+from relight.host import system
 from relight.host.connection import dial
 from relight.host.dns import sock_address
 from relight.host.heartbeats import Heartbeats
@@ -315,7 +316,7 @@ class RemoteLink(finders.Seeker):
 
         self._coordinator = Coordinator(
             self._loop, sock, self._meeting.security, self._finder, self._divert, self.say,
-            is_held=self._owner.announce() is None,
+            is_held=system.SPAWNER_STAYS and self._owner.announce() is None,
         )  # fmt: skip
         self._coordinator.settings[self._meeting.job] = self._settings
         self._coordinator.on_group = self._owner.on_group
@@ -487,7 +488,7 @@ class RemoteLink(finders.Seeker):
                 address=self._meeting.local_addr or own,
                 announce=announce,
                 udp_address=own,
-                udp_port=self._heartbeats_to(self._peer).port,
+                udp_port=self._heartbeats_to(self._peer).port if system.SPAWNER_STAYS else 0,
                 connection=self._connections,
             )
         )

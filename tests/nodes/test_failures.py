@@ -318,3 +318,51 @@ def test_the_grace_time_is_the_same_everywhere(lab: Lab, tmp_path: Path) -> None
     assert max(asked) < min(killed)
     # Neither at once nor after the default, with room for a busy machine.
     assert all(1 < k - a < 20 for a, k in zip(asked, killed, strict=True)), (asked, killed)
+
+
+@pytest.mark.parametrize("kind", ["worker", "warm"])
+def test_spawner_holds_the_heartbeat_socket_and_workers_do_not(
+    lab: Lab, tmp_path: Path, kind: str
+) -> None:
+    """So the machine says that nobody has its port when the spawner has ended, and not before."""
+    flags = ("--preload=json",) if kind == "warm" else ()
+    job, agents = begin(lab, tmp_path, "1:2", 2, "--max-restarts=1", *flags)
+    generation = 0
+    lost = agents[1]
+    if kind == "warm":  # the first one may be cold
+        name = f"warm spawner of {lost.process.pid}"
+        job.until(lambda: named(name), name)
+        job.tell("fail.1")
+        job.until_runs(agents, 2, generation=1)
+        generation = 1
+    (spawner,) = named(f"{kind} spawner of {lost.process.pid}")
+    held = heartbeat_sockets(spawner)
+    assert held == heartbeat_sockets(lost.process.pid) != set()
+    (worker,) = Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()
+    assert heartbeat_sockets(int(worker)) == set()
+    job.until_says(agents[0], rf"generation {generation}: ")
+    job.kill(lost)
+    job.until_runs(agents[:1], 1, generation=generation + 1)
+    assert not job.running("node2")
+    assert job.stop() == [0, -9]
+
+
+def named(name: str) -> list[int]:
+    """The processes with this name."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue  # it has ended
+        if re.search(rf"^{name}\b", words):
+            found.append(int(path.parent.name))
+    return found
+
+
+def heartbeat_sockets(pid: int) -> set[str]:
+    """The inodes of the UDP sockets that a process has."""
+    mine = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    lines = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("udp", "udp6")]
+    inodes = {line.split()[9] for text in lines for line in text.splitlines()[1:]}
+    return {inode for inode in inodes if f"socket:[{inode}]" in mine}

@@ -48,16 +48,20 @@ class GenerationPlan(NamedTuple):
     """The workers of one generation.
 
     `connection` is the descriptor of a socket to the agent, `stdin` that of the workers' standard
-    input. `scratch` is a directory that the agent removes when it ends, or empty.
+    input. `scratch` is a directory that the agent removes when it ends, or empty. `held` are
+    descriptors to keep open as long as there are workers.
     """
 
     workers: list[WorkerPlan]
     connection: int
     stdin: int
     scratch: str
+    held: Sequence[int] = ()
 
 
-def send(control: socket.socket, workers: Sequence[WorkerPlan], scratch: str) -> socket.socket:
+def send(
+    control: socket.socket, workers: Sequence[WorkerPlan], scratch: str, held: Sequence[int]
+) -> socket.socket:
     """Send the plans of a generation; return the agent's end of its socket.
 
     Raises:
@@ -70,6 +74,7 @@ def send(control: socket.socket, workers: Sequence[WorkerPlan], scratch: str) ->
             file.write(marshal.dumps((plans, scratch), _FORMAT))
             fds = [file.fileno(), theirs.fileno(), 0]
             fds += [fd for worker in workers for fd in (worker.stdout, worker.stderr)]
+            fds += held
             control.sendall(_COUNT.pack(len(fds)))
             for first in range(0, len(fds), _MOST_AT_ONCE):
                 socket.send_fds(control, [b"f"], fds[first : first + _MOST_AT_ONCE])
@@ -101,10 +106,11 @@ def receive(control: socket.socket) -> GenerationPlan | None:
         fds += some
     for fd in fds:  # recv_fds passes on no MSG_CMSG_CLOEXEC in Python 3.11
         os.set_inheritable(fd, False)
-    file, connection, stdin, *outputs = fds
+    file, connection, stdin, *others = fds
     described = os.pread(file, os.fstat(file).st_size, 0)
     plans, scratch = marshal.loads(described)  # noqa: S302  # written by our own agent
     os.close(file)
+    outputs, held = others[: 2 * len(plans)], others[2 * len(plans) :]
     pairs = zip(outputs[::2], outputs[1::2], strict=True)
     workers = [
         WorkerPlan(local_rank, argv, variables, *pair, cpus, signal_group)
@@ -112,7 +118,7 @@ def receive(control: socket.socket) -> GenerationPlan | None:
             zip(plans, pairs, strict=True)
         )
     ]
-    return GenerationPlan(workers, connection, stdin, scratch)
+    return GenerationPlan(workers, connection, stdin, scratch, held)
 
 
 def _exactly(control: socket.socket, size: int) -> bytes | None:

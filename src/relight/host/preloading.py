@@ -41,8 +41,8 @@ from relight.host import linux, source, warm_spawner
 from relight.host.generation_pipe import WorkerPlan
 from relight.host.import_list import ImportList
 from relight.host.loop import Alarm, Loop
-from relight.host.process import Fork
 from relight.host.script_variables import ScriptVariables
+from relight.host.spawner import SpawnerProcess
 from relight.host.warm_processes import WarmProcesses
 from relight.host.warm_spawner import ANSWER_S, Origin, WarmSpawner, WorkerProgram
 from relight.host.watched_worker import WatchedWorker
@@ -99,7 +99,7 @@ class Preload:
         loop: the agent's loop.
         worker_program: the workers' program and variables.
         modules: the modules to import, or AUTO.
-        fork: starts workers cold.
+        cold: starts workers cold.
         record: called with events.
         say: called with messages for the user.
     """
@@ -109,7 +109,7 @@ class Preload:
         loop: Loop,
         worker_program: WorkerProgram,
         modules: Sequence[str],
-        fork: Fork,
+        cold: SpawnerProcess,
         record: Callable[[Event], None],
         say: Callable[[str], None],
     ) -> None:
@@ -117,7 +117,7 @@ class Preload:
         self._loop = loop
         self._worker_program = worker_program
         self._modules = ImportList(worker_program, modules)
-        self._fork_cold = fork
+        self._cold = cold
         self._record = record
         self._say = say
         self._spawner: WarmSpawner | None = None
@@ -244,7 +244,7 @@ class Preload:
         if self._spawner is not None and not why_not:
             why_not = self._spawner.so_far("it is not ready")
         self._record(WorkersWarm(False, why_not))
-        held = self._fork_cold(plans, scratch)
+        held = self._cold.fork(plans, scratch)
         if self._watched is not None and self._generations == 1:
             if not self._modules.names:
                 self._watched.when_quiet(lambda: self._generations == 1, self._learn)
@@ -348,7 +348,7 @@ class Preload:
     ) -> socket.socket | None:
         """Have the workers forked; return the agent's end of the socket, or None if that fails."""
         try:
-            connection = warm.send(plans, scratch)
+            connection = warm.send(plans, scratch, self._cold.held())
         except OSError as error:
             self.lost(f"can't send it the workers to fork: {error.strerror}", retry=True)
             return None

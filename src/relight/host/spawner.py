@@ -89,6 +89,7 @@ class Spawner:
         self.plans = plan.workers
         self.stdin = plan.stdin
         self.scratch = plan.scratch
+        self.held = plan.held
         self.agent = socket.socket(fileno=plan.connection)
         self.local_rank_of: dict[int, int] = {}
         self.pid_of: dict[int, int] = {}
@@ -139,7 +140,7 @@ class Spawner:
         self.restore_action()
         while signal.sigtimedwait(signal.valid_signals(), 0):
             pass  # signals that arrived for this process meanwhile
-        for fd in self._pipe:
+        for fd in (*self._pipe, *self.held):
             os.close(fd)
 
     def restore_action(self) -> None:
@@ -332,8 +333,9 @@ class SpawnerProcess:
     """
 
     def __init__(self) -> None:
-        self.held: Callable[[], Collection[int]] = tuple
-        """Returns descriptors that the spawner and its guard keep as long as they live."""
+        self.held: Callable[[], Sequence[int]] = tuple
+        """Returns descriptors that spawners keep open as long as they have workers; the guard of
+        the first generation's keeps those of that time."""
         self._pid = 0
         self._idle_pid = 0
         """The spawner's own pid, which it tells when it waits for a generation; 0 if it has not."""
@@ -354,7 +356,7 @@ class SpawnerProcess:
         if self._control is not None and self._continue_idle(self._control):
             self._idle_pid = 0
             try:
-                return self._pid, generation_pipe.send(self._control, plans, scratch)
+                return self._pid, generation_pipe.send(self._control, plans, scratch, self.held())
             except (BrokenPipeError, ConnectionResetError):
                 pass  # it was killed just now
         self.close()

@@ -117,13 +117,14 @@ class WarmSpawner:
         self._control.setblocking(False)
         loop.on_readable(self._control, self._receive)
 
-    def send(self, plans: Sequence[WorkerPlan], scratch: str) -> socket.socket:
-        """Send the plans of a generation; return the agent's end of its socket.
+    def send(self, plans: Sequence[WorkerPlan], scratch: str, held: Sequence[int]) -> socket.socket:
+        """Send the plans of a generation, and the descriptors to keep as long as there are workers;
+        return the agent's end of its socket.
 
         Raises:
             OSError: it can't be sent, or no descriptor is left.
         """
-        return generation_pipe.send(self._control, plans, scratch)
+        return generation_pipe.send(self._control, plans, scratch, held)
 
     def forks(self, connection: socket.socket) -> bool:
         """Wait until the workers of a generation are forked; return False if that fails."""
