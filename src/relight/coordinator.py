@@ -25,6 +25,7 @@ from relight.core.group_types import (
     NodeLost,
     NodeSilent,
     Received,
+    Slept,
 )
 from relight.core.messages import (
     Confirm,
@@ -142,7 +143,8 @@ class Coordinator:
         return self.groups[job]
 
     def coordinates(self) -> bool:
-        """Return whether this process is the coordinator now."""
+        """Return whether this process is the coordinator now. It is asked before each decision."""
+        self._notice_sleep()
         return self._finder.coordinates(self._has_lost_nodes)
 
     def tell_all(self, text: str) -> None:
@@ -242,6 +244,7 @@ class Coordinator:
 
     def closed(self, connection: Connection, reason: str) -> None:
         """Handle the end of an agent's connection."""
+        self._notice_sleep()
         peer = self._peers.by_connection.get(connection)
         if peer is None:
             self.say_refused(f"{connection.peer}: {reason}")
@@ -363,26 +366,36 @@ class Coordinator:
             self._hear(peer)
             self._heartbeats.send(data, sender)
 
+    def _notice_sleep(self) -> None:
+        """Check for silent nodes now if that is overdue: who was not heard meanwhile may have been
+        well, and what comes first after a sleep is what the others made of it.
+        """
+        if self._slept():
+            self._check_silence()
+
+    def _slept(self) -> bool:
+        return self._loop.now() > self._check_due + _STALL_S
+
     def _check_silence(self) -> None:
-        now = self._loop.now()
-        slept = now > self._check_due + _STALL_S
+        now, slept = self._loop.now(), self._slept()
         self._check_due = now + _CHECK_S
+        self._timer.cancel()
         self._timer = self._loop.call_at(self._check_due, self._check_silence)
         self._forget_empty_groups()
         self._note_waiting_jobs(now)
-        for peer in [*self._peers, *self._absent.values()]:
-            if slept:
-                # Whether it was silent meanwhile is not known. It has twice the patience in all.
-                peer.awake_at = now
-            is_news = slept if peer.is_silent else now - peer.since > _SILENT_AFTER_S
-            if peer.node and is_news:
+        if slept:
+            for group in list(self.groups.values()):
+                group.step(Slept())
+        for peer in [*self._peers]:
+            silent_s = now - peer.connection.heard_at
+            if peer.node and not peer.is_silent and silent_s > _SILENT_AFTER_S:
                 self._fall_silent(peer, "")
 
     def _fall_silent(self, peer: "_Peer", reason: str) -> None:
         if not peer.is_silent:
             self._probe(peer)
         peer.is_silent = True
-        peer.group.step(NodeSilent(peer.node, peer.since, reason))
+        peer.group.step(NodeSilent(peer.node, peer.connection.heard_at, reason))
         self.coordinates()  # without that node it may have to step down, and at once
 
     def _hear(self, peer: "_Peer") -> None:
@@ -435,8 +448,6 @@ class _Peer:
         self.number = 0
         """The number of its connection."""
         self.is_silent = False
-        self.awake_at = float("-inf")
-        """Until when this process itself has slept."""
         self.claimed = "", 0
         """Where it says that its heartbeats come from, as datagrams."""
         self.address: Address = ()
@@ -445,13 +456,6 @@ class _Peer:
         """What its datagrams begin with; empty as long as none has come."""
         self.node = ""
         self._latest_heartbeat = -1
-
-    @property
-    def since(self) -> float:
-        """Since when nothing is heard of it, as far as this process was awake."""
-        heard_at = self.connection.heard_at
-        lost_after_s = self.group.membership.settings.lost_after_s
-        return max(heard_at, min(self.awake_at, heard_at + lost_after_s))
 
     def is_new(self, number: int) -> bool:
         """Return whether a heartbeat is new, and not one that an eavesdropper has repeated."""

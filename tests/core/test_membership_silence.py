@@ -3,7 +3,7 @@
 from plays import Table, record, table
 
 from relight.core.exits import ErrorReport, FailureKind
-from relight.core.group_types import Received
+from relight.core.group_types import Received, Slept
 from relight.core.messages import NodeReady, Note, WorkerFailed
 from relight.core.silence import Silence, Silent
 
@@ -304,3 +304,32 @@ def test_news_are_due_at_their_deadline_whatever_the_time() -> None:
         due = silence.deadline()
         assert due is not None
         assert silence.news(due)
+
+
+def test_what_a_coordinator_has_slept_through_it_holds_against_nobody() -> None:
+    """Also of nodes that were silent before, and whoever is heard first afterwards."""
+    game = running().play("""
+        20 b silent3
+    """)
+    game.now = 33.0
+    game.step(Slept())
+    game.play("""
+        33 c silent13
+        33.1 a heard
+        36.9 b c heard
+        60 -
+    """)
+
+
+def test_a_node_has_twice_the_time_at_most_however_long_the_coordinator_sleeps() -> None:
+    game = running().play("""
+        20 b silent
+    """)
+    game.now = 39.0
+    game.step(Slept())
+    game.play("""
+        39.9 -
+        40 -
+        -> drop: b
+        -> stop 0: a c
+    """)

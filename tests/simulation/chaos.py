@@ -130,11 +130,17 @@ class Run:
         blips = Random(f"{seed}, blips")
         self._blips = blips if blips.random() < 0.12 and not large else None
         """Set if nothing goes wrong but short silences, one at a time."""
+        self._sleeps = False
+        """Whether these are of the coordinator, and long enough to have the others' workers frozen.
+        """
         if self._blips is not None:
             kinds, self._trouble_s = BLIPS, _BEGUN_BY_S + blips.uniform(10, 100)
             self._unequal, self._commands, world.hang_timeout = False, 0, None
             world.names_s, world.broken = min(world.names_s, 0.3), 0.0
             world.jitter_s, world.loss = min(world.jitter_s, 0.05), 0.0
+            self._sleeps = self.mode == "endpoint" and blips.random() < 0.3
+            if self._sleeps:
+                kinds = ("stop coordinator",)
             for host in world.hosts:
                 host.far_s = 0.0
             self.settings = settings = settings._replace(lost_after_s=10.0, join_timeout_s=60.0)
@@ -153,6 +159,7 @@ class Run:
         self.watch.on_coordinator = self._begins
         if self._blips is not None:
             self.watch.left_alone_from = _BEGUN_BY_S
+            self.watch.may_freeze = self._sleeps
         self.watch.on_answer = self._answered
         self._kill_who_answers = 0.0
         """How probable it is that a coordinator is killed when it has answered."""
@@ -308,7 +315,8 @@ class Run:
         if self._blips is None:
             world.after(random.expovariate(1 / self._pace_s), self._trouble)
         else:
-            world.after(_BLIP_S + _BETWEEN_BLIPS_S, self._trouble)
+            longest_s = 2 * 10.0 if self._sleeps else _BLIP_S
+            world.after(longest_s + _BETWEEN_BLIPS_S, self._trouble)
         alive = [agent for agent in self.watch.agents if agent.alive]
         kind, agent = random.choice(self._kinds), random.choice(alive) if alive else None
         if agent is None:
@@ -316,7 +324,7 @@ class Run:
             return
         soon = random.choice((0.05, 0.5, 1.0, 3.0, 10.0)) * random.uniform(0.5, 1.5)
         if self._blips is not None:
-            soon = self._blips.uniform(0.5, _BLIP_S)
+            soon = self._blips.uniform(*((8.0, 15.0) if self._sleeps else (0.5, _BLIP_S)))
         process, host = agent.process, agent.process.host
         group = self.watch.coordinating()
         coordinator = group.process if group is not None else process
@@ -336,7 +344,13 @@ class Run:
                 process.sigstop()
                 world.after(soon, process.sigcont)
             case "stop coordinator":
-                coordinator.sigstop()
+                if self._sleeps and host is not coordinator.host:  # it falls silent just before
+                    self._cut(host, [coordinator.host], "cut")
+                    world.after(3 + soon / 2, self._heal, host, [coordinator.host])
+                    world.after(3, coordinator.sigstop)
+                    soon += 3
+                else:
+                    coordinator.sigstop()
                 world.after(soon, coordinator.sigcont)
             case "pause":
                 self._pause(host)

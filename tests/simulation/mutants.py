@@ -254,9 +254,9 @@ MUTANTS = (
     ),
     Mutant(
         "what a coordinator has slept through it holds against nobody",
-        "coordinator.py",
-        "                peer.awake_at = now\n",
-        "                pass\n",
+        "core/silence.py",
+        "self._awake_at = now",
+        "pass",
     ),
     Mutant(
         "nor does a node",

@@ -21,7 +21,8 @@ Guaranteed, and checked:
 - A generation's number grows for each agent and each coordinator.
 - Once the network is stable and enough nodes are there, within a time every node is in the live
   generation, or told that it is a spare, or told the end.
-- Blips of up to 7.5 s, one at a time, freeze no workers and end no generation.
+- Blips of up to 7.5 s, one at a time, freeze no workers and end no generation. Nor is a generation
+  ended by what a coordinator has slept through, up to twice the time that a silent node is given.
 - Workers of a node that a coordinator has answered run longer than a lease only if it says that
   they may.
 - When a generation is formed, no worker of an older one runs on a node that was dropped for its
@@ -174,6 +175,8 @@ class Watch:
         """How long workers may run on whose node was lost by the end of its connection."""
         self.left_alone_from = float("inf")
         """From when on no workers are frozen, and the generation goes on: only blips happen."""
+        self.may_freeze = False
+        """Whether workers may be frozen all the same."""
         self.on_coordinator: Callable[[Process], None] = lambda process: None
         """Is told of each process that begins to coordinate."""
         self.on_answer: Callable[[], None] = lambda: None
@@ -461,7 +464,8 @@ class Watch:
     def runs(self, workers: "Workers") -> None:
         """A node's workers run now, or do not."""
         agent = workers.node
-        if workers.standing and self.world.now > self.left_alone_from:
+        left_alone = self.world.now > self.left_alone_from
+        if left_alone and workers.standing and not self.may_freeze:
             raise Failure(f"the workers of {agent.name} are frozen in a blip")
         formation = self._of.get(agent.id)
         if formation is None or agent.workers is not workers:

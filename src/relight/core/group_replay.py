@@ -20,6 +20,7 @@ from relight.core.group_types import (
     NodeLost,
     NodeSilent,
     Received,
+    Slept,
 )
 from relight.core.membership import Membership
 from relight.core.messages import FromAgent, Join
@@ -27,8 +28,8 @@ from relight.events import GroupBegan, GroupStep, Tick
 from relight.typed import Any, NamedTuple
 
 _MOST_SHOWN = 160
-Seen = NodeSilent | NodeHeard | NodeLost
-"""What a coordinator sees of a node, besides its messages."""
+Seen = NodeSilent | NodeHeard | NodeLost | Slept
+"""What a coordinator sees, besides the messages of nodes."""
 
 
 class GroupRecorder:
@@ -158,7 +159,7 @@ def _of_input(event: Event) -> Message:
     match event:
         case Received(node, message):
             return {"type": "received", "node": node, "message": fields.to_json(message)}
-        case NodeSilent() | NodeHeard() | NodeLost():
+        case NodeSilent() | NodeHeard() | NodeLost() | Slept():
             return fields.to_json(event)
         case Tick():
             return {"type": "tick"}

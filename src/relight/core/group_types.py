@@ -88,6 +88,10 @@ class NodeHeard(NamedTuple):
     node: str
 
 
+class Slept(NamedTuple):
+    """Event: this process has not run for a while. What was silent meanwhile may have been well."""
+
+
 class NodeLost(NamedTuple):
     """Event: a node is gone, workers and all. That is proven, or it is not a node of this group."""
 
@@ -110,5 +114,5 @@ class Drop(NamedTuple):
     node: str
 
 
-Event = Received | NodeSilent | NodeHeard | NodeLost | Tick
+Event = Received | NodeSilent | NodeHeard | NodeLost | Slept | Tick
 Effect = Send | Drop

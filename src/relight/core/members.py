@@ -146,9 +146,9 @@ class Members:
 
     # Silence. A silent node is in no new generation, ready or not.
 
-    def fall_silent(self, member: Member, since: float, reason: str) -> None:
+    def fall_silent(self, member: Member, heard_at: float, reason: str) -> None:
         """Note that nothing was heard of a node since a time."""
-        self.silence.begin(member.node, Silent(member.join.host, since, reason))
+        self.silence.begin(member.node, Silent(member.join.host, heard_at, reason))
         self._ready.pop(member.node, None)
 
     def hear(self, member: Member, now: float) -> None:

@@ -68,6 +68,7 @@ from relight.core.group_types import (
     NodeSilent,
     Received,
     Send,
+    Slept,
 )
 from relight.core.members import Member, Members
 from relight.core.messages import (
@@ -270,11 +271,13 @@ class Membership:
                 self._on_join(join, now)
             case Received(node, message) if node in self.members:
                 self._on_message(self.members[node], message, now)
-            case NodeSilent(node, since, reason) if node in self.members:
-                self.members.fall_silent(self.members[node], since, reason)
+            case NodeSilent(node, heard_at, reason) if node in self.members:
+                self.members.fall_silent(self.members[node], heard_at, reason)
                 self._wait_reasons.is_pending = True
             case NodeHeard(node) if node in self.members:
                 self._hear(self.members[node], now)
+            case Slept():
+                self.members.silence.sleep(now)
             case NodeLost(node, reason) if node in self.members:
                 self._lose(self.members[node], f"was lost: {reason}", now)
         self._advance(now)

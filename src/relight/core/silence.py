@@ -26,11 +26,14 @@ _AFTERMATH_S = 2.0
 
 
 class Silent(NamedTuple):
-    """A node of which nothing was heard since a time. `reason`: how its connection has ended."""
+    """A node of which nothing was heard since a time. `reason`: how its connection has ended.
+    `since`: the same time, or a later one if this process has slept in between.
+    """
 
     host: str
-    since: float
+    heard_at: float
     reason: str
+    since: float = float("-inf")
 
     @property
     def tell_at(self) -> float:
@@ -52,6 +55,8 @@ class Silence:
         self._untold: dict[str, None] = {}  # in the order in which they fell silent
         self._returned: dict[str, float] = {}  # hosts that users were told of, and for how long
         self._tell_at = 0.0
+        self._awake_at = float("-inf")
+        """Until when this process has slept."""
         self._past: list[tuple[str, float, float]] = []
         """The nodes that were silent for long enough to be told of, since and until when."""
 
@@ -65,18 +70,28 @@ class Silence:
         return iter(self._nodes)
 
     def begin(self, node: str, silent: Silent) -> None:
-        """Note that a node is silent. If that is known, note that its connection has ended as well,
-        or that it is not to blame for some of the time.
-        """
+        """Note that a node is silent. If that is known, its connection may have ended since."""
         before = self._nodes.get(node)
         if before is None:
             self._untold[node] = None
+            self._wait_for(node, silent)
         else:
-            silent = silent._replace(reason=silent.reason or before.reason)
-            silent = silent._replace(since=max(silent.since, before.since))
-        if before is None or before.since != silent.since:
-            heapq.heappush(self._lost_at, (silent.since + self._lost_after_s, node))
-        self._nodes[node] = silent
+            self._nodes[node] = before._replace(reason=silent.reason or before.reason)
+
+    def sleep(self, now: float) -> None:
+        """Note that this process has not run until now. It holds that against nobody, but each node
+        has at most twice the patience in all.
+        """
+        self._awake_at = now
+        for node, silent in self._nodes.items():
+            self._wait_for(node, silent)
+
+    def _wait_for(self, node: str, silent: Silent) -> None:
+        heard_at = silent.heard_at
+        since = max(heard_at, min(self._awake_at, heard_at + self._lost_after_s))
+        if since != silent.since:
+            self._nodes[node] = silent._replace(since=since)
+            heapq.heappush(self._lost_at, (since + self._lost_after_s, node))
 
     def end(self, node: str, now: float) -> None:
         """Note that a node is heard again, or gone."""
