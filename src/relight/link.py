@@ -118,6 +118,8 @@ class RemoteLink(finders.Seeker):
         """
         self._peer = _Coordinator(())
         """The coordinator at the other end of the connection."""
+        self._dialled = "", 0
+        """The address of the connection."""
         self._second_at = "", 0
         self._dial_again = Alarm(loop, self._dial_unanswered)
         self._lost = _Coordinator(())
@@ -263,6 +265,8 @@ class RemoteLink(finders.Seeker):
             match effect:
                 case Seek():
                     self._seeks = effect
+                    if effect.beside and self._connection is not None:
+                        self._dial_second(self._dialled)  # the finder may have to wait, too
                     self._finder.seek(may_host=not self.core.turned_away)
                 case SendHeartbeat():
                     self._send_heartbeat(effect)
@@ -328,7 +332,12 @@ class RemoteLink(finders.Seeker):
         if isinstance(result, finders.CoordinatorHere):
             self._host(result.until)
         elif self._connection is not None:
-            if isinstance(result, finders.CoordinatorAt) and self._seeks.beside:
+            under_way = None if self._second is None else self._second_at
+            if (
+                self._seeks.beside
+                and isinstance(result, finders.CoordinatorAt)
+                and result.address != under_way
+            ):
                 self._dial_second(result.address)
         elif self.core.state is LinkState.SEEKING:
             match result:
@@ -432,7 +441,7 @@ class RemoteLink(finders.Seeker):
             reason = f"can't connect to {address[0]}:{address[1]}: {error.strerror}"
             self._step(Broken(reason))
             return
-        self._peer = _Coordinator(sock_address(*address)[1])
+        self._peer, self._dialled = _Coordinator(sock_address(*address)[1]), address
 
     def _connect(self, address: tuple[str, int], timeout_s: float) -> "Connection":
         hello = fields.plain(Hello(job=self._meeting.job, settings=self._settings))
@@ -466,17 +475,36 @@ class RemoteLink(finders.Seeker):
             connection.fail("a program other than a relight coordinator listens there")
             return
         if connection is self._second:
-            self._second = None
-            self._disconnect()
-            self._connection, self._peer = (
-                connection,
-                _Coordinator(sock_address(*self._second_at)[1]),
-            )
-        self._connections += 1
+            connection.send(fields.to_json(Heartbeat(0)))  # only a coordinator echoes it
+        else:
+            self._enter(connection)
+
+    def _enter(self, connection: "Connection") -> None:
+        """Join the group of the coordinator that has answered."""
+        hello = connection.opening.peer_hello or {}
         self._peer.is_held = hello.get("held") is True
-        self._finder.answered()
+        self._connections += 1
         self._join(connection)
         self._step(Opened(connection.peer))
+
+    def _on_second(
+        self, second: "Connection", heard: FromCoordinator | Heartbeat | Redirect
+    ) -> None:
+        """Have the second connection take the place of the silent one, if who answers there
+        coordinates: nothing else must end a connection to the coordinator.
+        """
+        if isinstance(heard, Heartbeat):
+            self._second = None
+            self._disconnect()
+            peer = _Coordinator(sock_address(*self._second_at)[1])
+            self._connection, self._peer, self._dialled = second, peer, self._second_at
+            self._enter(second)
+            return
+        self._close_second()
+        if isinstance(heard, Redirect):
+            self._finder.redirected(heard.host)
+            if heard.host >= 0:
+                self._finder.seek(may_host=not self.core.turned_away)
 
     def _join(self, connection: "Connection") -> None:
         own = connection.own_address()
@@ -498,23 +526,25 @@ class RemoteLink(finders.Seeker):
     def received(self, connection: "Connection", message: "Message") -> None:
         """Handle a message of the coordinator."""
         heard = fields.message(_HEARD, message)
+        if connection is self._second:
+            self._on_second(connection, heard)
+            return
         if isinstance(heard, Redirect):
             reason = self._finder.redirected(heard.host)
-            if connection is self._second:
-                self._close_second()
-                if heard.host >= 0:
-                    self._finder.seek(may_host=not self.core.turned_away)
-                return
             self._disconnect()
             self._step(Broken(reason, stepped_down=True))
             return
+        if not self._peer.has_answered:
+            self._peer.has_answered = True
+            self._finder.answered()
         if isinstance(heard, Heartbeat):
             self._step(Heard(lets_run=False))
             self._step(Echoed(heard.number))
             return
         if isinstance(heard, Confirm | GenerationFormed):
             self._peer.rank = heard.coordinator
-            self._forget_lost()
+            if not (isinstance(heard, Confirm) and heard.recovers):
+                self._forget_lost()
         if (
             isinstance(heard, GenerationFormed)
             and heard.place.local_world_size != self.join.local_world_size
@@ -616,14 +646,14 @@ class RemoteLink(finders.Seeker):
 
 class _Coordinator:
     """What is known of a coordinator: where it takes datagrams, the group rank of its node (-1 if
-    it has none), whether it has answered a datagram, and whether the processes that outlive its
-    agent have the socket, too.
+    it has none), whether it has sent a message, whether it has answered a datagram, and whether the
+    processes that outlive its agent have the socket, too.
     """
 
     def __init__(self, address: "Address") -> None:
         self.address = address
         self.rank = -1
-        self.answers_datagrams = self.is_held = False
+        self.has_answered = self.answers_datagrams = self.is_held = False
 
     @property
     def is_proof(self) -> bool:

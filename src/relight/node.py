@@ -282,8 +282,8 @@ class Node:
                 self._say_wait(text)
             case Note(text):
                 self._journal.say(text)
-            case Confirm(generation, succeeded):
-                if self.running is not None and generation == self.generation:
+            case Confirm(generation, succeeded, recovers=recovers):
+                if self.running is not None and generation == self.generation and not recovers:
                     self.running.confirm(succeeded)
             case SlowRanks(generation) if generation == self.generation:
                 if self.running is not None:

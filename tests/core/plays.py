@@ -187,7 +187,9 @@ class Table:
         return offer._replace(**changes)
 
     def sent(self) -> list[str]:
-        """Return what was sent since the last call, without what is for people only."""
+        """Return what was sent since the last call, without what is for people only, and what only
+        lets workers run on while a coordinator waits for others.
+        """
         found: dict[str, list[str]] = {}
         places: dict[str, dict[int, str]] = {}
         for effect in self.fresh:
@@ -209,6 +211,8 @@ class Table:
                 case SlowRanks(which, slow_nodes):
                     named = ", ".join(f"{n.host} {n.ranks}" for n in slow_nodes) or "none"
                     found.setdefault(f"slow {which.number} {named}:", []).append(node)
+                case Confirm(recovers=True):
+                    pass
                 case Confirm(which, succeeded):
                     done = f", {' '.join(map(str, succeeded))} done" if succeeded else ""
                     found.setdefault(f"confirm {which.number}{done}:", []).append(node)

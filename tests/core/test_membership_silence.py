@@ -4,7 +4,7 @@ from plays import Table, record, table
 
 from relight.core.exits import ErrorReport, FailureKind
 from relight.core.group_types import Received, Slept
-from relight.core.messages import NodeReady, Note, WorkerFailed
+from relight.core.messages import Confirm, NodeReady, Note, WorkerFailed
 from relight.core.silence import Silence, Silent
 
 
@@ -333,3 +333,17 @@ def test_a_node_has_twice_the_time_at_most_however_long_the_coordinator_sleeps()
         -> drop: b
         -> stop 0: a c
     """)
+
+
+def test_a_successor_lets_workers_run_on_before_it_has_heard_of_the_other_nodes() -> None:
+    """Their lease would end meanwhile. One whose lease was over may have been left behind."""
+    game = (
+        running()
+        .follow()
+        .play("""
+        9 a returns-lapsed
+        9 b returns
+    """)
+    )
+    assert not any(isinstance(each, Confirm) for each in game.heard.get("a", ()))
+    assert game.heard["b"] == [Confirm(game.group.generation, recovers=True)]

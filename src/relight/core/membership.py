@@ -481,6 +481,10 @@ class Membership:
                 self._send(node, CheckpointLimit(self.generation, self._ending.agreement.limit))
         if announce.done:
             self._succeed(node, now)
+        elif self.state is GroupState.RECOVERING and not (announce.may_be_over or announce.ended):
+            # It could only be left behind once its lease was over: this generation is live. To wait
+            # for the others first would have its workers frozen.
+            self._send(node, Confirm(self.generation, recovers=True))
 
     def _is_news(self, node: str, announce: Announce) -> bool:
         """Return whether this says more than that a node comes without workers."""

@@ -262,12 +262,14 @@ class StopWorkers(NamedTuple):
 class Confirm(NamedTuple):
     """The generation that this node is in is still live: its workers may run. `succeeded` are the
     group ranks of nodes whose workers have succeeded. `coordinator` is the group rank of the node
-    that coordinates, -1 if it has none.
+    that coordinates, -1 if it has none. `recovers`: the coordinator is new and waits for other
+    nodes of the generation; what workers here wait for is not decided yet.
     """
 
     generation: GenerationId
     succeeded: tuple[int, ...] = ()
     coordinator: int = -1
+    recovers: bool = False
 
 
 class SlowNode(NamedTuple):

@@ -63,7 +63,7 @@ class ElectionFinder(Finder):
         self._unresolved = len(meeting.hosts)
         self._seek_waits = False
         self._known_coordinator = -1
-        self._dialled = -1
+        self._dialled = self._answered = -1
         self._unanswered = 0  # since a coordinator was there
         self._turn = 0
         self._elector: Elector | None = None
@@ -91,13 +91,7 @@ class ElectionFinder(Finder):
                 return
             self._known_coordinator = self._elector.coordinator_index()
             reason = self._elector.explain()
-        index = (
-            self._known_coordinator
-            if self._known_coordinator >= 0
-            else self._turn % len(self._addresses)
-        )
-        self._known_coordinator = -1
-        self._turn += 1
+        index = self._next()
         addresses = self._addresses[index]
         if not addresses or (self._elector is not None and index == self._elector.me):
             self._seeker.found(NotFound(reason))
@@ -106,12 +100,31 @@ class ElectionFinder(Finder):
         address = addresses[self._turn % len(addresses)]
         self._seeker.found(CoordinatorAt(address, self._limit_s()))
 
+    def _next(self) -> int:
+        """Return which host to ask: the coordinator, if it is known. If not, each other host in
+        turn, and every other time the one that answered last: a cut may be over.
+        """
+        known, self._known_coordinator = self._known_coordinator, -1
+        if known < 0 and self._dialled != self._answered:
+            known = self._answered
+        if known >= 0:
+            return known
+        count = len(self._addresses)
+        if self._elector is not None and self._turn % count == self._elector.me:
+            self._turn += 1
+        self._turn += 1
+        return (self._turn - 1) % count
+
     def _limit_s(self) -> float:
         """Return how long to wait for an answer: not long, so that a host that is gone costs little
         time; longer if that does not lead to the coordinator, which may be far away.
         """
         rounds = 1 + self._unanswered // len(self._addresses)
         return min(_VOTE_S * rounds, max(_VOTE_S, self._meeting.dial_s))
+
+    def answered(self) -> None:
+        """Note that the host that was asked coordinates."""
+        self._answered = self._dialled
 
     def coordinator_lost(self) -> None:
         """Note that the coordinator had answered in time, before it was lost."""
