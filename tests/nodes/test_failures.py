@@ -320,7 +320,7 @@ def test_the_grace_time_is_the_same_everywhere(lab: Lab, tmp_path: Path) -> None
     assert all(1 < k - a < 20 for a, k in zip(asked, killed, strict=True)), (asked, killed)
 
 
-@pytest.mark.parametrize("kind", ["worker", "warm"])
+@pytest.mark.parametrize("kind", ["worker", pytest.param("warm", marks=pytest.mark.long)])
 def test_spawner_holds_the_heartbeat_socket_and_workers_do_not(
     lab: Lab, tmp_path: Path, kind: str
 ) -> None:

@@ -259,12 +259,6 @@ MUTANTS = (
         "pass",
     ),
     Mutant(
-        "nor does a node",
-        "core/link.py",
-        "self._awake_at = min(now, self.echoed_at + settings.lost_after_s)",
-        "pass",
-    ),
-    Mutant(
         "only nodes that are proven to be gone are not waited for by a new coordinator",
         "core/roster.py",
         "return self.order.count(None) - len(self._done_and_gone | self._gone)",
