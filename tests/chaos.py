@@ -33,8 +33,8 @@ from typing import NamedTuple
 MEETINGS = ("c10d", "hosts", "file")
 END_S = 60.0
 UP_S = 20.0
-LOST_AFTER_S = 1.0
-"""A node whose agent is stopped for less is not lost."""
+LOST_AFTER_S = 2.0
+"""A node whose agent is stopped for less is not lost, in plays that are not `patient`."""
 GONE_S = 3.0
 """Within a second, and some for a machine that is busy with other plays."""
 WORKER = """
@@ -65,6 +65,7 @@ class Plan(NamedTuple):
 
     meeting: str
     nodes: int
+    patient: bool
     waits: bool
     warm: bool
     workers: int
@@ -102,6 +103,7 @@ def plan(seed: int) -> Plan:
     return Plan(
         meeting,
         nodes,
+        chance.random() < 0.5,
         waits,
         chance.random() < 0.25,
         chance.choice((1, 2)),
@@ -194,10 +196,13 @@ class Play:
                 "hosts": ",".join(f"127.0.0.1:{_port()}" for _ in range(3)),
                 "file": str(self.directory / "register"),
             }[self.plan.meeting]
+            conf = "last_call_timeout=0.5"
+            if not self.plan.patient:
+                conf += f",keep_alive_interval={LOST_AFTER_S / 5}"
             backend = "file" if self.plan.meeting == "file" else "c10d"
             flags += [f"--nnodes=1:{self.plan.nodes}", f"--rdzv-backend={backend}",
                       f"--rdzv-endpoint={place}", "--rdzv-id=chaos",
-                      "--rdzv-conf=last_call_timeout=0.5"]  # fmt: skip
+                      f"--rdzv-conf={conf}"]  # fmt: skip
         program = [str(self.directory / "worker.py"), self.mark, str(self.directory / "stop")]
         for node, delay in enumerate(self.plan.delays):
             time.sleep(delay)
