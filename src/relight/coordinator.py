@@ -7,9 +7,9 @@ A node sends heartbeats over its connection. If packets are lost, TCP delays all
 heartbeats also come as datagrams to the same port; the first copy counts. A datagram has an
 authentication code that only the two ends of the connection can compute.
 
-A connection that ends proves nothing about its node, which dials again; its group waits for it
-(core/silence). Meanwhile the port of its heartbeats is probed: once its machine says that nobody
-has it, no process of its agent is left, and so no worker (host/heartbeats).
+A closed connection proves nothing about its node: the node dials again, and its group waits for it
+(core/silence). Meanwhile the coordinator probes the node's heartbeat port: once the machine reports
+that no process has it, no process of the agent is left, and so no worker (host/heartbeats).
 """
 
 import socket
@@ -60,10 +60,10 @@ _NOTE_AFTER_S = 5.0
 _CHECK_S = 0.25
 """How often to check for silent nodes."""
 _SILENT_AFTER_S = 0.8
-"""Nodes send a heartbeat every half second, at least."""
+"""Heartbeats of a node are at most 0.5 s apart (rendezvous/conf)."""
 _STALL_S = 0.5
 """A longer delay means that this process was suspended, not that other nodes were silent."""
-_NOBODY_LEFT = "its machine says that no process of its agent is left"
+_NOBODY_LEFT = "its machine reports that no process of its agent is left"
 
 
 class Coordinator:
@@ -367,8 +367,8 @@ class Coordinator:
             self._heartbeats.send(data, sender)
 
     def _notice_sleep(self) -> None:
-        """Check for silent nodes now if that is overdue: who was not heard meanwhile may have been
-        well, and what comes first after a sleep is what the others made of it.
+        """Check for silent nodes now if that is overdue: nodes not heard meanwhile may be healthy,
+        and the first events after a sleep are the reactions of the others to it.
         """
         if self._slept():
             self._check_silence()

@@ -21,7 +21,7 @@ from relight.node import WITHOUT_COORDINATOR_S, Node
 from relight.node_job import NodeJob
 
 _AGREEMENT_S = 2.0
-"""How much longer than an agreement may take the workers wait for it, before they save alone."""
+"""How long past the time limit of an agreement the workers wait before they save alone."""
 
 
 class Interruption:

@@ -448,8 +448,8 @@ class RemoteLink(finders.Seeker):
         return dial(self._loop, address, self, hello, self._meeting.security, timeout_s=timeout_s)
 
     def _dial_second(self, address: tuple[str, int]) -> None:
-        """Open a connection beside the one that is silent. Until that machine answers, its first
-        packet is sent again and again: TCP would wait for a second, and a lease may be shorter.
+        """Open a second connection beside the silent one, and again every `_SYN_AGAIN_S` until the
+        machine answers: TCP would wait a second before it repeats the first packet.
         """
         self._close_second()
         self._second_at = address

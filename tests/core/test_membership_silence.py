@@ -69,7 +69,7 @@ def test_users_of_all_nodes_are_told_of_a_silence_after_a_second() -> None:
         == notes(game, "c")
         == [
             "no heartbeat from b for 1.0 s; waiting up to 10 s",
-            "b can be heard again, after 5.9 s",
+            "heartbeats from b resumed after 5.9 s",
         ]
     )
 
@@ -91,7 +91,7 @@ def test_nodes_that_fall_silent_together_are_told_in_one_line() -> None:
     """)
     assert notes(game, "a") == [
         "no heartbeat from b, c for 1.0 s; waiting up to 10 s",
-        "b, c can be heard again, after at most 1.9 s",
+        "heartbeats from b, c resumed after at most 1.9 s",
     ]
 
 

@@ -6,7 +6,7 @@ the register names this process (`held`), and is renewed again and again. It end
 
 - the register names another process,
 - the register does not answer until `until`,
-- a node is gone while the register does not answer (`is_fresh`), or
+- a node is silent or gone while the register does not answer (`is_fresh`), or
 - too few nodes are left to train, and another holder may reach more (`has_too_few`).
 
 A hold lapses in the register when it was not renewed for its time to live. This process counts that
@@ -18,7 +18,7 @@ when those leases are over (core/membership).
 While the register does not answer, it can't name a successor, so the holder goes on. There is one
 exception: a firewall of the holder's own machine may refuse its agents and cut it off from the
 register, and a refused agent may then have evicted it. So a holder that has not reached the
-register for `FRESH_S` ends its hold as soon as a node of its generation is gone.
+register for `FRESH_S` ends its hold as soon as a node of its generation is silent or gone.
 
 If the holder refuses a connection, it may have ended, but a firewall may also refuse. So a refusal
 counts only at the first address of the record, and only if this process has reached this same

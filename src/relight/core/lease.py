@@ -23,9 +23,9 @@ It is not renewed
 - by a refusal or by hosting, if this node has since reached a coordinator that did not confirm the
   workers here.
 
-It ends `REFUSALS_S` after the first refusal by another machine, if no coordinator has confirmed the
-workers by then: what refuses this node may be a firewall, which may also have told the coordinator,
-in the same words, that this node is gone (docs/decisions/0027).
+It ends `REFUSALS_S` after the first refusal by another machine, unless a coordinator has confirmed
+the workers by then: the refusal may come from a firewall that has also told the coordinator, in the
+same way, that this node is gone (docs/decisions/0027).
 
 Invariants (`check`): unless the coordinator is in this process, a lease never ends later than
 `lease_s` from now.
@@ -36,16 +36,14 @@ from enum import Enum
 from relight.core.supervision import FOR_EVER
 
 MARGIN_S = 1.0
-"""How much longer than a lease a silent node is waited for: how late its workers may be frozen."""
+"""How much longer than a lease the group waits for a silent node: how late a freezer may be."""
 REFUSALS_S = 5.0
-"""How long workers may run on while another machine refuses: long enough to start a coordinator
-again.
-"""
+"""How long workers may run while another machine refuses: enough time to restart a coordinator."""
 
 
 def lease_s(lost_after_s: float) -> float:
-    """Return how long workers run after a heartbeat that was answered, if a node that is silent is
-    lost after `lost_after_s`.
+    """Return how long workers may run after an answered heartbeat if a silent node is lost after
+    `lost_after_s`.
     """
     return lost_after_s - MARGIN_S
 

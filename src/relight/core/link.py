@@ -19,9 +19,10 @@ when to try again.
       | it coordinates no longer                               -> SEEKING, the lease is over
     OVER       the agent has left, or has to give up
 
-TCP repeats what a cut has swallowed after 0.2 s, 0.4 s and so on: after a cut of 8 s, a connection
-is silent for 4 s more. A new one opens at once. Datagrams tell both ends meanwhile that they live,
-but some firewalls drop them all, and only a connection brings messages.
+TCP retransmits what a cut has swallowed after 0.2 s, 0.4 s and so on: after a cut of 8 s, a
+connection stays silent for 4.6 s more, while a new one opens immediately. Until then, datagrams
+show each end that the other is alive, but some firewalls drop them all, and messages need a
+connection.
 
 Once the coordinator has said that the job has ended, this node seeks no other one: the end of the
 connection, or of hosting, leads to OVER. Otherwise it could join another run of the job, and no
@@ -50,25 +51,23 @@ of the job, with another token, which is about to end.
 """
 _SHOW_TIMES = 5
 _SHOW_AFTER_S = 0.2
-"""Not at once: the first datagram loads what makes its code."""
+"""Not immediately: the first datagram imports hashlib for its authentication code."""
 BURST_S = 0.05
 """Seconds between heartbeats while the last one has no echo."""
 REDIAL_S = 1.5
-"""A connection over which no echo has come for so long is replaced. Another coordinator may have
-been elected, too."""
+"""A connection without an echo for this long is replaced. There may be a new coordinator."""
 REDIAL_LIMIT_S = 2.0
-"""How long a second connection has until the next one: the other machine may be far away, or busy.
-"""
+"""Time limit of a second connection before the next one: the peer may be far away, or busy."""
 STALL_S = 0.5
-"""If a timer of this process is late by more, what seems silent may be due to this process."""
+"""If a timer of this process is later than this, an apparent silence may be its own fault."""
 LATE_INTERVALS = 1.6
 """In heartbeat intervals. If an echo takes longer, packets may be lost, and TCP would delay later
 heartbeats: they are then sent as datagrams, too. A firewall may drop those, so the connection
 carries as many as before.
 """
 FIRST_DATAGRAMS = 3
-"""How many datagrams go in a row when an echo is late. Where an echo takes 0.4 s, later ones come
-back after a lease of a second is over; fewer might all be lost.
+"""How many datagrams are sent in a row when an echo is late. Where an echo takes 0.4 s, later ones
+come back after the shortest lease (1 s) is over; fewer might all be lost.
 """
 FIRST_DATAGRAMS_S = 0.01
 """Seconds between these."""

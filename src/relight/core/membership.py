@@ -26,7 +26,8 @@ One coordinator runs this for all agents of a job: it takes their messages and r
 Rules:
 
 - On the way to the next generation the group waits only for survivors, never for nodes that have
-  not joined; without survivors it waits until the leases of the lost nodes have expired.
+  not joined. A silent node is in no new generation, and nobody is let in while a node of the
+  generation is silent; a silent survivor keeps its place until it is heard or lost (core/silence).
 - Survivors keep their order, a newcomer takes the place of a lost node, other newcomers come last.
   A first generation is in the natural order of host names. Nodes with a number are in the order of
   their numbers; the group does not wait for missing numbers.

@@ -1,14 +1,14 @@
-"""Which nodes are silent, how long they are waited for, and what users are told of it.
+"""Silent nodes: how long the group waits for them, and what users are told.
 
     HEARD    | nothing was heard of a node for a while, or its connection has ended -> SILENT
     SILENT   | it is heard again                                                    -> HEARD
              | it has been silent for `lost_after_s`                                -> lost
              | something proves that it is gone                                     -> lost
 
-Silence proves nothing: a switch fails over, a virtual machine moves, a data loader takes all
-processors. So a silent node is waited for, and users are told after a second. All nodes may fall
-silent at once, so the lines for users name many nodes, and a step takes the same time for any
-number of them.
+Silence proves nothing: a switch fails over, a virtual machine migrates, a data loader uses every
+core. So the group waits for a silent node, and users are told after a second. All nodes may fall
+silent at the same moment, so one line for users covers many nodes, and a step costs the same for
+any number of them.
 """
 
 import heapq
@@ -20,14 +20,14 @@ from relight.typed import NamedTuple
 TELL_AFTER_S = 1.0
 """A silence that is over sooner is not reported, and explains no failure."""
 _TELL_EVERY_S = 1.0
-"""Least time between two lines: nodes rarely fall silent at the same moment."""
+"""Minimum time between two lines: nodes rarely fall silent at the same moment."""
 _AFTERMATH_S = 2.0
-"""How long after a silence a worker may fail because of it."""
+"""How long after a silence a worker failure may still be due to it."""
 
 
 class Silent(NamedTuple):
-    """A node of which nothing was heard since a time. `reason`: how its connection has ended.
-    `since`: the same time, or a later one if this process has slept in between.
+    """A node that was last heard at `heard_at`. `reason`: why its connection has ended, or empty.
+    `since`: from when its silence counts, later than `heard_at` if this process has slept since.
     """
 
     host: str
@@ -79,8 +79,8 @@ class Silence:
             self._nodes[node] = before._replace(reason=silent.reason or before.reason)
 
     def sleep(self, now: float) -> None:
-        """Note that this process has not run until now. It holds that against nobody, but each node
-        has at most twice the patience in all.
+        """Record that this process has slept until now. That counts against no node, but each gets
+        at most twice `lost_after_s` in all.
         """
         self._awake_at = now
         for node, silent in self._nodes.items():

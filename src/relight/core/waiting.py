@@ -71,8 +71,8 @@ def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
 def held_by_silent(join: Join, host: str) -> str:
     """Return the line for a node whose node rank a silent node has."""
     return (
-        f"--node-rank={join.node_rank} belongs to {host}, which is silent; {join.host} may join "
-        "once that is known to be gone"
+        f"--node-rank={join.node_rank} belongs to a node on {host} which is silent; the new one on "
+        f"{join.host} can join once that node is lost"
     )
 
 
@@ -157,7 +157,7 @@ def silent(hosts: Sequence[str], seconds: float, lost_after_s: float) -> str:
 def heard_again(hosts: Sequence[str], seconds: float) -> str:
     """Return the line for nodes that are no longer silent."""
     most = "at most " if len(hosts) > 1 else ""
-    return f"{names(hosts)} can be heard again, after {most}{seconds:.1f} s"
+    return f"heartbeats from {names(hosts)} resumed after {most}{seconds:.1f} s"
 
 
 def dropped(hosts: Sequence[str]) -> str:

@@ -4,10 +4,10 @@ A datagram is a key that identifies the connection (8 bytes), a number (8 bytes,
 ballot, and an authentication code over both (8 bytes of keyed BLAKE2b, RFC 7693), made with the
 connection's session key.
 
-If nobody has the port to which a datagram goes, the machine says so (ICMP port unreachable, RFC 792
-and 4443). An agent's socket also belongs to the processes that outlive it as long as its workers
-do, so that answer proves that they are all gone. It counts only if that machine itself says so, and
-no firewall or gateway in between, of an address that has sent datagrams before.
+If no process has a datagram's port, the destination reports it (ICMP port unreachable, RFC 792 and
+4443). The processes that outlive an agent share its socket for as long as they have workers, so the
+report proves that all of them are gone. It counts only if it comes from that machine itself, not
+from a firewall or gateway in between, and concerns an address that has sent datagrams before.
 """
 
 import errno
@@ -104,8 +104,8 @@ class Heartbeats:
         return -1 if self._socket is None else self._socket.fileno()
 
     def probe(self, target: Address, *, on: bool = True) -> None:
-        """Send datagrams to an address again and again, so that its machine can say that nobody has
-        it; or stop that.
+        """Start or stop probing an address with datagrams, to which its machine replies if no
+        process has it.
         """
         if on:
             self._probed.setdefault(target, 0)

@@ -324,7 +324,7 @@ def _check_together(conf: Conf, given: Mapping[str, Any]) -> None:
     if conf.ttl_s < LEAST_TTL_S:
         raise UsageError(
             f"--rdzv-conf: lease_ttl={conf.ttl_s:g} is less than {LEAST_TTL_S:g} s",
-            hint="leave it out for 6 s",
+            hint="leave it out: it is then 0.6 * keep_alive_interval * keep_alive_max_attempt",
         )
     if conf.lost_after_s > MOST_SECONDS:
         raise UsageError(

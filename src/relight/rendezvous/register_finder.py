@@ -113,8 +113,8 @@ class RegisterFinder(Finder):
         return where, Refusal.HINT
 
     def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
-        """Return whether this process is the holder. It ends its hold if a node is gone while
-        the register is silent: that node may have evicted it.
+        """Return whether this process is the holder. It ends its hold if a node is silent or gone
+        while the register does not answer: that node may have evicted it.
         """
         now, candidacy = self._loop.now(), self._candidacy
         if not candidacy.holds(now):
