@@ -59,7 +59,7 @@ _NOTE_AFTER_S = 5.0
 """How long several jobs wait for nodes before these are told of each other."""
 _CHECK_S = 0.25
 """How often to check for silent nodes."""
-_SILENT_AFTER_S = 0.8
+_SILENT_AFTER_S = 1.3
 """Heartbeats of a node are at most 0.5 s apart (rendezvous/conf)."""
 _STALL_S = 0.5
 """A longer delay means that this process was suspended, not that other nodes were silent."""
@@ -114,7 +114,7 @@ class Coordinator:
         """Nodes whose connection has ended, and for which their groups wait."""
         self._heartbeats = Heartbeats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
         self._heartbeats.on_unreachable = self._on_unreachable
-        self._is_held = is_held
+        self._is_held = is_held and self.datagrams_fd >= 0
         self._listener = Listener(loop, sock, self, self._hello(), security, divert=divert)
         self._listener.on_refused = self._on_refused
         self._noted: set[Group] = set()
@@ -225,12 +225,12 @@ class Coordinator:
             absent = self._absent.get((peer.group, heard.node))
             latest = older or absent
             if latest is not None and heard.connection < latest.number:
-                self._peers.remove(connection)  # what a cut has held back
+                self._remove(peer)  # what a cut has held back
                 connection.close()
                 return
             peer.number = heard.connection
             if older is not None and older is not peer:
-                self._peers.remove(older.connection)  # the agent has reconnected
+                self._remove(older)  # the agent has reconnected
                 older.connection.close()
             self._peers.join(peer, heard.node)
             if absent is not None:
@@ -250,10 +250,12 @@ class Coordinator:
             self.say_refused(f"{connection.peer}: {reason}")
             return
         self._peers.remove(connection)
-        if peer.node:
-            peer.group.recipients.pop(peer.node, None)
+        peer.group.recipients.pop(peer.node, None)
+        if peer.node in peer.group.membership.members:
             self._absent[peer.group, peer.node] = peer
             self._fall_silent(peer, reason)
+        else:  # it has left
+            self._probe(peer, on=False)
 
     def deliver(self, agent: Recipient, message: FromCoordinator) -> None:
         """Pass a message to the agent in this process, in the next turn of the loop."""
@@ -302,7 +304,7 @@ class Coordinator:
         closing = set(groups.values())
         for peer in list(self._peers):
             if peer.group in closing:
-                self._peers.remove(peer.connection)
+                self._remove(peer)
                 peer.connection.close()
         for (group, node), peer in list(self._absent.items()):
             if group in closing:
@@ -319,11 +321,14 @@ class Coordinator:
         absent = self._absent.pop((group, node), None)
         peer = self._peers.by_node.get((group, node))
         if peer is not None:
-            self._peers.remove(peer.connection)
+            self._remove(peer)
             peer.connection.close()
-        for each in (peer, absent):
-            if each is not None:
-                self._probe(each, on=False)
+        if absent is not None:
+            self._probe(absent, on=False)
+
+    def _remove(self, peer: "_Peer") -> None:
+        self._peers.remove(peer.connection)
+        self._probe(peer, on=False)
 
     def _has_lost_nodes(self) -> bool:
         return any(group.membership.lost() for group in self.groups.values())
@@ -387,8 +392,9 @@ class Coordinator:
             for group in list(self.groups.values()):
                 group.step(Slept())
         for peer in [*self._peers]:
+            is_here = peer.node and peer.connection in self._peers.by_connection  # still
             silent_s = now - peer.connection.heard_at
-            if peer.node and not peer.is_silent and silent_s > _SILENT_AFTER_S:
+            if is_here and not peer.is_silent and silent_s > _SILENT_AFTER_S:
                 self._fall_silent(peer, "")
 
     def _fall_silent(self, peer: "_Peer", reason: str) -> None:

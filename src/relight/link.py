@@ -32,6 +32,7 @@ from relight.core.link import (
     NothingFound,
     Opened,
     Say,
+    SecondRefused,
     Seek,
     SendHeartbeat,
     SteppedDown,
@@ -540,6 +541,8 @@ class RemoteLink(finders.Seeker):
         if isinstance(heard, Heartbeat):
             self._step(Heard(lets_run=False))
             self._step(Echoed(heard.number))
+            if self._second is not None and not self._second.is_open:
+                self._close_second()  # it is not needed any more
             return
         if isinstance(heard, Confirm | GenerationFormed):
             self._peer.rank = heard.coordinator
@@ -558,14 +561,15 @@ class RemoteLink(finders.Seeker):
 
     def closed(self, connection: "Connection", reason: str) -> None:
         """Handle a connection that has ended or could not be made."""
+        working = self._owner.generation != NO_GENERATION
         if connection is self._second:
-            self._second = None
-            self._finder.failed(refused=connection.refused, working=False)
+            self._close_second()
+            _, refusal = self._finder.failed(refused=connection.refused, working=working)
+            self._step(SecondRefused(refusal))
             return
         self._drop_connection()
         if self._closed:
             return
-        working = self._owner.generation != NO_GENERATION
         better, refusal = self._finder.failed(refused=connection.refused, working=working)
         turned_away = connection.turned_away
         if turned_away and self._is_of_others(connection):

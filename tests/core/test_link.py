@@ -26,6 +26,7 @@ from relight.core.link import (
     NothingFound,
     Opened,
     Say,
+    SecondRefused,
     Seek,
     SendHeartbeat,
     SteppedDown,
@@ -147,6 +148,15 @@ def test_a_second_connection_takes_the_place_of_a_silent_one() -> None:
     assert not any(isinstance(each, LetWorkersRun) for each in played.step(Opened("10.0.0.2:1")))
     assert played.link.state is LinkState.JOINING
     assert LetWorkersRun(played.now + LEASE_S) in played.step(Heard(lets_run=True))
+
+
+def test_a_second_connection_that_another_machine_refuses_shortens_the_lease() -> None:
+    """A firewall may leave the first one silent, and refuse and report this node elsewhere."""
+    played = datagrams_answered()
+    silent_until(played, 1.5)
+    (lease,) = played.step(SecondRefused(Refusal.HINT))
+    assert lease == LetWorkersRun(played.now + 5.0)
+    assert played.step(SecondRefused(Refusal.NOTHING), 1.0) == []
 
 
 def test_a_second_connection_that_breaks_at_once_is_a_lost_coordinator() -> None:

@@ -347,3 +347,22 @@ def test_a_successor_lets_workers_run_on_before_it_has_heard_of_the_other_nodes(
     )
     assert not any(isinstance(each, Confirm) for each in game.heard.get("a", ()))
     assert game.heard["b"] == [Confirm(game.group.generation, recovers=True)]
+
+
+def test_nodes_that_are_heard_after_a_sleep_are_not_dropped_as_overdue() -> None:
+    """Their reports came while the coordinator slept, and have not been read."""
+    game = table(1, 3, lost_after_s=10.0)
+    game.stop_s = 1.0
+    game.play("""
+        0 a b c joins
+        -> form 0: a b c
+        20 a failed
+        -> stop 0: a b c
+        20 a ends
+    """)
+    game.now = 35.0
+    game.step(Slept())
+    game.play("""
+        35.1 b c ready
+        -> form 1 restart 1: a b c
+    """)

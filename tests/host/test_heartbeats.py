@@ -137,3 +137,18 @@ def test_only_the_machine_itself_says_that_nobody_has_its_port() -> None:
         b"",
     ):
         assert not heartbeats._is_refusal(data, "10.0.0.2")
+
+
+def test_only_an_answer_that_quotes_the_probe_counts(loop: Loop, beats: Heartbeats) -> None:
+    """Anybody can send an ICMP error in the name of a machine, but not what it would quote."""
+    told: list[tuple[str, int]] = []
+    beats.on_unreachable = told.append
+    with bound(socket.AF_INET, "127.0.0.1") as other:
+        target = other.getsockname()
+        beats.probe(target)
+        probe = other.recv(100)
+        for forged in (b"", probe[:-1], probe[::-1]):
+            beats._on_refused(forged, target)
+        assert told == []
+        beats._on_refused(probe, target)
+        assert told == [target]

@@ -184,7 +184,8 @@ class End:
         world, here, there = self.world, self.process.host, self.other.process.host
         if self._broken:
             return
-        if world.refuses(here, there):
+        refuses = world.refuses(here, there)
+        if refuses and not world.walls_mute:
             self._broken = True
             world.after(
                 world.delay(here, there), self.process.call, self.reset, "Connection reset by peer"
@@ -192,7 +193,7 @@ class End:
             return
         large = kind == "message" and payload.get("type") != "heartbeat"
         lost = large and {here.number, there.number} & world.holes
-        if self._held or not world.passes(here, there) or lost:
+        if self._held or refuses or not world.passes(here, there) or lost:
             if not self._held:
                 self._held_at = world.now
             self._held.append((kind, payload))
@@ -213,9 +214,8 @@ class End:
 
     def send_held(self) -> None:
         """Send what a cut has held back."""
-        if self.other is not None and not self.world.passes(
-            self.process.host, self.other.process.host
-        ):
+        way = (self.process.host, self.other.process.host) if self.other is not None else None
+        if way and (self.world.refuses(*way) or not self.world.passes(*way)):
             return
         held, self._held = self._held, []
         self.world.held.pop(self, None)
@@ -375,7 +375,7 @@ class Heartbeats(heartbeats.Heartbeats):
         self.on_datagram = on_datagram
         self.on_unreachable: Callable[[tuple[str, int]], None] = lambda _: None
         self._loop = loop
-        self._probed: dict[Any, int] = {}
+        self._probed = {}
         self._timer: Any = None
         self._number = address[1] or self.world.random.randrange(32768, 61000)
         self._boxes = _boxes(self.world)
@@ -424,7 +424,7 @@ class Heartbeats(heartbeats.Heartbeats):
             delay = world.delay(here, there)
             if world.refuses(here, there):
                 if world.walls_lie:
-                    world.after(2 * delay, self._be_refused, target)
+                    world.after(2 * delay, self._be_refused, data, target)
                 return
             sender = here.address, self.port
             world.after(delay, self._arrive, there, target, data, sender)
@@ -435,10 +435,10 @@ class Heartbeats(heartbeats.Heartbeats):
         if box is not None and there.up:
             box.process.call(box._take, data, sender)
         elif there.up and not there.paused and self.world.passes(there, here):
-            self.world.after(self.world.delay(there, here), self._be_refused, target)
+            self.world.after(self.world.delay(there, here), self._be_refused, data, target)
 
-    def _be_refused(self, target: Any) -> None:
-        self.process.call(lambda: self._on_refused(target) if self._is_open else None)
+    def _be_refused(self, data: bytes, target: Any) -> None:
+        self.process.call(lambda: self._on_refused(data, target) if self._is_open else None)
 
     def _take(self, data: bytes, sender: tuple[str, int]) -> None:
         if self._is_open:

@@ -275,6 +275,10 @@ class World:
         """Whether a machine's own firewall refuses, and says that nobody has a port; else it is one
         in between.
         """
+        self.walls_mute = random.Random(f"{seed}, mute").random() < 0.5
+        """Whether a firewall that refuses new connections leaves established ones silent; else it
+        resets them.
+        """
         self.guard_s = lateness.choice((0.0, 0.05, 0.3))
         """How long workers live on after an agent that was killed."""
         self.has_datagrams = random.Random(f"{seed}, datagrams").random() < 0.9

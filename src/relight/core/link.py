@@ -129,6 +129,12 @@ class Broken(NamedTuple):
     stepped_down: bool = False
 
 
+class SecondRefused(NamedTuple):
+    """Event: a second connection, beside one that is silent, was refused."""
+
+    refusal: Refusal
+
+
 class NothingFound(NamedTuple):
     """Event: the finder has found no coordinator; ask again after `again_s`."""
 
@@ -166,6 +172,7 @@ Event = (
     | Heard
     | Echoed
     | Broken
+    | SecondRefused
     | NothingFound
     | Hosting
     | SteppedDown
@@ -342,6 +349,8 @@ class Link:
                 self._echo(session, number, over_connection=over_connection)
             case Broken() if self.state is not LinkState.HOSTING:
                 self._break(event, now)
+            case SecondRefused(refusal) if session is not None:
+                self._lease.on_refused_connection(refusal, now)
             case Dialing() if self.state is LinkState.SEEKING:
                 self._due = None
             case NothingFound(reason, again_s) if self.state is LinkState.SEEKING:

@@ -59,6 +59,7 @@ class Members:
         self._flapping: Flapping | None = None  # from the first node that has gone
         self._arrivals = 0
         self._told_shared = False
+        self._turned_back: set[str] = set()  # nodes whose node rank a silent node has
 
     def __len__(self) -> int:
         return len(self._by_node)
@@ -91,6 +92,12 @@ class Members:
         holder = self._by_node_rank.get(join.node_rank, join.node)
         taken = self._settings.ordered and holder != join.node and holder in self.silence
         return self._by_node[holder].join.host if taken else ""
+
+    def is_first_try(self, join: Join) -> bool:
+        """Return whether a node has not come before while a silent node had its node rank."""
+        before = len(self._turned_back)
+        self._turned_back.add(join.node)
+        return len(self._turned_back) > before
 
     def admit(self, join: Join, now: float) -> list[tuple[str, str]]:
         """Add a node, or update one that joins again; return the notes to send: pairs of a node and

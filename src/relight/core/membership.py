@@ -120,6 +120,8 @@ _STACKS_S = 1.0
 """How long a node that has taken the stacks of its workers leaves them alone, so that the others
 take theirs first: a worker whose peer is stopped ends within milliseconds.
 """
+_READ_S = 1.0
+"""How long it may take to read what nodes have sent while this process slept."""
 _LAST_CALLS = 3
 """Upper bound of the last call, in multiples of `last_call_s`: each join extends it."""
 
@@ -278,7 +280,7 @@ class Membership:
             case NodeHeard(node) if node in self.members:
                 self._hear(self.members[node], now)
             case Slept():
-                self.members.silence.sleep(now)
+                self._sleep(now)
             case NodeLost(node, reason) if node in self.members:
                 self._lose(self.members[node], f"was lost: {reason}", now)
         self._advance(now)
@@ -421,8 +423,9 @@ class Membership:
             self._send(join.node, self.end)
             return
         if holder := self.members.silent_holder(join):
-            self._send(join.node, Note(waiting.held_by_silent(join, holder)))
-            self._effects.append(Drop(join.node))  # it tries again
+            if self.members.is_first_try(join):  # it tries again until the holder is lost
+                self._send(join.node, Note(waiting.held_by_silent(join, holder)))
+            self._effects.append(Drop(join.node))
             return
         if refusal := self.members.refusal(join):
             self._send(join.node, JobEnded(EXIT_USAGE, refusal, (), None))
@@ -510,6 +513,17 @@ class Membership:
         """
         assert self._began_at is not None
         return max(now + self.settings.rejoin_s, self._began_at + self.settings.lost_after_s)
+
+    def _sleep(self, now: float) -> None:
+        """Give nodes time to be heard after this process has slept: what they have sent meanwhile
+        has not been read yet.
+        """
+        self.members.silence.sleep(now)
+        stopping, read_by = self._ending.stopping, now + _READ_S
+        if stopping is not None and stopping.drop_at is not None:
+            stopping.drop_at = max(stopping.drop_at, read_by)
+        if self._recover_until is not None:
+            self._recover_until = max(self._recover_until, read_by)
 
     def _hear(self, member: Member, now: float) -> None:
         """Go on with a silent node that is heard again."""
@@ -1053,6 +1067,9 @@ class Membership:
 
     def _send_wait_reasons(self, now: float) -> None:
         """Send waiting nodes the reason for the wait."""
+        if self.state is GroupState.RUNNING and len(self.members) == len(self.roster.group_ranks):
+            self._wait_reasons.is_pending = False  # no node waits
+            return
         if self.state is GroupState.GATHERING:
             members, spare, text = list(self.members), False, self.explain(now)
         elif self.state is GroupState.RUNNING:

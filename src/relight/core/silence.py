@@ -13,6 +13,7 @@ any number of them.
 
 import heapq
 from collections.abc import Iterator
+from itertools import takewhile
 
 from relight.core import waiting
 from relight.typed import NamedTuple
@@ -161,12 +162,12 @@ class Silence:
         """Return the lines for users that are due."""
         if now < self._tell_at:
             return []
-        silent = [self._nodes[node] for node in self._untold if now >= self._nodes[node].tell_at]
+        due = list(takewhile(lambda node: now >= self._nodes[node].tell_at, self._untold))
+        silent = [self._nodes[node] for node in due]
         lines = []
         if silent:
-            self._untold = {
-                node: None for node in self._untold if now < self._nodes[node].tell_at
-            }  # fmt: skip
+            for node in due:
+                del self._untold[node]
             lines.append(waiting.silent(
                 [each.host for each in silent], now - silent[0].since, self._lost_after_s
             ))  # fmt: skip

@@ -11,6 +11,7 @@ from a firewall or gateway in between, and concerns an address that has sent dat
 """
 
 import errno
+import os
 import socket
 import struct
 import sys
@@ -25,8 +26,7 @@ Address = tuple[Any, ...]
 SIZE = 24
 PROBE_S = 0.05
 """How often a port is probed whose process may have ended."""
-_PROBE_LONGER_S = 0.25
-_PROBES_AT_FIRST = 20
+_ROUNDS_AT_FIRST, _LATER_EACH = 20, 5
 _OPEN_AGAIN_S = 1.0
 _RECVERR = (socket.IPPROTO_IP, 11), (socket.IPPROTO_IPV6, 25)
 """IP_RECVERR and IPV6_RECVERR (linux/in.h, in6.h): errors can be read, with the address that they
@@ -70,7 +70,7 @@ class Heartbeats:
         self._loop = loop
         self._on_datagram = on_datagram
         self._socket: socket.socket | None = None
-        self._probed: dict[Address, int] = {}
+        self._probed: dict[Address, _Probe] = {}
         self._timer: Timer | None = None
         self._open(address, family)
 
@@ -108,7 +108,7 @@ class Heartbeats:
         process has it.
         """
         if on:
-            self._probed.setdefault(target, 0)
+            self._probed.setdefault(target, _Probe())
         else:
             self._probed.pop(target, None)
         if self._timer is None and self._probed:
@@ -116,14 +116,12 @@ class Heartbeats:
 
     def _send_probes(self) -> None:
         self._timer = None
-        for target in self._probed:
-            self._probed[target] += 1
-            self.send(b"", target)
+        for target, probe in self._probed.items():
+            probe.rounds += 1
+            if probe.rounds <= _ROUNDS_AT_FIRST or probe.rounds % _LATER_EACH == 0:
+                self.send(probe.content, target)
         if self._probed:
-            first = min(self._probed.values()) <= _PROBES_AT_FIRST
-            self._timer = self._loop.call_after(
-                PROBE_S if first else _PROBE_LONGER_S, self._send_probes
-            )
+            self._timer = self._loop.call_after(PROBE_S, self._send_probes)
 
     def close(self) -> None:
         """Close the socket."""
@@ -143,10 +141,8 @@ class Heartbeats:
         for _ in range(2):  # the first may fail as an earlier one has not arrived anywhere
             try:
                 self._socket.sendto(data, target)
-            except ConnectionRefusedError:
-                continue
             except OSError:
-                return
+                continue
             return
 
     @staticmethod
@@ -196,16 +192,30 @@ class Heartbeats:
             if self._socket is None:
                 return
             try:
-                _, controls, _, target = self._socket.recvmsg(0, 512, _MSG_ERRQUEUE)
+                sent, controls, _, target = self._socket.recvmsg(64, 512, _MSG_ERRQUEUE)
             except OSError:
                 return
             for level, kind, data in controls:
                 if (level, kind) in _RECVERR and _is_refusal(data, numeric(target)[0]):
-                    self._loop.attempt(partial(self._on_refused, target), "a refused datagram")
+                    answer = partial(self._on_refused, sent, target)
+                    self._loop.attempt(answer, "a refused datagram")
 
-    def _on_refused(self, target: Address) -> None:
-        self._probed = {each: n for each, n in self._probed.items() if each[:2] != target[:2]}
-        self.on_unreachable((str(target[0]), int(target[1])))
+    def _on_refused(self, sent: bytes, target: Address) -> None:
+        """Take an answer to a probe. Linux quotes the whole probe; whoever can't read it on its way
+        can't forge an answer.
+        """
+        for each, probe in list(self._probed.items()):
+            if each[:2] == target[:2] and sent == probe.content:
+                del self._probed[each]
+                self.on_unreachable((str(target[0]), int(target[1])))
+
+
+class _Probe:
+    """What is sent to a port to find out whether a process has it."""
+
+    def __init__(self) -> None:
+        self.content = os.urandom(8)
+        self.rounds = 0
 
 
 def numeric(address: Address) -> tuple[str, int]:

@@ -64,6 +64,7 @@ class ElectionFinder(Finder):
         self._seek_waits = False
         self._known_coordinator = -1
         self._dialled = self._answered = -1
+        self._asks_answered = False  # whether the next to be asked is the one that answered last
         self._unanswered = 0  # since a coordinator was there
         self._turn = 0
         self._elector: Elector | None = None
@@ -105,10 +106,11 @@ class ElectionFinder(Finder):
         turn, and every other time the one that answered last: a cut may be over.
         """
         known, self._known_coordinator = self._known_coordinator, -1
-        if known < 0 and self._dialled != self._answered:
-            known = self._answered
+        if known < 0 and self._asks_answered:
+            known, self._asks_answered = self._answered, False
         if known >= 0:
             return known
+        self._asks_answered = self._answered >= 0
         count = len(self._addresses)
         if self._elector is not None and self._turn % count == self._elector.me:
             self._turn += 1
@@ -124,18 +126,21 @@ class ElectionFinder(Finder):
 
     def answered(self) -> None:
         """Note that the host that was asked coordinates."""
-        self._answered = self._dialled
+        self._answered, self._asks_answered = self._dialled, True
 
     def coordinator_lost(self) -> None:
         """Note that the coordinator had answered in time, before it was lost."""
         self._unanswered = 0
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Ask the next host first. A refusal proves nothing: another host may have taken over."""
+        """Ask the next host first. A refusal proves nothing: another host may have taken over. That
+        of a host which has not coordinated says nothing about this node either.
+        """
         del working
         self._unanswered += not refused
         self._turn = self._dialled + 1
-        return "", Refusal.HINT if refused else Refusal.NOTHING
+        is_hint = refused and self._dialled == self._answered
+        return "", Refusal.HINT if is_hint else Refusal.NOTHING
 
     def redirected(self, host: int) -> str:
         """Note the coordinator that the host names, if it knows one."""

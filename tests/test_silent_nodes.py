@@ -1,0 +1,155 @@
+"""A coordinator and silent nodes, with real sockets in one process."""
+
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+from conftest import LIMIT_S
+
+from relight.coordinator import Coordinator
+from relight.core import fields
+from relight.core.fields import Message
+from relight.core.group_types import GroupSettings, Hello
+from relight.core.messages import Join, NodeLeaving
+from relight.host.connection import Connection, Security, dial
+from relight.host.heartbeats import Heartbeats
+from relight.host.loop import Loop
+from relight.rendezvous.finder import Finder
+
+SETTINGS = GroupSettings(1, 4, 0, lost_after_s=1e6)
+HOST = "127.0.0.1"
+
+
+class Agent:
+    """The connection of an agent, and its socket for datagrams."""
+
+    def __init__(self, loop: Loop, port: int) -> None:
+        self.loop, self.target = loop, (HOST, port)
+        self.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.datagrams.setblocking(False)
+        self.datagrams.bind((HOST, 0))
+        self.dialled: list[Connection] = []
+        self.numbers = self.beats = 0
+        self.connection = self.dial()
+
+    def dial(self) -> Connection:
+        hello = fields.plain(Hello(job="job", settings=SETTINGS))
+        self.dialled.append(dial(self.loop, self.target, self, hello, Security()))
+        return self.dialled[-1]
+
+    def opened(self, connection: Connection, hello: Message) -> None:
+        self.numbers += 1
+        join = Join("a", "host", HOST, 1, "default", -1, 1, 4, 0, {}, None)
+        udp_port = self.datagrams.getsockname()[1]
+        join = join._replace(udp_address=HOST, udp_port=udp_port, connection=self.numbers)
+        connection.send(fields.to_json(join))
+
+    def received(self, connection: Connection, message: Message) -> None:
+        pass
+
+    def closed(self, connection: Connection, reason: str) -> None:
+        pass
+
+    def beat(self) -> None:
+        """Send a heartbeat as a datagram."""
+        self.beats += 1
+        datagram = Heartbeats.datagram(self.beats, self.connection.session_key)
+        self.datagrams.sendto(datagram, self.target)
+
+    def take(self) -> bool:
+        """Whether a datagram came; take it."""
+        try:
+            return bool(self.datagrams.recv(100))
+        except BlockingIOError:
+            return False
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def coordinator(loop: Loop) -> Iterator[Coordinator]:
+    sock = socket.create_server((HOST, 0))
+    made = Coordinator(loop, sock, Security(), Finder(), lambda _: None, lambda _: None)
+    made.port = sock.getsockname()[1]  # type: ignore[attr-defined]
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def agent(loop: Loop, coordinator: Coordinator) -> Iterator[Agent]:
+    """An agent whose datagrams have reached the coordinator."""
+    made = Agent(loop, coordinator.port)  # type: ignore[attr-defined]
+    until(loop, lambda: members(coordinator))
+    made.beat()
+    until(loop, made.take)  # the echo
+    yield made
+    for connection in made.dialled:
+        connection.close()
+    made.datagrams.close()
+
+
+def until(loop: Loop, done: Callable[[], object]) -> None:
+    met = False
+
+    def is_met() -> bool:
+        nonlocal met
+        met = bool(done())
+        return met
+
+    loop.run_until(is_met, LIMIT_S)
+    assert met
+
+
+def members(coordinator: Coordinator) -> int:
+    return sum(len(group.membership.members) for group in coordinator.groups.values())
+
+
+def test_a_silent_node_is_probed_until_it_is_heard(
+    loop: Loop, coordinator: Coordinator, agent: Agent
+) -> None:
+    probed = coordinator._heartbeats._probed
+    until(loop, lambda: probed)
+    agent.beat()
+    until(loop, lambda: not probed)
+    assert members(coordinator) == 1
+
+
+def test_a_node_whose_port_nobody_has_is_lost(
+    loop: Loop, coordinator: Coordinator, agent: Agent
+) -> None:
+    agent.datagrams.close()
+    agent.connection.close()
+    until(loop, lambda: not members(coordinator))
+    assert not coordinator._absent
+    assert not coordinator._heartbeats._probed
+
+
+def test_nothing_is_kept_of_a_node_that_has_left(
+    loop: Loop, coordinator: Coordinator, agent: Agent
+) -> None:
+    agent.connection.send(fields.to_json(NodeLeaving("the job is over")))
+    agent.connection.drain()
+    agent.connection.close()
+    until(loop, lambda: not members(coordinator) and not coordinator.others)
+    assert not coordinator._absent
+    assert not coordinator._heartbeats._probed
+
+
+def test_a_second_connection_ends_the_probes_for_the_first(
+    loop: Loop, coordinator: Coordinator, agent: Agent
+) -> None:
+    until(loop, lambda: coordinator._heartbeats._probed)
+    agent.connection = agent.dial()
+    until(loop, lambda: agent.numbers == 2 and not coordinator._heartbeats._probed)
+    assert members(coordinator) == 1
+
+
+def test_who_steps_down_probes_nobody(loop: Loop, coordinator: Coordinator, agent: Agent) -> None:
+    until(loop, lambda: coordinator._heartbeats._probed)
+    coordinator.step_down()
+    assert not coordinator._heartbeats._probed
