@@ -286,7 +286,7 @@ class Watch:
                 break
         if coordinator.blamed_at == now and isinstance(event, Received):
             silence = coordinator.members.silence
-            lost_at = now + self.settings.lost_after_s - TELL_AFTER_S
+            lost_at = now + coordinator.settings.lost_after_s - TELL_AFTER_S
             for node in set(silence) & coordinator.roster.group_ranks.keys():
                 if silence.lost_at(node) <= lost_at:  # it has been so for a second
                     self._excused.add(coordinator.number)
@@ -375,8 +375,9 @@ class Watch:
         match event:
             case Received(node, NodeReady()) if node in formation.nodes:
                 pass
-            case NodeSilent():
+            case NodeSilent(node):
                 formation.was_silent = True
+                formation.changed |= node not in formation.nodes  # let in, and gone
             case NodeLost() | Received(_, Join() | NodeLeaving() | NodeReady()):
                 formation.changed = True
             case _:
