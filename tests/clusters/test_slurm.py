@@ -217,7 +217,8 @@ def test_the_batch_script_of_the_documentation_saves_and_is_queued_again(slurm: 
     train = slurm.directory / "saves.py"
     train.write_text(SAVES)
     text = text.replace("relight run train.py", f"{' '.join(RELIGHT_RUN)} {train}")
-    flags = ["--time=1", "--signal=B:USR1@50"]  # they overrule those in the script
+    # They overrule those in the script. Workers have half a minute to get to their first step.
+    flags = ["--time=2", "--signal=B:USR1@90"]
     job, output = batch(slurm, "saves", f"exec bash <<'END'\n{text}END", *flags)
     until_state(slurm, job, "COMPLETED", "FAILED", "TIMEOUT")
     lines = [line for line in output.read_text().split("\n") if line.startswith(("saves", "goes"))]

@@ -198,8 +198,8 @@ MUTANTS = (
     Mutant(
         "a silent node is in no new generation",
         "core/members.py",
-        "Silent(member.join.host, since, reason))\n        self._ready.pop(member.node, None)",
-        "Silent(member.join.host, since, reason))",
+        "Silent(member.join.host, heard_at, reason))\n        self._ready.pop(member.node, None)",
+        "Silent(member.join.host, heard_at, reason))",
     ),
     Mutant(
         "nobody is let in while a node is silent",
@@ -228,8 +228,8 @@ MUTANTS = (
     Mutant(
         "the end of a connection proves nothing",
         "coordinator.py",
-        "            self._fall_silent(peer, reason)\n\n    def deliver",
-        "            peer.group.step(NodeLost(peer.node, reason))\n\n    def deliver",
+        "            self._fall_silent(peer, reason)\n        else:  # it has left",
+        "            peer.group.step(NodeLost(peer.node, reason))\n        else:  # it has left",
     ),
     Mutant(
         "a refused datagram is proof only if the agent's socket outlives it",
