@@ -123,6 +123,8 @@ class RemoteLink(finders.Seeker):
         """The address of the connection."""
         self._second_at = "", 0
         self._dial_again = Alarm(loop, self._dial_unanswered)
+        self._met_coordinator = False
+        """Whether one has sent a message, or the one here has formed a generation."""
         self._lost = _Coordinator(())
         """The one before, until another one has confirmed the generation here."""
         self._gone: tuple[int, ...] = ()
@@ -367,7 +369,9 @@ class RemoteLink(finders.Seeker):
         """
         if self._group is not None and self._group.membership.end is not None:
             return
-        coordinator, self._group = self._coordinator, None
+        coordinator, group, self._group = self._coordinator, self._group, None
+        if group is not None and group.membership.generation != NO_GENERATION:
+            self._met_coordinator = True  # itself
         if coordinator is None or self._closed:
             return
         if self._finder.keeps_socket:
@@ -407,7 +411,8 @@ class RemoteLink(finders.Seeker):
         if until != FOR_EVER:
             self.say("this node coordinates the group now")
         # A coordinator can't drop its own node, so no stop time is sent.
-        self.send(self.join._replace(announce=self._owner.announce(), stop_s=None))
+        join = self.join._replace(announce=self._owner.announce(), stop_s=None)
+        self.send(join._replace(met_coordinator=self._met_coordinator))
         for message in self._owner.messages_after_join():
             self.send(message)
 
@@ -519,6 +524,7 @@ class RemoteLink(finders.Seeker):
                 udp_address=own,
                 udp_port=self._heartbeats_to(self._peer).port if system.SPAWNER_STAYS else 0,
                 connection=self._connections,
+                met_coordinator=self._met_coordinator,
             )
         )
         for message in self._owner.messages_after_join():
@@ -536,7 +542,7 @@ class RemoteLink(finders.Seeker):
             self._step(Broken(reason, stepped_down=True))
             return
         if not self._peer.has_answered:
-            self._peer.has_answered = True
+            self._peer.has_answered = self._met_coordinator = True
             self._finder.answered()
         if isinstance(heard, Heartbeat):
             self._step(Heard(lets_run=False))

@@ -244,3 +244,54 @@ def test_the_wait_for_an_unknown_generation_ends_with_its_leases() -> None:
         2 -
         -> form 5: a b
     """)
+
+
+def nodes_that_met_a_coordinator(game: Table, names: str) -> None:
+    """Nodes join without workers, and have heard of no generation."""
+    for node in names:
+        game.step(Received(node, game.join(node, met_coordinator=True)))
+        game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), ())))
+
+
+def test_nodes_of_an_earlier_coordinator_wait_for_the_workers_it_may_have_let_run() -> None:
+    """They were never told of a generation: it had none, or did not need them."""
+    game = table(2, 3, last_call_s=0.1, rejoin_s=1.0, lost_after_s=1.75)
+    nodes_that_met_a_coordinator(game, "st")
+    game.play("""
+        1.7 -
+        1.75 -
+        -> form 0: s t
+    """)
+
+
+def test_one_node_that_met_an_earlier_coordinator_is_enough_to_wait() -> None:
+    """The others have just started."""
+    game = table(2, 3, last_call_s=0.1, rejoin_s=1.0, lost_after_s=1.75).play("""
+        0 s joins
+    """)
+    nodes_that_met_a_coordinator(game, "t")
+    game.play("""
+        1.7 -
+        1.75 -
+        -> form 0: s t
+    """)
+
+
+def test_all_nodes_are_here_without_workers_so_nothing_can_run_elsewhere() -> None:
+    """An earlier coordinator had at most as many."""
+    game = table(2, 2, lost_after_s=1.75)
+    nodes_that_met_a_coordinator(game, "st")
+    assert game.sent() == ["form 0: s t"]
+
+
+def test_a_connection_that_is_replaced_was_not_to_an_earlier_coordinator() -> None:
+    """The same coordinator has sent this node its messages."""
+    game = table(2, 3, last_call_s=0.1, lost_after_s=1.75).play("""
+        0 s joins
+    """)
+    nodes_that_met_a_coordinator(game, "s")
+    game.play("""
+        0 t joins
+        0.2 -
+        -> form 0: s t
+    """)

@@ -190,6 +190,13 @@ MUTANTS = (
         "return None",
     ),
     Mutant(
+        "a new coordinator forms no first generation while the old one's may run",
+        "core/membership.py",
+        "if join.met_coordinator and",
+        "if False and",
+        "hosts",
+    ),
+    Mutant(
         "a coordinator that hears of an unknown generation waits while its workers may run",
         "core/membership.py",
         "return max(over, self._others_run_until())",

@@ -434,6 +434,8 @@ class Membership:
             return
         if not self.members and self.state is GroupState.GATHERING:
             self._gathering.since = now
+        if join.met_coordinator and join.node not in self.members:
+            self._others_may_run(now)
         for node, text in self.members.admit(join, now):
             self._send(node, Note(text))
         self._wait_reasons.after_join(now)
@@ -513,6 +515,11 @@ class Membership:
         """
         assert self._began_at is not None
         return max(now + self.settings.rejoin_s, self._began_at + self.settings.lost_after_s)
+
+    def _others_may_run(self, now: float) -> None:
+        """Form no first generation while workers may run that a former coordinator let run."""
+        if self.generation == NO_GENERATION and not self._gathering.unknown_may_run_until:
+            self._gathering.unknown_may_run_until = self._until_others_are_back(now)
 
     def _sleep(self, now: float) -> None:
         """Give nodes time to be heard after this process has slept: what they have sent meanwhile
@@ -623,8 +630,8 @@ class Membership:
             self.roster.deactivate(node)
         if self.generation == NO_GENERATION:  # a new coordinator learns how many restarts were used
             self.restart = max(self.restart, min(ready.restart, self._most_restarts()))
-            if self._numbers.latest.number >= 0 and not self._gathering.unknown_may_run_until:
-                self._gathering.unknown_may_run_until = self._until_others_are_back(now)
+            if self._numbers.latest.number >= 0:
+                self._others_may_run(now)
         asks = ready.prober is not None and self.end is None
         if asks and self.members.reachability is None:
             from relight.core.reachability import Reachability
@@ -963,7 +970,7 @@ class Membership:
 
     def _others_run_until(self) -> float:
         """Return until when workers of an unknown generation may run, 0 if none can. They may if
-        nodes have heard of one, and not all nodes that it can have had are here.
+        nodes know of an earlier coordinator, and not all nodes that it can have had are here.
         """
         until = self._gathering.unknown_may_run_until
         return until if until and not self._are_all_here(self._numbers.latest) else 0.0

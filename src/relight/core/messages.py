@@ -55,8 +55,9 @@ class Join(NamedTuple):
     at `udp_address` belongs to the agent and to the processes that outlive it, as long as its
     workers do: if the machine says that nobody has it, they are gone; 0 for none. `connection`
     numbers the connections of this agent: what was sent over an earlier one may arrive later.
-    `machine`: nodes with the same one and the same `host` share a machine; empty if that is
-    unknown, or meant.
+    `met_coordinator`: one has sent this agent a message before, so the one that it joins may be a
+    successor. `machine`: nodes with the same one and the same `host` share a machine; empty if that
+    is unknown, or meant.
     """
 
     node: str
@@ -76,6 +77,7 @@ class Join(NamedTuple):
     udp_address: str = ""
     udp_port: int = 0
     connection: int = 0
+    met_coordinator: bool = False
 
 
 class Target(NamedTuple):
