@@ -159,6 +159,14 @@ def test_a_second_connection_that_another_machine_refuses_shortens_the_lease() -
     assert played.step(SecondRefused(Refusal.NOTHING), 1.0) == []
 
 
+def test_who_refuses_a_second_connection_is_not_waited_for() -> None:
+    """The network works again: another host may coordinate now."""
+    played = datagrams_answered()
+    silent_until(played, 1.5)
+    played.step(SecondRefused(Refusal.HINT))
+    assert Seek(beside=True) in silent_until(played, 0.3)
+
+
 def test_a_second_connection_that_breaks_at_once_is_a_lost_coordinator() -> None:
     """The search for the next one begins then, and not when this node first searched."""
     played = datagrams_answered()

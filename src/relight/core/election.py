@@ -233,6 +233,10 @@ class Election:
             return self.me
         return self._sightings.coordinator(now)
 
+    def is_silent(self, host: int, now: float) -> bool:
+        """Return whether nothing was heard of another host for `vote_s`."""
+        return self._sightings.is_silent(host, now)
+
     def explain(self, now: float) -> str:
         """Return in words what this host is waiting for."""
         known = self.coordinator(now)
@@ -242,9 +246,7 @@ class Election:
         if known >= 0:
             return f"{self.hosts[known]} is the coordinator"
         silent = [
-            host
-            for i, host in enumerate(self.hosts)
-            if i != self.me and self._sightings.is_silent(i, now)
+            host for i, host in enumerate(self.hosts) if i != self.me and self.is_silent(i, now)
         ]
         needed = _needed(self.hosts)
         if silent:

@@ -350,6 +350,7 @@ class Link:
             case Broken() if self.state is not LinkState.HOSTING:
                 self._break(event, now)
             case SecondRefused(refusal) if session is not None:
+                session.redial_at = now + RETRY_S  # what was lost is the process, not packets
                 self._lease.on_refused_connection(refusal, now)
             case Dialing() if self.state is LinkState.SEEKING:
                 self._due = None

@@ -70,6 +70,8 @@ class ElectionFinder(Finder):
         self._elector: Elector | None = None
         self._coordinates = False
         self._needed_at: float | None = None
+        """When this host was last known to be needed."""
+        self._wait_from = 0.0
 
     def open(self, seeker: Seeker) -> None:
         """Resolve the names of all hosts; a host whose name is unknown counts as gone."""
@@ -170,6 +172,7 @@ class ElectionFinder(Finder):
     def is_needed(self, *, connected: bool) -> bool:
         """Return whether this host has to go on voting: until, for as long as nodes may take to
         find a new coordinator, no other host has coordinated and no other node was connected here.
+        While a host is silent, that says nothing: its nodes may be back after a cut.
         """
         elector = self._elector
         if elector is None:
@@ -177,8 +180,10 @@ class ElectionFinder(Finder):
         now = self._loop.now()
         elsewhere = elector.coordinator_index() not in (-1, elector.me)
         if self._needed_at is None or connected or elsewhere:
-            self._needed_at = now
-        return now < self._needed_at + self._settings.rejoin_s
+            self._needed_at = self._wait_from = now
+        elif elector.has_silent_host() and now < self._needed_at + self._settings.lost_after_s:
+            self._wait_from = now
+        return now < self._wait_from + self._settings.rejoin_s
 
     def close(self) -> None:
         """Close the elector."""
@@ -264,6 +269,8 @@ class Elector:
             names, me, incarnation, loop.now(), vote_s=_VOTE_S, alone=meeting.alone
         )
         self._outgoing: dict[int, Connection] = {}
+        self._up: set[int] = set()
+        """Hosts that have answered, and have not closed or refused a connection since."""
         self._incoming: dict[Connection, None] = {}  # in the order of their arrival
         self._ballots = Ballots(loop)
         self._turn = 0
@@ -280,6 +287,11 @@ class Elector:
     def coordinator_index(self) -> int:
         """Return which host is the coordinator, -1 if that is not known."""
         return self._election.coordinator(self._loop.now())
+
+    def has_silent_host(self) -> bool:
+        """Return whether nothing is heard of a host that has not closed its connection."""
+        now = self._loop.now()
+        return any(self._election.is_silent(host, now) for host in self._up)
 
     def explain(self) -> str:
         """Return in words what the election is waiting for."""
@@ -320,6 +332,7 @@ class Elector:
         del hello
         for index, each in self._outgoing.items():
             if connection is each:
+                self._up.add(index)
                 self._ballots.keys[index] = connection.session_key
                 self._step(Tick())
                 return
@@ -338,6 +351,8 @@ class Elector:
             # Other ends are normal: that host is not up.
             self._seeker.say_refused(f"{connection.peer}: {reason}")
         self._incoming.pop(connection, None)
+        if connection.session_key or connection.refused:
+            self._up -= {i for i, each in self._outgoing.items() if each is connection}
         self._outgoing = {i: each for i, each in self._outgoing.items() if each is not connection}
 
     def _ping(self) -> None:
