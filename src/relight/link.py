@@ -12,6 +12,7 @@ from functools import partial
 
 from relight.core import fields, waiting
 from relight.core.group_types import GroupSettings, Hello, Received
+from relight.core.lease import Refusal
 from relight.core.link import (
     REDIAL_LIMIT_S,
     Broken,
@@ -32,7 +33,7 @@ from relight.core.link import (
     NothingFound,
     Opened,
     Say,
-    SecondRefused,
+    SecondFailed,
     Seek,
     SendHeartbeat,
     SteppedDown,
@@ -511,6 +512,8 @@ class RemoteLink(finders.Seeker):
             self._finder.redirected(heard.host)
             if heard.host >= 0:
                 self._finder.seek(may_host=not self.core.turned_away)
+            else:
+                self._step(SecondFailed(Refusal.NOTHING))
 
     def _join(self, connection: "Connection") -> None:
         own = connection.own_address()
@@ -571,7 +574,7 @@ class RemoteLink(finders.Seeker):
         if connection is self._second:
             self._close_second()
             _, refusal = self._finder.failed(refused=connection.refused, working=working)
-            self._step(SecondRefused(refusal))
+            self._step(SecondFailed(refusal))
             return
         self._drop_connection()
         if self._closed:

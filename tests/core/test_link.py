@@ -26,7 +26,7 @@ from relight.core.link import (
     NothingFound,
     Opened,
     Say,
-    SecondRefused,
+    SecondFailed,
     Seek,
     SendHeartbeat,
     SteppedDown,
@@ -154,16 +154,16 @@ def test_a_second_connection_that_another_machine_refuses_shortens_the_lease() -
     """A firewall may leave the first one silent, and refuse and report this node elsewhere."""
     played = datagrams_answered()
     silent_until(played, 1.5)
-    (lease,) = played.step(SecondRefused(Refusal.HINT))
+    (lease,) = played.step(SecondFailed(Refusal.HINT))
     assert lease == LetWorkersRun(played.now + 5.0)
-    assert played.step(SecondRefused(Refusal.NOTHING), 1.0) == []
+    assert played.step(SecondFailed(Refusal.NOTHING), 1.0) == []
 
 
 def test_who_refuses_a_second_connection_is_not_waited_for() -> None:
     """The network works again: another host may coordinate now."""
     played = datagrams_answered()
     silent_until(played, 1.5)
-    played.step(SecondRefused(Refusal.HINT))
+    played.step(SecondFailed(Refusal.HINT))
     assert Seek(beside=True) in silent_until(played, 0.3)
 
 

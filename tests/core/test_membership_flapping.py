@@ -277,11 +277,15 @@ def test_one_node_that_met_an_earlier_coordinator_is_enough_to_wait() -> None:
     """)
 
 
-def test_all_nodes_are_here_without_workers_so_nothing_can_run_elsewhere() -> None:
-    """An earlier coordinator had at most as many."""
+def test_as_many_newcomers_as_may_be_wait_too() -> None:
+    """The earlier coordinator may have formed a generation without them, before they came."""
     game = table(2, 2, lost_after_s=1.75)
     nodes_that_met_a_coordinator(game, "st")
-    assert game.sent() == ["form 0: s t"]
+    game.play("""
+        1.7 -
+        1.75 -
+        -> form 0: s t
+    """)
 
 
 def test_a_connection_that_is_replaced_was_not_to_an_earlier_coordinator() -> None:

@@ -25,6 +25,10 @@ BLIPS = "cut", "out", "back", "stop", "pause", "busy", "stop coordinator", "rese
 """What costs a healthy job nothing, if it is over in time."""
 _BEGUN_BY_S = 30.0
 _BLIP_S = 7.5
+_BLIP_OF_HOSTS_S = 7.0
+"""The longest blip where several hosts may have to choose a coordinator afterwards, for up to a
+second.
+"""
 _BETWEEN_BLIPS_S = 12.0
 
 
@@ -130,6 +134,7 @@ class Run:
         blips = Random(f"{seed}, blips")
         self._blips = blips if blips.random() < 0.12 and not large else None
         """Set if nothing goes wrong but short silences, one at a time."""
+        self._blip_s = _BLIP_OF_HOSTS_S if self.mode == "hosts" else _BLIP_S
         self._sleeps = False
         """Whether these are of the coordinator, and long enough to have the others' workers frozen.
         """
@@ -315,7 +320,7 @@ class Run:
         if self._blips is None:
             world.after(random.expovariate(1 / self._pace_s), self._trouble)
         else:
-            longest_s = 2 * 10.0 if self._sleeps else _BLIP_S
+            longest_s = 2 * 10.0 if self._sleeps else self._blip_s
             world.after(longest_s + _BETWEEN_BLIPS_S, self._trouble)
         alive = [agent for agent in self.watch.agents if agent.alive]
         kind, agent = random.choice(self._kinds), random.choice(alive) if alive else None
@@ -324,7 +329,7 @@ class Run:
             return
         soon = random.choice((0.05, 0.5, 1.0, 3.0, 10.0)) * random.uniform(0.5, 1.5)
         if self._blips is not None:
-            soon = self._blips.uniform(*((8.0, 15.0) if self._sleeps else (0.5, _BLIP_S)))
+            soon = self._blips.uniform(*((8.0, 15.0) if self._sleeps else (0.5, self._blip_s)))
         process, host = agent.process, agent.process.host
         group = self.watch.coordinating()
         coordinator = group.process if group is not None else process

@@ -129,8 +129,10 @@ class Broken(NamedTuple):
     stepped_down: bool = False
 
 
-class SecondRefused(NamedTuple):
-    """Event: a second connection, beside one that is silent, was refused."""
+class SecondFailed(NamedTuple):
+    """Event: a second connection, beside one that is silent, did not lead to a coordinator: it was
+    refused, or who answers there knows of none.
+    """
 
     refusal: Refusal
 
@@ -172,7 +174,7 @@ Event = (
     | Heard
     | Echoed
     | Broken
-    | SecondRefused
+    | SecondFailed
     | NothingFound
     | Hosting
     | SteppedDown
@@ -349,8 +351,8 @@ class Link:
                 self._echo(session, number, over_connection=over_connection)
             case Broken() if self.state is not LinkState.HOSTING:
                 self._break(event, now)
-            case SecondRefused(refusal) if session is not None:
-                session.redial_at = now + RETRY_S  # what was lost is the process, not packets
+            case SecondFailed(refusal) if session is not None:
+                session.redial_at = now + RETRY_S  # the network works
                 self._lease.on_refused_connection(refusal, now)
             case Dialing() if self.state is LinkState.SEEKING:
                 self._due = None

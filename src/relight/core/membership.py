@@ -970,10 +970,11 @@ class Membership:
 
     def _others_run_until(self) -> float:
         """Return until when workers of an unknown generation may run, 0 if none can. They may if
-        nodes know of an earlier coordinator, and not all nodes that it can have had are here.
+        nodes know of an earlier coordinator. If they know its last generation, all nodes that it
+        can have had may be here; nodes of no generation may all have come later than its nodes.
         """
-        until = self._gathering.unknown_may_run_until
-        return until if until and not self._are_all_here(self._numbers.latest) else 0.0
+        until, latest = self._gathering.unknown_may_run_until, self._numbers.latest
+        return 0.0 if latest.number >= 0 and self._are_all_here(latest) else until
 
     def _are_all_here(self, generation: GenerationId) -> bool:
         """Return whether all nodes that a generation can have had are here, without workers."""
