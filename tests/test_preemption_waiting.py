@@ -87,7 +87,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("later_s", [0.0, GRACE_S])
+@pytest.mark.parametrize("later_s", [0.0, pytest.param(GRACE_S, marks=pytest.mark.long)])
 def test_an_agent_whose_workers_have_saved_asks_to_be_started_again_too(
     start: Start, script: Callable[[str], Path], tmp_path: Path, later_s: float
 ) -> None:

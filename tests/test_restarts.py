@@ -37,6 +37,7 @@ os._exit(0)  # the shutdown of Python takes a second with torch
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
+@pytest.mark.long
 def test_a_gloo_job_survives_a_kill_without_preload(
     launch: Launch, script: Callable[[str], Path]
 ) -> None:

@@ -115,7 +115,9 @@ def test_a_health_check_in_an_uninterruptible_call_keeps_no_agent(
 
 
 @pytest.mark.needs_setpriv
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_the_guard_of_what_can_not_be_killed_ends(
     end: int, start: Start, tmp_path: Path, marker: str, unkillable: str
 ) -> None:

@@ -169,7 +169,7 @@ def test_job_of_two_nodes_survives_an_upgrade(
 
 
 @pytest.mark.skipif(PORTABLE, reason="--preload needs Linux")
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", ["removed", pytest.param("replaced", marks=pytest.mark.long)])
 def test_workers_start_cold_after_an_upgrade_if_the_preloading_process_is_lost(
     change: str, copy: Copy, start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:

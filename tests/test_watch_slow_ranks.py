@@ -90,6 +90,7 @@ def test_a_slow_node_is_named_on_all_nodes_and_in_the_status(
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
+@pytest.mark.long
 def test_no_rank_is_named_where_all_are_equal(warm_torch: WarmTorch) -> None:
     flags = ("--nproc-per-node=3", "--event-log-handler=console", "--watch-slow-ranks=10")
     done = warm_torch.run(TRAIN, *flags, TRAIN_S="24")

@@ -417,6 +417,7 @@ def test_hostile_text_takes_linear_time(first: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_hostile_pairs_take_linear_time() -> None:
     """64 KB of any two pieces in turns."""
     for one in HOSTILE:

@@ -274,7 +274,9 @@ def some_operation(choose: random.Random) -> tuple[str, Callable[[Client], objec
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))]
+)
 def test_any_sequence_of_operations_is_answered_as_by_torch(
     dist: ModuleType, relight: int, torch: int, seed: int
 ) -> None:

@@ -125,7 +125,7 @@ QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3"
 """A silent node is waited for 3 s, and its workers run for 2 s."""
 
 
-@pytest.mark.parametrize("seconds", [0.5, 3.0, 8.0])
+@pytest.mark.parametrize("seconds", [0.5, 3.0, pytest.param(8.0, marks=pytest.mark.long)])
 @pytest.mark.parametrize("endpoint", ["node1", "node1,node2,node3"], ids=["one", "three"])
 def test_a_cut_that_heals_costs_nothing(
     lab: Lab, tmp_path: Path, endpoint: str, seconds: float
@@ -201,7 +201,13 @@ def live_groups(job: Job, agents: list[AgentOn], pause: float) -> set[str]:
     return {told[host][0] for host in running if told[host] and told[host] == again[host]}
 
 
-@pytest.mark.parametrize("hosts", [("node2", "node3"), ("node1",)], ids=["nodes", "coordinator"])
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        pytest.param(("node2", "node3"), id="nodes", marks=pytest.mark.long),
+        pytest.param(("node1",), id="coordinator"),
+    ],
+)
 def test_a_flapping_link_never_leads_to_two_live_groups(
     lab: Lab, tmp_path: Path, hosts: tuple[str, ...]
 ) -> None:

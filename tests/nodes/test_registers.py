@@ -275,6 +275,7 @@ def test_workers_and_newcomers_do_not_notice_the_loss_of_etcds_leader(
 
 
 @pytest.mark.needs_hosts
+@pytest.mark.long
 def test_hosts_that_share_nothing_but_a_disk_meet_and_survive_a_loss(
     lab: Lab, tmp_path: Path
 ) -> None:

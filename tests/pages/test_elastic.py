@@ -45,6 +45,7 @@ def pid_of_rank(rank: int, events: Path) -> int:
     return int(found[-1])
 
 
+@pytest.mark.long
 def test_a_kill_a_preemption_and_another_number_of_workers_lose_no_step(
     start: Start, launch: Launch, tmp_path: Path
 ) -> None:

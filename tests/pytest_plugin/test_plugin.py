@@ -249,6 +249,7 @@ def test_hangs():
     assert "had not ended after 1 s" in output(result)
 
 
+@pytest.mark.long
 def test_a_test_whose_time_was_over_fails_although_it_ends(run: Run) -> None:
     """The launcher's signal ends the call in which it hangs, or it ends a moment later."""
     result = run("""

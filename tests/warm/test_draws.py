@@ -7,6 +7,7 @@ from . import draws
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
+@pytest.mark.long
 def test_nothing_drawn_at_an_import_is_shared() -> None:
     """No generator and no value of a module is equal in warm workers only."""
     drawn, _ = draws.compare(["torch", "uuid", "secrets", "tempfile"])

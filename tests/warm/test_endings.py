@@ -243,9 +243,8 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-@pytest.mark.parametrize(
-    "name", ["all but spawned loaders", pytest.param("a spawned loader", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", TORCH_SCRIPTS)
 def test_a_script_with_torch_ends_the_same_preloaded_and_not(
     name: str, launch: Launch, tmp_path: Path, script: Script
 ) -> None:

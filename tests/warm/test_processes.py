@@ -301,6 +301,7 @@ def test_a_script_sees_the_same_cold_and_taken(shell: Shell, kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_script_ends_the_same_cold_and_taken(shell: Shell) -> None:
     """All 71 ways to end, of one file that is edited between the jobs of one process."""
     pid = shell.make(modules=ENDING_MODULES)
