@@ -110,6 +110,7 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         log=log,
         when=time.strftime("%F %T%z"),
         doing=workers.doing.get(end.local_rank),
+        asked_s=round(end.asked_s, 6),
     )
 
 

@@ -166,8 +166,8 @@ def test_an_end_tells_whether_it_was_asked_for() -> None:
     group.step(WorkerExited(2, -KILL), 32.0)
     assert group.ends == {
         1: WorkerEnd(1, 1, 1.0, 0),
-        0: WorkerEnd(0, -TERM, 2.0, TERM),
-        2: WorkerEnd(2, -KILL, 32.0, KILL),
+        0: WorkerEnd(0, -TERM, 2.0, TERM, 1.0),
+        2: WorkerEnd(2, -KILL, 32.0, KILL, 31.0),
     }
     assert group.failed
 

@@ -27,7 +27,9 @@ class ErrorReport(NamedTuple):
     """An exception as the worker reported it.
 
     `where` is the last line in the user's own code, such as `train.py:42 in step`, and `source` is
-    the source text of that line.
+    the source text of that line. `cause` is the first exception of a chain, such as
+    `KeyError: 'lr'`, with its place; empty if there is only one exception. `is_interrupted`: a
+    SystemExit or KeyboardInterrupt is in the chain, as if a signal handler had raised it.
     """
 
     kind: FailureKind
@@ -36,6 +38,9 @@ class ErrorReport(NamedTuple):
     where: str
     source: str
     lines: tuple[str, ...]
+    cause: str = ""
+    cause_where: str = ""
+    is_interrupted: bool = False
 
 
 class Doing(NamedTuple):
@@ -43,11 +48,15 @@ class Doing(NamedTuple):
 
     `place` follows the worker's name: ` in read (data.py:41)`. `stack` has the lines of its main
     thread's stack, the innermost last. `expects_peers`: it waits for other workers there.
+    `handling` is the exception that it was handling or cleaning up after (an `except` or `finally`
+    block), such as `ValueError: bad record`, and `handling_where` is where that was raised.
     """
 
     place: str
     stack: tuple[str, ...]
     expects_peers: bool
+    handling: str = ""
+    handling_where: str = ""
 
 
 class Collective(NamedTuple):
@@ -71,7 +80,10 @@ class Failure(NamedTuple):
     `when` is the time of day on that host at which the end was looked into, as text:
     `2026-07-01 12:00:00+0200`. `at` orders the failures of one node, in seconds: monotonic in an
     agent; in a message and in a `relight.RunResult` relative to the time of sending, and so
-    negative, as nodes have no common clock.
+    negative, as nodes have no common clock. `asked_s`: how many seconds before its end it was asked
+    to stop. `printed_s`: how many seconds before its end the exception of `report` was printed,
+    None if nobody has seen that; `went_on` whether its program ran on after that. `words` is the
+    line of its other output that tells most.
     """
 
     rank: int
@@ -88,6 +100,10 @@ class Failure(NamedTuple):
     when: str = ""
     doing: Doing | None = None
     collectives: tuple[Collective, ...] | None = None
+    asked_s: float = 0.0
+    printed_s: float | None = None
+    went_on: bool | None = None
+    words: str = ""
 
     @property
     def is_explained(self) -> bool:

@@ -85,12 +85,15 @@ class Kill(NamedTuple):
 
 
 class WorkerEnd(NamedTuple):
-    """How one worker ended. `asked` is the signal that it was sent before, 0 for none."""
+    """How one worker ended. `asked` is the signal that it was sent last before, 0 for none;
+    `asked_s` is how many seconds before its end it was first asked.
+    """
 
     local_rank: int
     exitcode: int
     at: float
     asked: int
+    asked_s: float = 0.0
 
 
 Effect = Signal | Kill
@@ -113,6 +116,7 @@ class Supervision:
         self._alive = dict.fromkeys(range(size))
         self._grace_s = grace_s
         self._asked = 0
+        self._asked_at: float | None = None
         self._deadline: float | None = None
 
     @property
@@ -198,14 +202,15 @@ class Supervision:
 
     def _note_exit(self, local_rank: int, exitcode: int, now: float) -> None:
         del self._alive[local_rank]
-        self.ends[local_rank] = WorkerEnd(local_rank, exitcode, now, self._asked)
+        asked_s = 0.0 if self._asked_at is None else now - self._asked_at
+        self.ends[local_rank] = WorkerEnd(local_rank, exitcode, now, self._asked, asked_s)
 
     def _over(self) -> bool:
         return self.state is SupervisionState.ENDED
 
     def _become_stopping(self, number: int, now: float) -> list[Effect]:
         self.state = SupervisionState.STOPPING
-        self._asked = number
+        self._asked, self._asked_at = number, now
         self._deadline = now + self._grace_s
         return [Signal(self.alive, number)]
 
