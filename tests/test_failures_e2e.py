@@ -240,7 +240,7 @@ PEER_IS_GONE = "raised RuntimeError: "
             r"rank 1 in <module> \(train.py:4\), system call \w+, "
             "when ranks? (0|2|0, 2) raised DistStoreError: wait timeout after 2000ms",
             1,
-            "they were late, or waited for something that did not come",
+            "late, or waiting for something that did not come",
         ),
         (LOADER, "ranks? [-, 0-2]+ raised ValueError: bad row 0", 1, ""),
         (RECORDED, "rank 1 raised ValueError: bad batch", 1, "what followed:\n"),

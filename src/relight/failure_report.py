@@ -9,8 +9,9 @@ import os
 import socket
 import time
 
+from relight.core.causes import role
 from relight.core.exits import ErrorReport, Failure
-from relight.core.failures import classify, what_happened
+from relight.core.failures import what_happened
 from relight.core.fields import plain
 from relight.core.messages import JobEnded, NodeReady
 from relight.errors import UsageError, signal_name
@@ -69,10 +70,15 @@ def write(path: str, end: JobEnded, ready: NodeReady | None, job: NodeJob, resta
         "exit_code": end.exit_code,
         "reason": end.reason,
         "verdict": end.verdict,
+        "headline": end.report[0] if end.report else end.reason,
+        "ranks": end.ranks,
+        "certainty": end.certainty,
+        "why": end.why,
         "restarts": restarts,
         "max_restarts": str(spec.max_restarts),
         "restart_policy": spec.restart_policy,
         "cause": end.root and _failure(end.root),
+        "symptom": end.symptom and _failure(end.symptom),
         "same_ranks": end.same_ranks,
         "failures_here": [_failure(failure) for failure in own],
         "text": end.report,
@@ -93,7 +99,7 @@ def _failure(failure: Failure) -> dict[str, Any]:
         "exit_code": failure.exitcode,
         "signal": signal_name(-failure.exitcode) if failure.exitcode < 0 else None,
         "stopped_with": signal_name(failure.asked) if failure.asked else None,
-        "class": classify(failure).name.lower(),
+        "class": role(failure).value,
         "what": what_happened(failure),
         "exception": failure.report and _exception(failure.report),
         "evidence": failure.evidence,

@@ -132,10 +132,11 @@ class Leaving:
         self._show_tracebacks(report)
         self._journal.say_with_traceback(report)
         path = env.get("TORCHELASTIC_ERROR_FILE")
-        if path and end.root is not None:  # set by a program that runs this agent as its worker
+        failure = end.symptom or end.root
+        if path and failure is not None:  # set by a program that runs this agent as its worker
             workers = node.workers
-            ours = workers is not None and workers.is_of(end.root)
-            postmortem.tell_parent(path, end.root, workers.logs if workers and ours else None)
+            ours = workers is not None and workers.is_of(failure)
+            postmortem.tell_parent(path, failure, workers.logs if workers and ours else None)
         return end.exit_code, end.reason
 
     def _give_up(

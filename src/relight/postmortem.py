@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 
-from relight.core import failures, tracebacks
+from relight.core import blame, failures, tracebacks
 from relight.core.commands import Command
 from relight.core.exits import ErrorReport, Failure
 from relight.core.messages import JobEnded, NodeReady
@@ -48,7 +48,7 @@ def blames_peer(logs: Logs, local_rank: int) -> bool:
     except OSError:
         return False  # the file was removed
     raised = reports.read(logs.error_file(local_rank)) or tracebacks.from_stderr(stderr)
-    return failures.blames_peer(raised, tracebacks.last_lines(stderr))
+    return blame.of(raised, tracebacks.last_lines(stderr)) is not blame.Blame.NOBODY
 
 
 def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:

@@ -53,7 +53,7 @@ def cut(text: str, size: int) -> str:
         return text
     sentence = max(text.rfind(mark, size // 2, size - 2) for mark in (". ", "; ")) + 1
     end = sentence or text.rfind(" ", size // 2, size - 1)
-    return f"{text[:end]} …" if end > 0 else f"{text[: size - 1]}…"
+    return f"{text[:end]} …" if end > 0 and text[end - 1] != ":" else f"{text[: size - 1]}…"
 
 
 def cut_left(text: str, size: int) -> str:

@@ -80,6 +80,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "lost_after_s": (0.1, MOST_SECONDS),
     "restart_window_s": _SECONDS,
     "age_s": _SECONDS,
+    "asked_s": _SECONDS,
+    "printed_s": _SECONDS,
     "step_age_s": _SECONDS,
     "createdIndex": (1, 1 << 62),
     "ttl_s": _SECONDS,

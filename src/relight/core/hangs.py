@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from relight.core.excerpts import WIDTH, cut, excerpt, rows_of
 from relight.core.exits import Failure
-from relight.core.failures import named_ranks
+from relight.core.ranks import named_ranks
 from relight.core.waiting import duration
 from relight.errors import EXIT_HUNG
 from relight.typed import NamedTuple

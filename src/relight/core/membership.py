@@ -205,6 +205,7 @@ class _Ending:
 
     def __init__(self, formed_at: float) -> None:
         self.formed_at = formed_at
+        self.world_size = 0  # not known of a generation that another coordinator has formed
         self.preempted: dict[str, NodePreempted] = {}  # by node
         self.agreement: Agreement | None = None  # while workers agree on when to save
         self.saves = False  # a former coordinator has told the workers to save and leave
@@ -913,7 +914,7 @@ class Membership:
 
         ended = verdict.GenerationEnd(
             ending.failures, sorted(ending.succeeded_ranks), self._cause, ending.formed_at,
-            ending.progressed, ending.hung,
+            ending.progressed, ending.hung, ending.world_size,
         )  # fmt: skip
         outcome = verdict.judge(ended, self._restarts(now), self.restart, now)
         if isinstance(outcome, JobEnded):
@@ -1018,6 +1019,7 @@ class Membership:
             self.generation, self.restart, address, port, self._cause, failed_host
         )
         nodes = [NodeSlots(m.join.local_world_size, m.join.role) for m in members]
+        self._ending.world_size = sum(slots.local_world_size for slots in nodes)
         for member, place in zip(members, ranks.places(nodes), strict=True):
             self.members.start(member)
             self._send(member.node, GenerationFormed(generation, place))

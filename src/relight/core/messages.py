@@ -315,7 +315,9 @@ class Note(NamedTuple):
 class JobEnded(NamedTuple):
     """The job is over, at least for this node; `others_run`: other nodes go on. `report` has lines
     for users, none if the job succeeded; `root` is the root cause, if any, `same_ranks` are those
-    that failed in the same way, and `verdict` says why there is no restart.
+    that failed in the same way, and `verdict` says why there is no restart. `ranks` are blamed,
+    with this `certainty`, because of `why` (core/causes). `symptom` is the failure that ended the
+    job, if that is another one than `root`.
     """
 
     exit_code: int
@@ -325,6 +327,10 @@ class JobEnded(NamedTuple):
     others_run: bool = False
     same_ranks: tuple[int, ...] = ()
     verdict: str = ""
+    ranks: tuple[int, ...] = ()
+    certainty: str = ""
+    why: str = ""
+    symptom: Failure | None = None
 
 
 class Question(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 
 from relight.core.exits import Doing
-from relight.core.failures import named_ranks
+from relight.core.ranks import named_ranks
 from relight.typed import NamedTuple
 
 MOST_LINES = 10
