@@ -116,11 +116,13 @@ def test_a_rank_that_was_handling_a_lost_connection_is_a_victim_too() -> None:
 
 def test_a_late_culprit_comes_before_its_early_victim() -> None:
     """Its traceback was printed after the other one had gone, as far as anybody saw."""
-    victim, culprit = end(0, at=1.0, report=LOST), end(1, 9, at=3.0)
-    verdict = judge(victim, culprit)
+    culprit = end(1, 9, at=3.0)
+    verdict = judge(end(0, at=1.0, report=RESET), culprit)
     assert verdict.root is culprit
     assert verdict.certainty is Certainty.LIKELY
-    assert verdict.why == "rank 0 had failed 2.0 s before, but blames another rank"
+    assert verdict.why == "rank 0 had lost a connection 2.0 s before, perhaps to it"
+    verdict = judge(end(0, at=1.0, report=LOST), culprit)  # there was no other one to lose
+    assert (verdict.root, verdict.certainty) == (culprit, Certainty.PROVEN)
 
 
 def test_a_late_exit_counts_from_when_its_traceback_was_printed() -> None:

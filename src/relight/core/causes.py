@@ -207,7 +207,9 @@ def own_failure(known: Known) -> Verdict | None:
     if not found:
         return None
     root = found[0]
-    earlier = [f for f in known.of(Role.VICTIM, Role.OWN) if since(f) < since(root)]
+    # Who has lost a peer was not the first to fail; who has lost some connection may have been.
+    victims = [f for f in known.of(Role.VICTIM) if blame.of_failure(f) is Blame.CONNECTION]
+    earlier = [failure for failure in victims if since(failure) < since(root)]
     if role(root) is Role.REPORTED:
         handled = handling(root)
         why = f"it was handling {handled}" if handled else "it had printed its exception"
@@ -216,7 +218,7 @@ def own_failure(known: Known) -> Verdict | None:
     if not earlier:
         return Verdict("own failure", Certainty.PROVEN, "no other rank had failed", root, root)
     later = since(root) - since(earlier[0])
-    why = f"rank {earlier[0].rank} had failed {later:.1f} s before, but blames another rank"
+    why = f"rank {earlier[0].rank} had lost a connection {later:.1f} s before, perhaps to it"
     return Verdict("own failure", Certainty.LIKELY, why, root, root)
 
 
