@@ -1,0 +1,7 @@
+# truth: rank=none line=0 kind=exit says=
+import os, sys, time, traceback
+try: {}["cache"]
+except KeyError: traceback.print_exc()
+n = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+if n < 2: print(["storage answered 503", "network unreachable"][n], flush=True); sys.exit(1)
+print("trained")
