@@ -56,7 +56,7 @@ def test_equal_signals_and_exit_codes_are_one_cause() -> None:
     [
         (end(report=error("")), "raised ValueError"),
         (end(report=error("a\nb")), "raised ValueError: a"),
-        (end(report=error("x" * 500)), f"raised ValueError: {'x' * 100}…"),
+        (end(report=error("x" * 500)), f"raised ValueError: {'x' * 180}…"),
         (end(report=error("GPU 3 is gone", "", FailureKind.RECORDED)), "reported: GPU 3 is gone"),
         (
             end(report=error("[/a/b/pair.cc:553] Connection closed by peer", "RuntimeError")),

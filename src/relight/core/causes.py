@@ -24,7 +24,7 @@ from relight.core.blame import Blame
 from relight.core.exits import AT_EXIT, Failure, FailureKind
 from relight.core.ranks import named_ranks
 from relight.core.stacks import Frame, place
-from relight.core.tracebacks import frame_of
+from relight.core.traceback_lines import frame_of
 from relight.typed import NamedTuple
 
 _BY_REQUEST = re.compile(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from relight.core import blame, causes
 from relight.core.causes import Certainty, Role, Verdict, role
-from relight.core.excerpts import WIDTH, cut, cut_left, excerpt, rows_of
+from relight.core.excerpts import WIDTH, cut, cut_left, excerpt, headline, rows_of
 from relight.core.exits import CRASHES, Doing, ErrorReport, Failure, FailureKind
 from relight.core.fields import fit
 from relight.core.ranks import named_ranks
@@ -20,8 +20,10 @@ from relight.typed import NamedTuple
 
 _ROWS = 25
 """Rows of a terminal that the report takes, at `WIDTH` columns."""
-_WHAT = 2 * WIDTH - 40
+_WHAT = 3 * WIDTH - 40
 """Most characters for what happened to one worker."""
+_FOLLOWED = 2 * WIDTH - 40
+"""The same in the list of what followed."""
 _LOG = 8 * WIDTH - len("log: ")
 """Most characters of the log path; a longer one would crowd out the traceback."""
 _LEAST_EVIDENCE = 5
@@ -173,10 +175,6 @@ class Diagnosis(NamedTuple):
         return ""
 
 
-# The place in torch's own sources where an error was noticed, `[/pytorch/…/pair.cc:553] `.
-_NATIVE_PLACE = re.compile(r"\[/[^\]\s]+:\d+\] ")
-
-
 def shell_exit_code(exitcode: int) -> int:
     """Return the exit code that a shell gives a process: its own, or 128 + n for signal n."""
     return exit_code_of_signal(-exitcode) if exitcode < 0 else exitcode
@@ -322,15 +320,17 @@ def _size(failure: Failure) -> int:
     return sum(map(len, texts))
 
 
-def what_happened(failure: Failure, *, many: bool = False) -> str:
-    """Return what happened to one worker, or to each of `many` workers, as half a line of text."""
+def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) -> str:
+    """Return what happened to one worker, or to each of `many` workers, as half a line of text of
+    at most `most` characters.
+    """
     report = failure.report
     if report is not None and failure.is_explained and report.kind is not FailureKind.CRASHED:
-        return cut(_exception(report), _WHAT)
+        return cut(_exception(report, most), most)
     evidence = failure.evidence
     handled = causes.handling(failure)
     if failure.asked and handled:
-        return cut(f"was handling {handled} when it was stopped", _WHAT)
+        return cut(f"was handling {handled} when it was stopped", most)
     if failure.exitcode >= 0:
         number = failure.exitcode - 128
         text = f"exited with code {failure.exitcode}"
@@ -349,18 +349,18 @@ def what_happened(failure: Failure, *, many: bool = False) -> str:
             evidence = f"{report.type}: {_first_line(report)}"
         elif not (evidence or failure.asked or number in CRASHES):
             evidence = "relight did not send it"
-    return cut(f"{text}: {evidence}" if evidence else text, _WHAT)
+    return cut(f"{text}: {evidence}" if evidence else text, most)
 
 
-def _exception(report: ErrorReport) -> str:
-    message = _first_line(report)
+def _exception(report: ErrorReport, most: int) -> str:
+    message = headline(report, most)
     if not report.type:
         return f"reported: {message}"
     return f"raised {report.type}: {message}" if message else f"raised {report.type}"
 
 
 def _first_line(report: ErrorReport) -> str:
-    return _NATIVE_PLACE.sub("", report.message).strip().partition("\n")[0]
+    return headline(report, _WHAT)
 
 
 def _symptoms(failure: Failure) -> tuple[object, ...] | None:
@@ -434,12 +434,12 @@ def _in_rows(text: str) -> str:
 
 def _consequence(failure: Failure, *, many: bool) -> str:
     if not _was_stopped(failure):
-        return what_happened(failure, many=many)
+        return what_happened(failure, many=many, most=_FOLLOWED)
     # A worker that has no handler for the signal gets SIGKILL with it, and may end by either.
     text = f"stopped by the agent ({signal_name(failure.asked)})"
     report = failure.report
     if report is not None and failure.is_explained and not causes.is_by_request(failure):
-        return f"stopped by the agent, then {_exception(report)}"
+        return f"stopped by the agent, then {_exception(report, _FOLLOWED)}"
     if failure.exitcode not in (-failure.asked, -signal.SIGTERM, -signal.SIGKILL):
         text += f", ended with {shell_exit_code(failure.exitcode)}"
     return text
