@@ -249,7 +249,7 @@ def test_a_cut_text_ends_with_a_sentence_or_a_word(text: str, expected: str) -> 
             "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
             "[127.0.0.1]:4187. This is typically caused by a remote worker crashing. Check the "
             "remote worker for logs.",
-            "Connection closed by peer [127.0.0.1]:4187. …",
+            "Connection closed by peer [127.0.0.1]:4187.",
         ),
         ("wait timeout after 9ms: " + "x" * 300, "wait timeout after 9ms: " + "x" * 20),
     ],
