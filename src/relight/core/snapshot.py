@@ -49,7 +49,8 @@ class NodeSnapshot(NamedTuple):
 
     `id` is `NAME-PID`. `command` is the script and its arguments, without secrets; `directory` is
     where they were given. `generation` is -1 before the first one. `cause` is why the generation
-    was formed. `exit_code` is None until the job has ended here, and `reason` says why it has.
+    was formed. `exit_code` is None until the job has ended here, and `reason` says why it has;
+    `blamed` are the ranks that caused a failure, as far as is known, also on other nodes.
     `run_directory` has the logs and the event log, if they are kept. `account` says where the time
     has gone. `version` is the agent's version of relight.
     """
@@ -78,6 +79,7 @@ class NodeSnapshot(NamedTuple):
     ranks: tuple[RankSnapshot, ...]
     account: Account | None = None
     version: str = ""
+    blamed: tuple[int, ...] = ()
 
 
 class Output(NamedTuple):

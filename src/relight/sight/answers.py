@@ -164,11 +164,12 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
         nodes=formed.place.group_world_size if formed is not None else 0,
         world_size=formed.place.world_size if formed is not None else 0,
         exit_code=exit_code,
-        reason=reason,
+        reason=privacy.of_text(reason),
         run_directory=job.run_directory,
         ranks=_ranks(server, view.workers) if view.workers is not None else (),
         account=view.account,
         version=__version__,
+        blamed=view.end.blamed if view.end is not None else (),
     )
 
 

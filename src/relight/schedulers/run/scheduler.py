@@ -174,7 +174,10 @@ class Run:
         every = [*running, *(job for job in self._jobs.ended() if job.id not in ids)]
         return [
             *(Listed(job.id, AppState.RUNNING, job.name, "") for job in silent),
-            *(Listed(each.id, _state(each), each.name, _time(each.started)) for each in every),
+            *(
+                Listed(each.id, _state(each), each.name, _time(each.started), each.reason)
+                for each in every
+            ),
         ]
 
     def close(self) -> None:
@@ -266,7 +269,7 @@ def _state(job: NodeSnapshot) -> AppState:
 def _state_of(worker: RankSnapshot, job: NodeSnapshot) -> AppState:
     if worker.exitcode is None:
         return AppState.RUNNING if job.exit_code is None else AppState.UNKNOWN
-    if worker.asked:
+    if worker.asked and worker.rank not in job.blamed:
         return AppState.CANCELLED
     return AppState.FAILED if worker.exitcode else AppState.SUCCEEDED
 
