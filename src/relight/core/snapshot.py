@@ -30,7 +30,8 @@ class RankSnapshot(NamedTuple):
     """One worker. `exitcode` is None while it runs; `asked` is the signal that asked it to stop
     before it ended, 0 for none. `stdout` and `stderr` are the paths of its log
     files, empty without them; `last_line` is the last that it printed, as far as the agent saw it.
-    `use` of one that has ended is what the agent saw last, None if nobody had asked before.
+    `use` of one that has ended is what the agent saw last, None if nobody had asked before. `ended`
+    is when it did, 0 while it runs.
     """
 
     rank: int
@@ -42,6 +43,7 @@ class RankSnapshot(NamedTuple):
     stderr: str
     last_line: str
     use: RankUse | None = None
+    ended: float = 0.0
 
 
 class NodeSnapshot(NamedTuple):
@@ -134,6 +136,20 @@ class WholeJob(NamedTuple):
 
     nodes: tuple[NodeSnapshot, ...]
     silent: tuple[str, ...] = ()
+
+
+def early_exits(job: WholeJob) -> str:
+    """Return which ranks have finished while others still run, in one line; empty for none."""
+    own = job.nodes[0]
+    ranks = [(node, rank) for node, rank in ranks_of(job) if node.generation == own.generation]
+    ended = [rank for _, rank in ranks if rank.exitcode == 0 and not rank.asked and rank.ended]
+    running = [rank.rank for node, rank in ranks if rank.exitcode is None and node.state == RUNNING]
+    if own.state not in (RUNNING, DONE) or not (ended and running):
+        return ""
+    from relight.core.early_exits import of_ranks
+
+    ages_s = [max(0.0, own.taken - rank.ended) for rank in ended]
+    return of_ranks([rank.rank for rank in ended], ages_s, running)
 
 
 def ranks_of(job: WholeJob) -> list[tuple[NodeSnapshot, RankSnapshot]]:

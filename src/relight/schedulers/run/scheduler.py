@@ -20,6 +20,7 @@ from relight.core.snapshot import (
     Output,
     RankSnapshot,
     WholeJob,
+    early_exits,
     ranks_of,
 )
 from relight.core.waiting import duration, names
@@ -228,7 +229,7 @@ def _status(job: WholeJob) -> AppStatus:
         for node, each in ranks_of(job)
     )  # fmt: skip
     url = f"file:{own.run_directory}" if own.run_directory else ""
-    message = _message(own) + _unseen(job)
+    message = "; ".join(filter(None, (_message(own) + _unseen(job), early_exits(job))))
     return AppStatus(_state(own), message, replicas, own.restart, url, own.account)
 
 
