@@ -352,5 +352,5 @@ def test_the_error_file_is_the_one_that_torchrun_would_write(
         records[name] = json.loads(file.read_text())
         if isinstance(records[name]["message"], dict):
             del records[name]["message"]["extraInfo"]["timestamp"]
-    assert records["relight"].pop("headline").startswith("rank 1 ")  # torch reads `message` only
+    assert records["relight"].pop("headline").startswith("rank")  # torch reads `message` only
     assert records["relight"] == records["torchrun"]

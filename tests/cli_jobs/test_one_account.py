@@ -139,5 +139,7 @@ def test_worker_that_exits_like_a_timeout_does_not_hang() -> None:
 
 def test_container_without_a_termination_log_gets_none(tmp_path: Path) -> None:
     path = tmp_path / "none"
-    postmortem.tell_container("rank 0 raised KeyError: 3", Environment({"RELIGHT_TERMINATION_LOG": str(path)}))
+    postmortem.tell_container(
+        "rank 0 raised KeyError: 3", Environment({"RELIGHT_TERMINATION_LOG": str(path)})
+    )
     assert not path.exists()

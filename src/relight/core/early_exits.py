@@ -11,7 +11,7 @@ An agent uses this for the ranks of its node, the coordinator for whole nodes. L
 
 from collections.abc import Sequence
 
-from relight.core.failures import named_ranks
+from relight.core.ranks import named_ranks
 from relight.core.waiting import duration, names
 
 LEAST_S = 30.0
