@@ -136,8 +136,10 @@ class Leaving:
         if path and failure is not None:  # set by a program that runs this agent as its worker
             workers = node.workers
             ours = workers is not None and workers.is_of(failure)
-            postmortem.tell_parent(path, failure, workers.logs if workers and ours else None)
-        return end.exit_code, end.reason
+            logs = workers.logs if workers and ours else None
+            postmortem.tell_parent(path, failure, logs, end.headline)
+        postmortem.tell_container(end.headline, env)
+        return end.exit_code, end.headline
 
     def _give_up(
         self,

@@ -19,6 +19,9 @@ from relight.host.logs import Logs
 from relight.host.process import Workers
 
 JOB = "RELIGHT_JOB_ID"
+_IN_POD, _TERMINATION_LOG = "KUBERNETES_SERVICE_HOST", "RELIGHT_TERMINATION_LOG"
+_MOST_MESSAGE = 4096
+"""Bytes of a termination message that the kubelet reads."""
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _CHILD_KILLED = "killed by signal: Killed"
 """What torch's data loader prints when one of its processes got SIGKILL."""
@@ -69,20 +72,38 @@ def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
     ours = any((each.rank, each.pid, each.host) == of for each in own)
     if ours or not env.get(JOB):
         return "\n".join(end.report)
-    return f"{end.report[0]}; its own node reports it. Exit code {end.exit_code}"
+    return f"{end.headline}; its own node reports it. Exit code {end.exit_code}"
 
 
-def tell_parent(path: str, root: Failure, logs: Logs | None) -> None:
-    """Write the root cause to the error file of the program that started this agent.
+def tell_parent(path: str, failure: Failure, logs: Logs | None, headline: str) -> None:
+    """Write a failure to the error file of the program that started this agent.
 
     Args:
         path: the error file.
-        root: the root cause.
+        failure: the one that ended the job.
         logs: of the failed worker; None if it was on another node or in an earlier generation.
+        headline: why the job failed, in one line.
     """
+    source = logs.error_file(failure.local_rank) if logs is not None else ""
     try:
-        reports.write(path, root, logs.error_file(root.local_rank) if logs is not None else "")
+        reports.write(path, failure, source, headline)
     except (OSError, ValueError):
+        return  # optional: the report is also on stderr
+
+
+def tell_container(headline: str, env: Environment) -> None:
+    """Write the headline where the kubelet looks for a container's termination message
+    (terminationMessagePath): `kubectl describe pod` and `relight status` show it.
+    """
+    path = env.get(_TERMINATION_LOG) or ("/dev/termination-log" if env.get(_IN_POD) else "")
+    if not path:
+        return
+    try:
+        # Only a file that is there, as the kubelet makes it before the container starts.
+        fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "wb") as log:
+            log.write(headline.encode(errors="replace")[:_MOST_MESSAGE])
+    except OSError:
         return  # optional: the report is also on stderr
 
 

@@ -56,6 +56,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "coordinator": (-1, 1 << 20),
     "connection": (0, 1 << 40),
     "ranks": (0, 1 << 40),
+    "blamed": (0, 1 << 40),
     "looks": (0, 1 << 20),
     "waits": (0, 1 << 20),
     "replica": (0, 1 << 20),

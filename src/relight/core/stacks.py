@@ -135,8 +135,8 @@ def place(frames: Sequence[Frame]) -> CodePlace:
 
 
 def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
-    """Group ranks by state and place: those that wait for others last, else the smallest group
-    first, then by the lowest rank.
+    """Group ranks by state and place: those that wait for others last, those that can't run first,
+    else the smallest group first, then by the lowest rank.
 
     Args:
         stacks: by rank; a text is the reason why there is none.
@@ -148,7 +148,7 @@ def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
         ranks_of.setdefault(key, []).append(rank)
         first_of.setdefault(key, (text, has_stack, _expects_peers(stack)))
     found = [RankGroup(tuple(ranks), *first_of[key]) for key, ranks in ranks_of.items()]
-    return sorted(found, key=lambda group: (group.expects_peers, len(group.ranks), group.ranks))
+    return sorted(found, key=_likeliest_first)
 
 
 def doing(stack: ProcessStack | str) -> Doing:
@@ -161,6 +161,11 @@ def doing(stack: ProcessStack | str) -> Doing:
     thread = None if isinstance(stack, str) or not has_stack else main_thread(stack)
     lines = traceback_lines(thread.frames[:_MOST_FRAMES]) if thread else []
     return Doing(text, tuple(_cut(each, _REASON) for each in lines), _expects_peers(stack))
+
+
+def is_halted(doing: Doing) -> bool:
+    """Return whether a worker could not run: it was stopped, or in an uninterruptible call."""
+    return doing.place.startswith(tuple(_STATES.values()))
 
 
 def render(
@@ -224,6 +229,11 @@ def traceback_lines(frames: Iterable[Frame]) -> list[str]:
 def native_lines(functions: Sequence[str]) -> list[str]:
     """Return functions of C and C++ as lines below those of Python, the innermost last."""
     return [f"  in {_cut(function)}" for function in reversed(functions)]
+
+
+def _likeliest_first(group: RankGroup) -> tuple[bool, bool, int, tuple[int, ...]]:
+    can_run = not group.text.startswith(tuple(_STATES.values()))
+    return group.expects_peers, can_run, len(group.ranks), group.ranks
 
 
 def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]:
