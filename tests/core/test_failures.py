@@ -295,7 +295,12 @@ REPORTS = st.builds(
         ),
         max_size=40,
     ).map(tuple),
+    cause=st.sampled_from(["", "KeyError: 'lr'"]),
+    cause_where=st.sampled_from(["", "conf.py:4 in read"]),
+    is_interrupted=st.booleans(),
 )
+
+
 ENDS = st.builds(
     end,
     rank=st.just(0),

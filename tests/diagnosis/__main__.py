@@ -34,7 +34,7 @@ CORPORA = ("first", "second")
 _LIMIT_S = 120
 _TRUTH = re.compile(r"rank=(\S+) line=(\d+) kind=(\S+) says=(.*)")
 _HEADER = re.compile(r"^(?:#|//) (truth|also|never|run): ?(.*)$", re.MULTILINE)
-_RANKS = re.compile(r"\branks? ([\d, –-]+\d|\d)")
+_RANKS = re.compile(r"\branks? ([\d, -]+\d|\d)")
 _TORCHRUN_RANK = re.compile(r"^\s*rank\s*: (\d+)", re.MULTILINE)
 
 
@@ -113,8 +113,8 @@ def run(fault: Fault, launcher: str) -> tuple[str, dict[str, object]]:
         )
         done = subprocess.run(
             ["timeout", "--kill-after=10", str(_LIMIT_S), "bash", "-c", command],
-            cwd=place, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, errors="replace", check=False,
+            cwd=place, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, errors="replace", check=False,
         )  # fmt: skip
         found = json.loads(report.read_text()) if report.exists() else {}
         return done.stderr, found

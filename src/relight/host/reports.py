@@ -13,7 +13,8 @@ import time
 
 from relight.core.exits import ErrorReport, Failure
 from relight.core.failures import what_happened
-from relight.core.tracebacks import clean, from_error_file
+from relight.core.traceback_lines import clean
+from relight.core.tracebacks import from_error_file
 from relight.host import files
 
 _LIMIT = 16 * 1024 * 1024
