@@ -15,7 +15,7 @@ from relight.core.stacks import Frame, ProcessStack, ThreadStack
 from relight.errors import UsageError
 from relight.host import system
 from relight.host.stacks import workers
-from relight.host.stacks.doing import is_shutting_down
+from relight.host.stacks.doing import doing, is_shutting_down
 from relight.host.stacks.memory import StackError
 from relight.host.stacks.repeated import MainThread
 from relight.host.stacks.take import take, take_all
@@ -121,6 +121,70 @@ def test_a_function_that_sleeps_is_shown_with_its_callers_innermost_first(
         ("script.py", 9, "outer"),
         ("script.py", 11, "<module>"),
     ]
+
+
+HANDLES = """\
+import json, time
+
+class Bad(Exception):
+    pass
+
+def numbers():
+    yield 1
+    print("up")
+    time.sleep(600)
+
+def raises(depth):
+    if depth:
+        raises(depth - 1)
+    {how}
+
+try:
+    raises(2)
+{block}:
+    for _ in numbers():
+        pass
+"""
+
+
+@pytest.mark.parametrize("block", ["except Exception", "finally"])
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ('raise ValueError("corrupt record 77")', "ValueError: corrupt record 77"),
+        ('raise Bad("ä", 7, None)', "Bad: ('ä', 7, …)"),
+        ("raise Bad(-5)", "Bad: -5"),
+        ("raise Bad", "Bad"),
+        ("{}['lr']", "KeyError: 'lr'"),
+        ("open('/no/such')", "FileNotFoundError: [Errno 2] No such file or directory: '/no/such'"),
+        ('raise Bad("first\\nsecond")', "Bad: first"),
+        ("raises(-1)", "RecursionError: maximum recursion depth exceeded"),
+    ],
+)
+def test_handled_exception_is_named_with_its_place(
+    python: Path, run: Run, how: str, block: str, expected: str
+) -> None:
+    process = run(python, HANDLES.format(how=how, block=block))
+    inside(process.pid, "numbers", 9)
+    found = doing({0: process.pid}, are_frozen=False)[0]
+    assert found.handling == expected
+    where = "script.py:13" if "Recursion" in expected else "script.py:14"
+    assert os.path.basename(found.handling_where) == where
+
+
+def test_handled_exception_of_a_library_has_the_line_that_called_it(python: Path, run: Run) -> None:
+    process = run(python, HANDLES.format(how='json.loads("{")', block="finally"))
+    inside(process.pid, "numbers", 9)
+    found = doing({0: process.pid}, are_frozen=False)[0]
+    assert found.handling.startswith("JSONDecodeError: Expecting property name")
+    assert os.path.basename(found.handling_where) == "script.py:14"
+
+
+def test_exception_that_was_handled_before_is_not_named(python: Path, run: Run) -> None:
+    text = "try:\n    {}['lr']\nexcept KeyError:\n    pass\n"
+    process = run(python, text + SLEEPS)
+    inside(process.pid, "rest")
+    assert doing({0: process.pid}, are_frozen=False)[0].handling == ""
 
 
 def look(pid: int) -> tuple[str, str]:
