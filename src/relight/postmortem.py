@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from relight.core import failures, tracebacks
 from relight.core.commands import Command
-from relight.core.exits import ErrorReport, Failure
+from relight.core.exits import ErrorReport, Failure, FailureKind
 from relight.core.messages import JobEnded, NodeReady
 from relight.core.supervision import WorkerEnd as WorkerEnd
 from relight.env import Environment
@@ -92,6 +92,7 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
     except OSError:
         stderr = ""  # the file was removed
     report = _reported(logs.error_file(end.local_rank), stderr)
+    printed_s, went_on = _printed(end, logs, report)
     log = logs.stderr_path(end.local_rank)
     evidence = workers.evidence.get(end.local_rank, "") or _of_memory(end, stderr, workers)
     if report is not None and report.type == "ModuleNotFoundError" and not command.spec.no_python:
@@ -111,6 +112,8 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         when=time.strftime("%F %T%z"),
         doing=workers.doing.get(end.local_rank),
         asked_s=round(end.asked_s, 6),
+        printed_s=printed_s,
+        went_on=went_on,
     )
 
 
@@ -123,6 +126,20 @@ def _reported(error_file: str, stderr: str) -> ErrorReport | None:
         return recorded or printed
     same = printed._replace(kind=recorded.kind, lines=recorded.lines) == recorded
     return recorded._replace(lines=printed.lines) if same else recorded
+
+
+def _printed(
+    end: WorkerEnd, logs: Logs, report: ErrorReport | None
+) -> tuple[float | None, bool | None]:
+    """Return how many seconds before its end a worker has printed the exception of its report, and
+    whether its program ran on; None for what nobody has seen.
+    """
+    printed = logs.printed(end.local_rank)
+    if printed is None or printed.at is None or report is None:
+        return None, None
+    if report.kind is FailureKind.CRASHED:  # that is no traceback
+        return None, None
+    return round(max(0.0, end.at - printed.at), 6), printed.went_on
 
 
 def _of_disk(end: WorkerEnd, log: str) -> str:

@@ -12,10 +12,11 @@ import pytest
 from conftest import LIMIT_S
 
 from relight.core.stacks import Frame, ProcessStack, ThreadStack
+from relight.core.printed_traceback import Program
 from relight.errors import UsageError
 from relight.host import system
 from relight.host.stacks import workers
-from relight.host.stacks.doing import doing, is_shutting_down
+from relight.host.stacks.doing import doing, program_of
 from relight.host.stacks.memory import StackError
 from relight.host.stacks.repeated import MainThread
 from relight.host.stacks.take import take, take_all
@@ -641,7 +642,7 @@ def test_a_worker_that_waits_at_its_end_is_shutting_down(python: Path, run: Run,
     """Also while Python waits for threads, and for who prints the exception."""
     process = run(python, ENDS.format(how=how))
     until(process.pid, lambda stack: "<module>" not in {f.function for f in main_of(stack).frames})
-    assert is_shutting_down(process.pid) is True
+    assert program_of(process.pid) is Program.ENDS
 
 
 @pytest.mark.parametrize("name", ["script.py", "__main__.py"])
@@ -650,20 +651,20 @@ def test_a_worker_that_runs_its_program_is_not_shutting_down(
 ) -> None:
     process = run(python, SLEEPS, name)
     inside(process.pid, "rest")
-    assert is_shutting_down(process.pid) is False
+    assert program_of(process.pid) is Program.RUNS
 
 
 def test_a_worker_that_is_not_python_is_not_known_to_end() -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
-        assert is_shutting_down(process.pid) is None
+        assert program_of(process.pid) is Program.UNSEEN
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert is_shutting_down(process.pid) is True
+        assert program_of(process.pid) is Program.LEFT
     finally:
         process.kill()
         process.wait()
-    assert is_shutting_down(process.pid) is True
+    assert program_of(process.pid) is Program.LEFT
 
 
 def test_where_there_is_no_proc_no_worker_is_known_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -671,7 +672,7 @@ def test_where_there_is_no_proc_no_worker_is_known_to_end(monkeypatch: pytest.Mo
     monkeypatch.setattr(os.path, "lexists", lambda path: False)
     gone = subprocess.Popen(["true"])
     gone.wait()
-    assert is_shutting_down(gone.pid) is None
+    assert program_of(gone.pid) is Program.UNSEEN
 
 
 def test_a_job_with_bytes_that_are_no_text_has_no_ranks() -> None:
