@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S
 
-from relight.core.stacks import Frame, ProcessStack, ThreadStack
 from relight.core.printed_traceback import Program
+from relight.core.stacks import Frame, ProcessStack, ThreadStack
 from relight.errors import UsageError
 from relight.host import system
 from relight.host.stacks import workers
