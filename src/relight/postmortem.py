@@ -19,7 +19,6 @@ from relight.host.logs import Logs
 from relight.host.process import Workers
 
 JOB = "RELIGHT_JOB_ID"
-_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _CHILD_KILLED = "killed by signal: Killed"
 """What torch's data loader prints when one of its processes got SIGKILL."""
 
@@ -156,9 +155,12 @@ def _of_disk(end: WorkerEnd, log: str) -> str:
 
 
 def _of_memory(end: WorkerEnd, stderr: str, workers: Workers) -> str:
-    """Return what the kernel's counters say about a SIGKILL that the agent did not send."""
+    """Return what the kernel says about a SIGKILL that the agent did not send."""
     if end.asked:
         return ""
-    if end.exitcode in _KILLED:
-        return workers.oom_counters.evidence()
-    return workers.oom_counters.kills() if _CHILD_KILLED in stderr else ""
+    if end.exitcode == -signal.SIGKILL:
+        return workers.oom_kills.of_worker(workers.pids.get(end.local_rank, 0), end.at)
+    is_shell = end.exitcode == 128 + signal.SIGKILL
+    if is_shell or _CHILD_KILLED in stderr:
+        return workers.oom_kills.of_child(end.at, is_worker=is_shell)
+    return ""

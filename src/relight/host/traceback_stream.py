@@ -27,7 +27,7 @@ class TracebackLooks:
         self._loop = loop
         self._program = program
         self._own_time = own_time
-        self._alarm = Alarm(loop, self.look)
+        self._alarm = Alarm(loop, self._ring)
 
     def on_traceback(self) -> None:
         """Note that a traceback begins in the output of the worker."""
@@ -48,6 +48,9 @@ class TracebackLooks:
         self.core.looked(program, self._loop.now())
         self._alarm.set(None)
         return None if program is Program.UNSEEN else program is not Program.RUNS
+
+    def _ring(self) -> None:
+        self.look()
 
     def worker_ended(self) -> None:
         """Note the end of the worker, whose last output was read."""
