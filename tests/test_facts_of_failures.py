@@ -1,8 +1,10 @@
 """What is known of a worker that failed, beyond its report: `relight.RunResult.failures`."""
 
+import shlex
 from pathlib import Path
 
 import pytest
+from conftest import RELIGHT, Launch
 
 import relight
 from relight import RunSpec
@@ -47,3 +49,29 @@ def test_huge_message_keeps_type_and_place(tmp_path: Path, flags: tuple[str, ...
     assert found.report is not None
     assert (found.report.type, found.report.message[:6]) == ("RuntimeError", "size x")
     assert found.report.where.endswith("train.py:2")
+
+
+def test_missing_interpreter_of_a_program_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "train"
+    program.write_text("#!/no/such/python\n")
+    program.chmod(0o755)
+    result = relight.run(RunSpec(str(program), flags=["--no-python"]))
+    assert result.failures[0].evidence == (
+        "it could not be started: /no/such/python is missing, "
+        f"which the first line of {program} names"
+    )
+
+
+def test_cpu_limit_is_named(tmp_path: Path) -> None:
+    text = "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 20))\nwhile True: pass\n"
+    found = failure_of(tmp_path, text)
+    assert found.evidence.startswith("it used up its CPU time limit (ulimit -t")
+
+
+def test_reader_that_has_ended_explains_a_broken_pipe(tmp_path: Path, launch: Launch) -> None:
+    """As with `| head`."""
+    script = tmp_path / "train.py"
+    script.write_text("while True: print('x' * 1000)\n")
+    command = f"{shlex.join([*RELIGHT, 'run', str(script)])} 2>{tmp_path}/stderr | head -n1"
+    launch("-c", command, command=("sh",))
+    assert "the reader of the launcher's output has ended" in (tmp_path / "stderr").read_text()

@@ -3,6 +3,7 @@
 The agent loads this only after a failure. It reads, with `host`; `core/failures` judges.
 """
 
+import errno
 import os
 import signal
 import time
@@ -14,11 +15,13 @@ from relight.core.exits import ErrorReport, Failure, FailureKind
 from relight.core.messages import JobEnded, NodeReady
 from relight.core.supervision import WorkerEnd as WorkerEnd
 from relight.env import Environment
-from relight.host import interpreter, reports
+from relight.host import exit_evidence, interpreter, reports
 from relight.host.logs import Logs
 from relight.host.process import Workers
 
 JOB = "RELIGHT_JOB_ID"
+_LAST = 20
+"""Lines of a worker's output that may say why it failed."""
 _CHILD_KILLED = "killed by signal: Killed"
 """What torch's data loader prints when one of its processes got SIGKILL."""
 
@@ -93,9 +96,12 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
     report = _reported(logs.error_file(end.local_rank), stderr)
     printed_s, went_on = _printed(end, logs, report)
     log = logs.stderr_path(end.local_rank)
-    evidence = workers.evidence.get(end.local_rank, "") or _of_memory(end, stderr, workers)
-    if report is not None and report.type == "ModuleNotFoundError" and not command.spec.no_python:
-        evidence = evidence or interpreter.remedy(command.python, command.env)
+    evidence = (
+        _of_start(workers.evidence.get(end.local_rank, ""), command)
+        or _of_memory(end, stderr, workers)
+        or _of_signal(end, command)
+        or _of_report(end, report, stderr, logs, command)
+    )
     return Failure(
         rank=workers.ranks[end.local_rank],
         local_rank=end.local_rank,
@@ -139,6 +145,41 @@ def _printed(
     if report.kind is FailureKind.CRASHED:  # that is no traceback
         return None, None
     return round(max(0.0, end.at - printed.at), 6), printed.went_on
+
+
+def _of_start(evidence: str, command: Command) -> str:
+    """Return why a worker could not be started, with the file that is missing, if that is known."""
+    if not evidence.endswith(os.strerror(errno.ENOENT)):
+        return evidence
+    is_program = command.spec.no_python and not command.spec.run_path
+    program = command.spec.script if is_program else command.python
+    missing = exit_evidence.missing_interpreter(program, command.env)
+    return evidence.replace(os.strerror(errno.ENOENT), missing) if missing else evidence
+
+
+def _of_signal(end: WorkerEnd, command: Command) -> str:
+    """Return what the machine knows about a signal of the kernel."""
+    number = -end.exitcode if end.exitcode < 0 else end.exitcode - 128
+    if number == signal.SIGBUS:
+        return exit_evidence.bus_error(command.env)
+    return exit_evidence.cpu_limit() if number == signal.SIGXCPU else ""
+
+
+def _of_report(
+    end: WorkerEnd, report: ErrorReport | None, stderr: str, logs: Logs, command: Command
+) -> str:
+    """Return what the machine knows about the exception of a worker."""
+    closed = exit_evidence.closed_output(report, end.exitcode, is_closed=logs.reader_is_gone)
+    if closed:
+        return closed
+    texts = [report.message, *report.lines] if report is not None else stderr.split("\n")[-_LAST:]
+    temporary = command.env.get("TMPDIR", "/tmp")  # noqa: S108
+    log = os.path.dirname(logs.stderr_path(end.local_rank))
+    full = exit_evidence.full_disks(texts, (".", log, temporary))
+    if full or report is None:
+        return full
+    lacks_module = report.type == "ModuleNotFoundError" and not command.spec.no_python
+    return interpreter.remedy(command.python, command.env) if lacks_module else ""
 
 
 def _of_disk(end: WorkerEnd, log: str) -> str:

@@ -257,6 +257,11 @@ class Logs:
             self._end_filters()
 
     @property
+    def reader_is_gone(self) -> bool:
+        """Whether nobody reads the agent's stdout or stderr any more, as after `| head`."""
+        return any(console.reader_is_gone for console in self._consoles)
+
+    @property
     def done(self) -> bool:
         """Whether all output was handed to the consoles."""
         return all(source.done for source in self._sources)
