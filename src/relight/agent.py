@@ -68,7 +68,8 @@ _LOADED_LATER = (
     "relight.postmortem", "relight.core.traceback_groups",
     "relight.core.colours", "relight.host.flight_recorder", "relight.host.missing_at_init",
     "relight.host.stacks.native", "relight.host.status_line", "relight.host.tcp_store",
-    "relight.host.traceback_stream", "relight.stacks_before_stop", "relight.core.node_stacks",
+    "relight.host.traceback_stream", "relight.core.printed_traceback",
+    "relight.stacks_before_stop", "relight.core.node_stacks",
     "relight.sight.everywhere", "relight.sight.answers",
 )  # fmt: skip
 """What any job may need while it runs, and at its end. A job outlives the files that it was started

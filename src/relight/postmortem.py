@@ -3,6 +3,7 @@
 The agent loads this only after a failure. It reads, with `host`; `core/failures` judges.
 """
 
+import errno
 import os
 import signal
 import time
@@ -10,11 +11,12 @@ from collections.abc import Sequence
 
 from relight.core import blame, failures, tracebacks
 from relight.core.commands import Command
-from relight.core.exits import ErrorReport, Failure
+from relight.core.excerpts import headline
+from relight.core.exits import ErrorReport, Failure, FailureKind
 from relight.core.messages import JobEnded, NodeReady
 from relight.core.supervision import WorkerEnd as WorkerEnd
 from relight.env import Environment
-from relight.host import interpreter, reports
+from relight.host import exit_evidence, interpreter, reports
 from relight.host.logs import Logs
 from relight.host.process import Workers
 
@@ -22,7 +24,9 @@ JOB = "RELIGHT_JOB_ID"
 _IN_POD, _TERMINATION_LOG = "KUBERNETES_SERVICE_HOST", "RELIGHT_TERMINATION_LOG"
 _MOST_MESSAGE = 4096
 """Bytes of a termination message that the kubelet reads."""
-_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+_MOST_WORDS = 200
+_LAST = 20
+"""Lines of a worker's output that may say why it failed."""
 _CHILD_KILLED = "killed by signal: Killed"
 """What torch's data loader prints when one of its processes got SIGKILL."""
 
@@ -112,11 +116,19 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         stderr = logs.stderr_of(end.local_rank)
     except OSError:
         stderr = ""  # the file was removed
-    report = _reported(logs.error_file(end.local_rank), stderr)
+    printed = logs.printed(end.local_rank)
+    went_on = printed.went_on if printed is not None else None
+    report = _reported(logs.error_file(end.local_rank), stderr, went_on)
+    printed_s = None
+    if printed is not None and printed.at is not None and _is_traceback(report):
+        printed_s = round(max(0.0, end.at - printed.at), 6)
     log = logs.stderr_path(end.local_rank)
-    evidence = workers.evidence.get(end.local_rank, "") or _of_memory(end, stderr, workers)
-    if report is not None and report.type == "ModuleNotFoundError" and not command.spec.no_python:
-        evidence = evidence or interpreter.remedy(command.python, command.env)
+    evidence = (
+        _of_start(workers.evidence.get(end.local_rank, ""), command)
+        or _of_memory(end, stderr, workers)
+        or _of_signal(end, command)
+        or _of_report(end, report, stderr, logs, command)
+    )
     return Failure(
         rank=workers.ranks[end.local_rank],
         local_rank=end.local_rank,
@@ -132,18 +144,77 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         when=time.strftime("%F %T%z"),
         doing=workers.doing.get(end.local_rank),
         asked_s=round(end.asked_s, 6),
+        printed_s=printed_s,
+        went_on=went_on,
+        words=_words(end, logs, stderr),
     )
 
 
-def _reported(error_file: str, stderr: str) -> ErrorReport | None:
+def _reported(error_file: str, stderr: str, went_on: bool | None) -> ErrorReport | None:
     """Return the exception of a worker, with its whole traceback: torch's `@record` writes only the
     frames below itself.
     """
-    recorded, printed = reports.read(error_file), tracebacks.from_stderr(stderr)
+    recorded, printed = reports.read(error_file), tracebacks.from_stderr(stderr, went_on)
     if recorded is None or printed is None:
         return recorded or printed
     same = printed._replace(kind=recorded.kind, lines=recorded.lines) == recorded
     return recorded._replace(lines=printed.lines) if same else recorded
+
+
+def _is_traceback(report: ErrorReport | None) -> bool:
+    return report is not None and report.kind is not FailureKind.CRASHED
+
+
+def _words(end: WorkerEnd, logs: Logs, stderr: str) -> str:
+    """Return the line of a worker's output that tells most, and if a thread or the program has
+    printed another exception before the one that ended it, that one.
+    """
+    from relight.core import last_words
+
+    before = tracebacks.printed_before(stderr)
+    if before is not None and before.type:
+        at = f" at {before.where}" if before.where else ""
+        return f"{before.type}: {headline(before, _MOST_WORDS)}{at}"
+    try:
+        stdout = logs.stdout_of(end.local_rank)
+    except OSError:
+        stdout = ""  # the file was removed
+    return last_words.words(stderr, stdout)
+
+
+def _of_start(evidence: str, command: Command) -> str:
+    """Return why a worker could not be started, with the file that is missing, if that is known."""
+    if not evidence.endswith(os.strerror(errno.ENOENT)):
+        return evidence
+    is_program = command.spec.no_python and not command.spec.run_path
+    program = command.spec.script if is_program else command.python
+    missing = exit_evidence.missing_interpreter(program, command.env)
+    return evidence.replace(os.strerror(errno.ENOENT), missing) if missing else evidence
+
+
+def _of_signal(end: WorkerEnd, command: Command) -> str:
+    """Return what the machine knows about a signal of the kernel."""
+    number = -end.exitcode if end.exitcode < 0 else end.exitcode - 128
+    if number == signal.SIGBUS:
+        return exit_evidence.bus_error(command.env)
+    return exit_evidence.cpu_limit() if number == signal.SIGXCPU else ""
+
+
+def _of_report(
+    end: WorkerEnd, report: ErrorReport | None, stderr: str, logs: Logs, command: Command
+) -> str:
+    """Return what the machine knows about the exception of a worker."""
+    closed = exit_evidence.closed_output(report, end.exitcode, is_closed=logs.reader_is_gone)
+    if closed:
+        return closed
+    texts = [report.message, *report.lines] if report is not None else stderr.split("\n")[-_LAST:]
+    temporary = command.env.get("TMPDIR", "/tmp")  # noqa: S108
+    log = os.path.dirname(logs.stderr_path(end.local_rank))
+    full = exit_evidence.full_disks(texts, (".", log, temporary))
+    if full or report is None:
+        return full
+    lacks_module = report.type == "ModuleNotFoundError" and not command.spec.no_python
+    return interpreter.remedy(command.python, command.env) if lacks_module else ""
 
 
 def _of_disk(end: WorkerEnd, log: str) -> str:
@@ -160,9 +231,12 @@ def _of_disk(end: WorkerEnd, log: str) -> str:
 
 
 def _of_memory(end: WorkerEnd, stderr: str, workers: Workers) -> str:
-    """Return what the kernel's counters say about a SIGKILL that the agent did not send."""
+    """Return what the kernel says about a SIGKILL that the agent did not send."""
     if end.asked:
         return ""
-    if end.exitcode in _KILLED:
-        return workers.oom_counters.evidence()
-    return workers.oom_counters.kills() if _CHILD_KILLED in stderr else ""
+    if end.exitcode == -signal.SIGKILL:
+        return workers.oom_kills.of_worker(workers.pids.get(end.local_rank, 0), end.at)
+    is_shell = end.exitcode == 128 + signal.SIGKILL
+    if is_shell or _CHILD_KILLED in stderr:
+        return workers.oom_kills.of_child(end.at, is_worker=is_shell)
+    return ""

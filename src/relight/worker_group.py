@@ -58,6 +58,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.activity import Quiet
     from relight.core.early_exits import EarlyExits
+    from relight.core.printed_traceback import Program
     from relight.host.preloading import Preload
     from relight.host.store_port import StorePort
     from relight.host.worker_memory import WorkerMemory
@@ -155,7 +156,7 @@ class WorkerGroup:
                 job.command.spec,
                 directory and attempt_directory(directory, generation.restart, generation.number),
             )
-            self.logs.is_shutting_down = self._is_shutting_down
+            self.logs.program_of = self._program_of
             self.logs.on_late = self.show_tracebacks
             self._plans.extend(self._plan(each) for each in ranks.assign(formed.place))
         except OSError as error:
@@ -541,16 +542,17 @@ class WorkerGroup:
             self._services.journal.say(of_ranks([*found.at], found.ages(now), running, where))
         self._early_alarm.set(found.deadline())
 
-    def _is_shutting_down(self, local_rank: int) -> bool | None:
-        """Return whether a worker no longer runs its program; None if that can't be seen."""
+    def _program_of(self, local_rank: int) -> "Program":
+        """Return what a worker that has printed a traceback does."""
+        from relight.core.printed_traceback import Program
+        from relight.host.stacks.doing import program_of
+
         supervisor = self.supervisor
         if supervisor is None or local_rank not in supervisor.workers.pids:
-            return None
+            return Program.UNSEEN
         if local_rank not in supervisor.alive:
-            return True
-        from relight.host.stacks.doing import is_shutting_down
-
-        return is_shutting_down(supervisor.workers.pids[local_rank])
+            return Program.LEFT
+        return program_of(supervisor.workers.pids[local_rank])
 
     def _watch(self, supervisor: Supervisor) -> "WorkerWatches":
         """Return the watches; begin them if that has not been done."""

@@ -8,11 +8,13 @@ Word = str | bytes
 # What differs in every run. Cases add to it, or leave out what their flags rule out.
 ADDRESS = frozenset({"master-addr"})
 COMMON = ADDRESS | {
-    "breakpoint", "output-through-agent", "parent-death-signal", "temporary-directory"
+    "breakpoint", "faulthandler", "output-through-agent", "parent-death-signal",
+    "temporary-directory",
 }  # fmt: skip
 LOGGED = COMMON - {"temporary-directory"} | {"absolute-error-file", "event-log"}
 FILES_ONLY = LOGGED - {"output-through-agent"}
-RUN_PATH = COMMON | {"run-path-process", "run-path-unbuffered"}
+NO_PYTHON = COMMON - {"faulthandler"}  # torchrun enables it as well for --run-path
+RUN_PATH = NO_PYTHON | {"run-path-process", "run-path-unbuffered"}
 
 
 class Case(NamedTuple):
@@ -99,7 +101,7 @@ SPELLINGS = (
         differs=LOGGED | {"filtered-stderr"},
         notes=("--duplicate-stderr-filters has no effect",)),
     Case("underscores: switches", ("--no_python", "--virtual_local_rank"), script=("./program",),
-         variables={"PYTHON_EXEC": "{work}/python"}),
+         variables={"PYTHON_EXEC": "{work}/python"}, differs=NO_PYTHON),
     Case("beginnings of flags", ("--stand", "--nn", "1", "--max-r=2", "--ro=x", "--nproc-per=1",
          "--log-d=logs", "--red=2", "--te=1"), differs=FILES_ONLY),
     Case("a beginning of both spellings", ("--nproc=2",), workers=TWO,
@@ -162,7 +164,8 @@ ARGUMENTS = (
     Case("script that is a directory", script=("app",), args=("a",)),
     Case("script on stdin", script=("-",), args=("a",),
          stdin=b"import probe; __file__ = 'stdin'; probe.main()"),
-    two("a program that is in PATH", "--no-python", script=SHELL, args=("0", "x", "y")),
+    two("a program that is in PATH", "--no-python", script=SHELL, args=("0", "x", "y"),
+        differs=NO_PYTHON),
     two("--run-path", "--run-path", args=("a", "b c"), differs=RUN_PATH, is_long=True),
     Case("--run-path in a folder", ("--run_path",), script=("folder/imports.py",),
          args=("a", "b c"), variables={"PYTHONPATH": "{work}:{work}/folder"},
@@ -183,7 +186,7 @@ LAUNCH = (
          differs=LAUNCHED),
     Case("launch --use_env --no-python", ("--use_env", "--no-python"), script=("./program",),
          command="launch",
-         differs=LAUNCHED),
+         differs=LAUNCHED - {"faulthandler"}),
     Case("launch -m, --use-env after the script", ("-m",), script=("probe",),
          args=("--", "a", "--use-env"), command="launch",
          differs=LAUNCHED),
@@ -214,7 +217,7 @@ SURROUNDINGS = (
     Case("a signal mask", under={"block": ["SIGUSR1", "SIGUSR2", "SIGCHLD"]}),
     Case("an ignored SIGCHLD", under={"ignore": ["SIGCHLD"]},
          differs=COMMON | {"ignored-sigchld"}),
-    Case("ignored signals", ("--no-python",), script=SHELL, args=("0",),
+    Case("ignored signals", ("--no-python",), script=SHELL, args=("0",), differs=NO_PYTHON,
          under={"ignore": ["SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGALRM", "SIGPIPE", "SIGXFSZ",
                            "SIGINT", "SIGQUIT"]}),
     Case("nohup, no stdin", under={"ignore": ["SIGHUP"], "close": [0]},

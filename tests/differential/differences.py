@@ -82,6 +82,13 @@ DIFFERENCES = {
         "no worker outlives its agent, whatever kills it",
         ((r"workers .* parent death signal", "[02]", "9"),),
     ),
+    "faulthandler": Difference(
+        "a crash shows where it was in Python",
+        (
+            (r"workers .* orig_argv", r".*'-u', .*", r".*'-uXfaulthandler', .*"),
+            (r"workers .* status SigCgt", r"[0-9a-f]+002", r"[0-9a-f]+4ea"),
+        ),
+    ),
     "temporary-directory": Difference(
         "no files remain that the user did not request",
         (
@@ -160,11 +167,15 @@ DIFFERENCES = {
     "run-path-process": Difference(
         "a worker starts without importing torch and owns its session, as in the other modes",
         (
-            (r"workers .* orig_argv", ".*spawn_main.*", r".*'-u', '-c', '.*runpy.*', .*"),
+            (
+                r"workers .* orig_argv",
+                ".*spawn_main.*",
+                r".*'-uXfaulthandler', '-c', '.*runpy.*', .*",
+            ),
             (r"workers .* other fds", r"\[\d.*\]", r"\[\]"),
             (r"workers .* (session|group) leader", "False", "True"),
             (r"workers .* torch is imported", "True", "False"),
-            (r"workers .* status SigCgt", "[0-9a-f]+4ea", "0+2"),
+            (r"workers .* status SigCgt", "[0-9a-f]+4ea", "0+4ea"),
         ),
     ),
     "run-path-unbuffered": Difference(

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, RELIGHT, Launch
 
-from relight.host.memory import OomCounters
+from relight.host.kernel_log import Kill, parse
+from relight.host.loop import Loop
+from relight.host.memory import OomKills
 
 NONE_SENT = "neither relight nor the out-of-memory killer sent it"
+PID = 4711
 HUGE = "9223372036854771712"
 
 
@@ -27,8 +30,8 @@ class Machine:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def counters(self) -> OomCounters:
-        return OomCounters(str(self.proc), str(self.root))
+    def kills(self, log: list[Kill] | None = None) -> OomKills:
+        return OomKills(str(self.proc), str(self.root), lambda since: log)
 
 
 @pytest.fixture
@@ -42,24 +45,26 @@ def test_a_kill_in_a_cgroup_of_version_2_is_named_with_its_limit(machine: Machin
     machine.write("cgroup/user/job/memory.events", "low 0\noom 9\noom_kill 2\n")
     machine.write("cgroup/user/job/memory.max", "max\n")
     machine.write("cgroup/user/memory.max", f"{64 * 2**20}\n")
-    counters = machine.counters()
-    assert counters.kills() == ""
-    assert counters.evidence() == NONE_SENT
+    kills = machine.kills()
+    assert kills.of_child(0.0, is_worker=False) == ""
+    assert kills.of_worker(PID, 0.0) == NONE_SENT
     machine.write("cgroup/user/job/memory.events", "low 0\noom 9\noom_kill 3\n")
     machine.write("proc/vmstat", "oom_kill 4\n")
-    expected = "out of memory (limit 64 MiB): the kernel killed one process in cgroup /user/job"
-    assert counters.evidence() == counters.kills() == expected
+    expected = (
+        "perhaps out of memory (limit 64 MiB): the kernel killed one process in cgroup /user/job"
+    )
+    assert kills.of_worker(PID, 0.0) == kills.of_child(0.0, is_worker=False) == expected
     machine.write("cgroup/user/job/memory.events", "oom_kill 4\n")
-    assert "killed 2 processes in cgroup" in counters.evidence()
+    assert "killed 2 processes in cgroup" in kills.of_worker(PID, 0.0)
 
 
 def test_of_a_long_cgroup_path_the_end_is_shown(machine: Machine) -> None:
     path = f"/kubepods.slice/{'a' * 64}/{'b' * 20}.scope"
     machine.write("proc/self/cgroup", f"0::{path}\n")
     machine.write(f"cgroup{path}/memory.events", "oom_kill 0\n")
-    counters = machine.counters()
+    kills = machine.kills()
     machine.write(f"cgroup{path}/memory.events", "oom_kill 1\n")
-    assert counters.evidence().endswith(f" in cgroup …{'a' * 12}/{'b' * 20}.scope")
+    assert kills.of_worker(PID, 0.0).endswith(f" in cgroup …{'a' * 12}/{'b' * 20}.scope")
 
 
 def test_a_kill_in_a_cgroup_of_version_1_is_named_with_its_limit(machine: Machine) -> None:
@@ -68,9 +73,11 @@ def test_a_kill_in_a_cgroup_of_version_1_is_named_with_its_limit(machine: Machin
     control = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
     machine.write("cgroup/memory/job/memory.oom_control", control.format(0))
     machine.write("cgroup/memory/job/memory.limit_in_bytes", HUGE)
-    counters = machine.counters()
+    kills = machine.kills()
     machine.write("cgroup/memory/job/memory.oom_control", control.format(1))
-    assert counters.evidence() == "out of memory: the kernel killed one process in cgroup /job"
+    assert kills.of_worker(PID, 0.0) == (
+        "perhaps out of memory: the kernel killed one process in cgroup /job"
+    )
 
 
 def test_a_kill_in_a_container_is_found_below_its_own_root(machine: Machine) -> None:
@@ -78,10 +85,10 @@ def test_a_kill_in_a_container_is_found_below_its_own_root(machine: Machine) -> 
     machine.write("proc/self/cgroup", "0::/kubepods/pod1\n")
     machine.write("cgroup/memory.events", "oom_kill 0\n")
     machine.write("cgroup/memory.max", f"{2**30}\n")
-    counters = machine.counters()
+    kills = machine.kills()
     machine.write("cgroup/memory.events", "oom_kill 1\n")
-    assert counters.evidence() == (
-        "out of memory (limit 1024 MiB): the kernel killed one process in its cgroup"
+    assert kills.of_worker(PID, 0.0) == (
+        "perhaps out of memory (limit 1024 MiB): the kernel killed one process in its cgroup"
     )
 
 
@@ -89,25 +96,92 @@ def test_a_kill_elsewhere_is_no_proof(machine: Machine) -> None:
     """If another process was killed for lack of memory, the text says that it was elsewhere."""
     machine.write("proc/self/cgroup", "0::/job\n")
     machine.write("cgroup/job/memory.events", "oom_kill 0\n")
-    counters = machine.counters()
+    kills = machine.kills()
     machine.write("proc/vmstat", "oom_kill 5\n")
-    assert counters.evidence() == (
+    assert kills.of_worker(PID, 0.0) == (
         "probably not out of memory: the kernel killed 2 processes meanwhile, but in other cgroups"
     )
 
 
 def test_without_a_cgroup_the_text_says_perhaps(machine: Machine) -> None:
     """Where only the machine counts, the text says perhaps; where nothing counts, nothing."""
-    counters = machine.counters()
-    assert counters.evidence() == NONE_SENT
+    kills = machine.kills()
+    assert kills.of_worker(PID, 0.0) == NONE_SENT
     machine.write("proc/vmstat", "oom_kill 4\n")
-    assert counters.evidence() == (
+    assert kills.of_worker(PID, 0.0) == (
         "perhaps out of memory: the kernel killed one process somewhere on this machine meanwhile"
     )
     machine.write("proc/vmstat", "nr_free_pages 7\n")
-    assert counters.kills() == ""
-    blind = machine.counters()
-    assert blind.evidence() == ""
+    assert kills.of_child(0.0, is_worker=False) == ""
+    blind = machine.kills()
+    assert blind.of_worker(PID, 0.0) == ""
+
+
+IN_CGROUP = (
+    b"6,1,0,-;booted",
+    b"3,7,900000000,-;Memory cgroup out of memory: Killed process 4711 (python) total-vm:61872kB",
+    b"3,8,994000000,-;Memory cgroup out of memory: Killed process 4712 (cc1 plus) total-vm:1kB",
+    b"3,9,999000000,c;Out of memory: Killed process 4713 (python) total-vm:61872kB\n SUBSYSTEM=x",
+    b"6,10,999500000,-;Someone said: Killed process 4714 (python) total-vm",
+    b"nonsense",
+    b"6,11;;",
+)
+
+
+def test_kernel_log_names_the_killed_processes() -> None:
+    expected = [Kill(4712, "cc1 plus", 994.0, True), Kill(4713, "python", 999.0, False)]
+    assert parse(list(IN_CGROUP), 950.0) == expected
+
+
+def test_kernel_log_that_begins_too_late_proves_nothing() -> None:
+    assert parse(list(IN_CGROUP[1:]), 890.0) is None
+    assert parse([], 890.0) is None
+
+
+def test_kernel_log_is_proof_either_way(machine: Machine) -> None:
+    machine.write("proc/self/cgroup", "0::/job\n")
+    machine.write("cgroup/job/memory.events", "oom_kill 0\n")
+    machine.write("cgroup/job/memory.max", f"{2**30}\n")
+    kills = machine.kills([Kill(4712, "python", 94.0, True), Kill(4713, "python", 99.5, False)])
+    machine.write("cgroup/job/memory.events", "oom_kill 2\n")
+    assert kills.of_worker(4712, 94.1) == (
+        "out of memory (limit 1024 MiB): the kernel killed it in cgroup /job (kernel log)"
+    )
+    assert kills.of_worker(4713, 99.6) == "out of memory: the kernel killed it (kernel log)"
+    assert kills.of_worker(PID, 100.0) == (f"{NONE_SENT}; that killed process 4713 0.5 s before")
+    assert kills.of_worker(PID, 90.0) == NONE_SENT
+
+
+def test_killed_child_is_named_if_the_kernel_log_has_one(machine: Machine) -> None:
+    kills = machine.kills([Kill(4712, "pt_data_worker", 94.0, False)])
+    assert kills.of_child(95.0, is_worker=False) == (
+        "probably out of memory: the kernel killed process 4712 (pt_data_worker) (kernel log)"
+    )
+    assert kills.of_child(105.0, is_worker=False) == ""
+    assert kills.of_child(105.0, is_worker=True) == NONE_SENT
+
+
+@pytest.mark.parametrize(
+    ("later_s", "expected"),
+    [
+        (0.0, "probably out of memory: the kernel killed one process in cgroup /job"),
+        (60.0, "probably not out of memory: the kernel killed another process 60.0 s before"),
+    ],
+)
+def test_kill_is_dated_where_the_counter_tells_of_changes(
+    machine: Machine, later_s: float, expected: str
+) -> None:
+    machine.write("proc/self/cgroup", "0::/job\n")
+    machine.write("cgroup/job/memory.events", "oom_kill 0\n")
+    loop, kills = Loop(), machine.kills()
+    try:
+        kills.watch(loop)
+        machine.write("cgroup/job/memory.events", "oom_kill 1\n")
+        loop.run_once(LIMIT_S)
+        assert kills.of_worker(PID, time.monotonic() + later_s) == expected
+    finally:
+        kills.close()
+        loop.close()
 
 
 EATER = """
@@ -169,5 +243,25 @@ def test_a_worker_killed_for_lack_of_memory_is_reported_so(
     first = result.stderr[result.stderr.index("relight: rank") :].split("\n")[0]
     assert first == (
         "relight: rank 1 was killed by SIGKILL: "
-        f"out of memory (limit 64 MiB): the kernel killed one process in cgroup {name}"
+        f"out of memory (limit 64 MiB): the kernel killed it in cgroup {name} (kernel log)"
     )
+
+
+HANDLED = """
+import os, subprocess, sys
+if os.environ["RANK"] == "1":
+    eats = "kept = [b'x' * 2**20 for _ in range(200)]"
+    assert subprocess.run([sys.executable, "-c", eats]).returncode == -9
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_kill_of_a_child_that_was_handled_is_not_blamed(
+    cgroup: tuple[Path, str], launch: Launch, script: Callable[[str], Path]
+) -> None:
+    directory, _ = cgroup
+    path = script(HANDLED)
+    enter = f'echo $$ > {directory}/cgroup.procs && exec "$@"'
+    result = launch("-c", enter, "sh", *RELIGHT, "run", "--nproc-per-node=2", path, command=("sh",))
+    assert result.returncode == 137, result.stderr
+    assert f"rank 1 was killed by SIGKILL: {NONE_SENT}; that killed process" in result.stderr

@@ -65,6 +65,49 @@ def test_the_last_64_kb_of_a_stream_are_kept(loop: FastLoop) -> None:
     assert reader.tail.endswith(b"00399 ")
 
 
+HEADER = b"Traceback (most recent call last):"
+
+
+@pytest.mark.parametrize("cut", [0, 1, 10, len(HEADER) - 1, len(HEADER)])
+def test_traceback_is_noticed_wherever_its_header_is_cut(loop: FastLoop, cut: int) -> None:
+    ours, theirs = channel(-1)
+    found: list[int] = []
+    reader = PipeReader(loop, ours, None, lambda: found.append(reader.size))
+    for part in (b"step 1\n" + HEADER[:cut], HEADER[cut:] + b"\n", b"  File \n"):
+        os.write(theirs, part)
+        loop.settle(1)
+    os.close(theirs)
+    loop.until(lambda: reader.done)
+    assert len(found) == 1
+    assert reader.end() == f"step 1\n{HEADER.decode()}\n  File \n"
+
+
+@pytest.mark.parametrize("size", [0, 10_000, 65_536, 70_000, 82_000, 300_000])
+def test_beginning_of_a_long_traceback_is_kept(loop: FastLoop, size: int) -> None:
+    ours, theirs = channel(-1)
+    reader = PipeReader(loop, ours, None, lambda: None)
+    message = b"".join(b"%07d\n" % n for n in range(size // 8))
+    text = HEADER + b"\n  File a\nValueError: " + message + b"\n"
+    whole = b"old\n" * 10_000 + text
+    for at in range(0, len(whole), 4096):
+        os.write(theirs, whole[at : at + 4096])
+        loop.settle(1)
+    os.close(theirs)
+    loop.until(lambda: reader.done)
+    end = reader.end()
+    beginning, marker, rest = end.partition("  … ")
+    if not marker:
+        assert whole.decode().endswith(end)
+        assert text.decode() in end
+        return
+    count, _, tail = rest.partition(" more lines …\n")
+    assert text.decode().startswith(beginning.removesuffix(" …\n"))
+    left_out = int(count.replace(",", ""))
+    lines = text.decode().count("\n")
+    assert left_out in range(lines - end.count("\n"), lines - end.count("\n") + 3)
+    assert len(tail) >= 63 * 1024
+
+
 def test_a_descriptor_that_stays_open_does_not_delay_the_end(
     loop: FastLoop, screen: Screen, descriptors: Callable[[int], int]
 ) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S
 
+from relight.core.printed_traceback import Program
 from relight.core.stacks import Frame, ProcessStack, ThreadStack
 from relight.errors import UsageError
 from relight.host import system
 from relight.host.stacks import workers
-from relight.host.stacks.doing import is_shutting_down
+from relight.host.stacks.doing import doing, program_of
 from relight.host.stacks.memory import StackError
 from relight.host.stacks.repeated import MainThread
 from relight.host.stacks.take import take, take_all
@@ -121,6 +122,70 @@ def test_a_function_that_sleeps_is_shown_with_its_callers_innermost_first(
         ("script.py", 9, "outer"),
         ("script.py", 11, "<module>"),
     ]
+
+
+HANDLES = """\
+import json, time
+
+class Bad(Exception):
+    pass
+
+def numbers():
+    yield 1
+    print("up")
+    time.sleep(600)
+
+def raises(depth):
+    if depth:
+        raises(depth - 1)
+    {how}
+
+try:
+    raises(2)
+{block}:
+    for _ in numbers():
+        pass
+"""
+
+
+@pytest.mark.parametrize("block", ["except Exception", "finally"])
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ('raise ValueError("corrupt record 77")', "ValueError: corrupt record 77"),
+        ('raise Bad("ä", 7, None)', "Bad: ('ä', 7, …)"),
+        ("raise Bad(-5)", "Bad: -5"),
+        ("raise Bad", "Bad"),
+        ("{}['lr']", "KeyError: 'lr'"),
+        ("open('/no/such')", "FileNotFoundError: [Errno 2] No such file or directory: '/no/such'"),
+        ('raise Bad("first\\nsecond")', "Bad: first"),
+        ("raises(-1)", "RecursionError: maximum recursion depth exceeded"),
+    ],
+)
+def test_handled_exception_is_named_with_its_place(
+    python: Path, run: Run, how: str, block: str, expected: str
+) -> None:
+    process = run(python, HANDLES.format(how=how, block=block))
+    inside(process.pid, "numbers", 9)
+    found = doing({0: process.pid}, are_frozen=False)[0]
+    assert found.handling == expected
+    where = "script.py:13" if "Recursion" in expected else "script.py:14"
+    assert os.path.basename(found.handling_where) == where
+
+
+def test_handled_exception_of_a_library_has_the_line_that_called_it(python: Path, run: Run) -> None:
+    process = run(python, HANDLES.format(how='json.loads("{")', block="finally"))
+    inside(process.pid, "numbers", 9)
+    found = doing({0: process.pid}, are_frozen=False)[0]
+    assert found.handling.startswith("JSONDecodeError: Expecting property name")
+    assert os.path.basename(found.handling_where) == "script.py:14"
+
+
+def test_exception_that_was_handled_before_is_not_named(python: Path, run: Run) -> None:
+    text = "try:\n    {}['lr']\nexcept KeyError:\n    pass\n"
+    process = run(python, text + SLEEPS)
+    inside(process.pid, "rest")
+    assert doing({0: process.pid}, are_frozen=False)[0].handling == ""
 
 
 def look(pid: int) -> tuple[str, str]:
@@ -577,7 +642,7 @@ def test_a_worker_that_waits_at_its_end_is_shutting_down(python: Path, run: Run,
     """Also while Python waits for threads, and for who prints the exception."""
     process = run(python, ENDS.format(how=how))
     until(process.pid, lambda stack: "<module>" not in {f.function for f in main_of(stack).frames})
-    assert is_shutting_down(process.pid) is True
+    assert program_of(process.pid) is Program.ENDS
 
 
 @pytest.mark.parametrize("name", ["script.py", "__main__.py"])
@@ -586,20 +651,20 @@ def test_a_worker_that_runs_its_program_is_not_shutting_down(
 ) -> None:
     process = run(python, SLEEPS, name)
     inside(process.pid, "rest")
-    assert is_shutting_down(process.pid) is False
+    assert program_of(process.pid) is Program.RUNS
 
 
 def test_a_worker_that_is_not_python_is_not_known_to_end() -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
-        assert is_shutting_down(process.pid) is None
+        assert program_of(process.pid) is Program.UNSEEN
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert is_shutting_down(process.pid) is True
+        assert program_of(process.pid) is Program.LEFT
     finally:
         process.kill()
         process.wait()
-    assert is_shutting_down(process.pid) is True
+    assert program_of(process.pid) is Program.LEFT
 
 
 def test_where_there_is_no_proc_no_worker_is_known_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -607,7 +672,7 @@ def test_where_there_is_no_proc_no_worker_is_known_to_end(monkeypatch: pytest.Mo
     monkeypatch.setattr(os.path, "lexists", lambda path: False)
     gone = subprocess.Popen(["true"])
     gone.wait()
-    assert is_shutting_down(gone.pid) is None
+    assert program_of(gone.pid) is Program.UNSEEN
 
 
 def test_a_job_with_bytes_that_are_no_text_has_no_ranks() -> None:

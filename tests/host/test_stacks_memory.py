@@ -8,8 +8,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from relight.core.stacks import Frame
+from relight.core.stacks import Frame, Handled
 from relight.host.stacks import frames, layouts
+from relight.host.stacks.exceptions import handled
 from relight.host.stacks.frames import MOST_CHARACTERS, MOST_FRAMES, MOST_THREADS, Thread, Walk
 from relight.host.stacks.lines import line_of
 from relight.host.stacks.memory import Memory, StackError
@@ -159,7 +160,49 @@ def image(version: int = FINAL_3_14) -> Image:
         made.put(frame, code | tag if name else tag, previous)
         made.put(frame + 56, code + 200 + 4)
         made.put_bytes(frame + 74, bytes([owner]))
+    item, error, entry = made.room(16), made.room(104), made.room(40)
+    frame, kind, tuple_kind, arguments = made.room(96), *(made.room(272) for _ in range(3))
+    made.put(thread + 72 + 48, item)  # exc_info
+    made.put(item, error, 0)
+    made.put(error, 1, kind, 0, arguments, 0, entry)
+    made.put(kind + 24, made.bytes_(b"ValueError\0", 0) + 32)
+    made.put(kind + 168, 1 << 30)  # Py_TPFLAGS_BASE_EXC_SUBCLASS
+    made.put(tuple_kind + 168, 1 << 26)
+    made.put(TEXT_TYPE + 168, 1 << 28)
+    made.put(arguments, 1, tuple_kind, 1)
+    made.put(arguments + (32 if tag else 24), made.text("bad record", TEXT_TYPE))
+    made.put(entry, 1, 0, 0, frame, 4)
+    made.put(frame + 24, inner)
     return made
+
+
+def handled_in(made: Image, symbols: Mapping[str, int] = SYMBOLS) -> list[Handled | None]:
+    memory = made.memory()
+    walk = Walk(memory, layouts.of(memory, dict(symbols)), dict(symbols))
+    walk.threads(RUNTIME)
+    return [handled(walk, address) for address in walk.addresses.values()]
+
+
+@pytest.mark.parametrize("version", [0x030D00F0, FINAL_3_14], ids=hex)
+def test_handled_exception_has_type_message_and_place(version: int) -> None:
+    frame = Frame("träin.py", 12, "f")
+    assert handled_in(image(version)) == [Handled("ValueError", "bad record", (frame,))]
+
+
+def test_cycle_in_a_traceback_ends() -> None:
+    made = image()
+    item = made.memory().word(thread_of(made) + 120)
+    entry = made.memory().word(made.memory().word(item) + 40)
+    made.put(entry + 16, entry)
+    (found,) = handled_in(made)
+    assert found is not None
+    assert len(found.frames) == 1
+
+
+def test_what_is_no_exception_is_not_handled() -> None:
+    made = image()
+    made.put(made.memory().word(thread_of(made) + 120), made.text("no exception", TEXT_TYPE))
+    assert handled_in(made) == [None]
 
 
 def read(made: Image) -> list[Thread]:
@@ -314,10 +357,15 @@ def test_random_memory_is_frames_or_the_documented_error(seed: int) -> None:
 
 def check(made: Image, symbols: dict[str, int] = SYMBOLS) -> None:
     memory = made.memory()
+    walk = None
     try:
-        found = Walk(memory, layouts.of(memory, symbols), symbols).threads(RUNTIME)
+        walk = Walk(memory, layouts.of(memory, symbols), symbols)
+        found = walk.threads(RUNTIME)
     except StackError:
-        return
+        found = []
+    for address in walk.addresses.values() if walk else ():
+        raised = handled(walk, address)
+        assert raised is None or len(raised.frames) <= MOST_FRAMES
     assert len(found) <= MOST_THREADS
     for thread in found:
         assert len(thread.frames) <= MOST_FRAMES

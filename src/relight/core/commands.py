@@ -31,6 +31,11 @@ OF_ONE_WORKER = (
     "TORCHELASTIC_ERROR_FILE",
 )
 """Variables that differ between workers or generations."""
+FLAGS = "-uXfaulthandler"
+"""What workers' interpreters get: unbuffered output, and the Python stack of a crash, which an
+environment variable would give the worker's own programs as well. One word, like torchrun's `-u`:
+scripts and wrappers count on the script's place in the command line.
+"""
 _MACRO = "${local_rank}"
 _OF_AGENTS = ("RELIGHT_TOKEN", STATUS_TOKEN)
 """Variables hidden from the workers: agents and users prove with them what they may do."""
@@ -67,9 +72,10 @@ def argv(command: Command, local_rank: int) -> tuple[str, ...]:
     if spec.no_python and not spec.run_path:
         return (spec.script, *first, *arguments)
     rest = (with_local_rank(spec.script, local_rank), *first, *arguments)
+    begin = (command.python, FLAGS if "PYTHONFAULTHANDLER" not in command.env.variables else "-u")
     if spec.run_path:
-        return (command.python, "-u", *command.run_path, *rest)
-    return (command.python, "-u", *(("-m",) if spec.module else ()), *rest)
+        return (*begin, *command.run_path, *rest)
+    return (*begin, *(("-m",) if spec.module else ()), *rest)
 
 
 def with_local_rank(argument: str, local_rank: int) -> str:

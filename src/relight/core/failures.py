@@ -13,6 +13,7 @@ from relight.core.causes import Certainty, Role, Verdict, role
 from relight.core.excerpts import WIDTH, cut, cut_left, excerpt, headline, rows_of
 from relight.core.exits import CRASHES, Doing, ErrorReport, Failure, FailureKind
 from relight.core.fields import fit
+from relight.core.last_words import is_error
 from relight.core.ranks import named_ranks
 from relight.core.waiting import duration
 from relight.errors import exit_code_of_signal, signal_name
@@ -152,6 +153,8 @@ class Diagnosis(NamedTuple):
             lines.append(f"caused by {report.cause.partition(chr(10))[0]}{at}")
         if symptom.is_explained and symptom.evidence:
             lines.append(symptom.evidence)
+        elif symptom.is_explained and is_error(symptom.words):
+            lines.append(f"before that, it printed: {symptom.words}")
         return [cut(f"  {line}", 4 * WIDTH) for line in lines]
 
     def _hint(self) -> str:
@@ -234,7 +237,10 @@ def repeatable(failure: Failure) -> tuple[object, ...] | None:
     if role(failure) is not Role.OWN or failure.exitcode < 0:
         return None
     if failure.is_explained:
-        return _symptoms(failure)
+        # If nobody has seen that its program was over then, it may have failed for another reason.
+        words = () if failure.went_on is False else (without_numbers(failure.words),)
+        symptoms = _symptoms(failure)
+        return (*symptoms, *words) if symptoms is not None else None
     # argparse
     refused = failure.exitcode == 2 and any(": error: " in line for line in failure.last_lines)
     return _symptoms(failure) if refused else None

@@ -63,12 +63,23 @@ class Frame(NamedTuple):
     function: str
 
 
+class Handled(NamedTuple):
+    """An exception that a thread handles, in an `except`, `finally` or `with` block. `frames` are
+    where it was raised, the innermost first.
+    """
+
+    type: str
+    message: str
+    frames: tuple[Frame, ...]
+
+
 class ThreadStack(NamedTuple):
     """The stack of a thread, innermost frame first.
 
     `native_id` is that of the system, 0 if unknown; `waits_in` the system call, or the kernel's
     function, that the thread waits in, empty if it runs or that can't be read. `native`: functions
-    of C and C++ below the innermost frame, the innermost first, if somebody has looked.
+    of C and C++ below the innermost frame, the innermost first, if somebody has looked. `handled`
+    is read of the main thread only.
     """
 
     native_id: int
@@ -77,6 +88,7 @@ class ThreadStack(NamedTuple):
     is_main: bool
     frames: tuple[Frame, ...]
     native: tuple[str, ...] = ()
+    handled: Handled | None = None
 
 
 class ProcessStack(NamedTuple):
@@ -160,7 +172,14 @@ def doing(stack: ProcessStack | str) -> Doing:
     _, text, has_stack = _describe(stack)
     thread = None if isinstance(stack, str) or not has_stack else main_thread(stack)
     lines = traceback_lines(thread.frames[:_MOST_FRAMES]) if thread else []
-    return Doing(text, tuple(_cut(each, _REASON) for each in lines), _expects_peers(stack))
+    handled = thread.handled if thread else None
+    return Doing(
+        text,
+        tuple(_cut(each, _REASON) for each in lines),
+        _expects_peers(stack),
+        handling=_named(handled) if handled else "",
+        handling_where=_raised_at(handled) if handled else "",
+    )
 
 
 def is_halted(doing: Doing) -> bool:
@@ -272,6 +291,18 @@ def _expects_peers(stack: ProcessStack | str) -> bool:
         if _OF_PEERS.search(frame.file):
             return True
     return False
+
+
+def _named(handled: Handled) -> str:
+    message = handled.message.strip().partition("\n")[0]
+    return _cut(f"{handled.type}: {message}" if message else handled.type, _REASON)
+
+
+def _raised_at(handled: Handled) -> str:
+    """Return the innermost line of the user's code that raised an exception, or else of any."""
+    frames = handled.frames
+    own = [frame for frame in frames if not _LIBRARY.search(frame.file)] or frames
+    return f"{own[0].file}:{own[0].line}" if own else ""
 
 
 def _public(frames: Iterable[Frame]) -> str:

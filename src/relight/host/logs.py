@@ -14,21 +14,36 @@ error.json}` and `<run directory>/attempt_<n>/filtered_{stdout,stderr}.log`.
 import errno
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from relight.host.console import Console, Consoles, ConsoleStream
 from relight.host.loop import Loop, Timer
-from relight.host.pipe_reader import TAIL_SIZE, PipeReader, channel
+from relight.host.pipe_reader import (
+    HEAD_SIZE,
+    TAIL_SIZE,
+    TRACEBACK,
+    PipeReader,
+    channel,
+    joined,
+)
 from relight.spec import LaunchSpec
 from relight.typed import NamedTuple
 from relight.values import STDERR, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from relight.core.printed_traceback import PrintedTraceback, Program
     from relight.host.file_tails import FileTails
     from relight.host.log_filters import FilteredFile, LineFilter
-    from relight.host.traceback_stream import TracebackStream
+    from relight.host.traceback_stream import TracebackLooks, TracebackStream
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+_STDOUT_SIZE = 4 * 1024
+"""Bytes of a worker's stdout that are read for its failure report."""
+_STEP, _MOST_READ = 1 << 20, 8 << 20
+"""How much of a file is searched for the beginning of a long traceback: at a time, and in all."""
 _MOST_UNSHOWN = 3
 """How many ended generations' output is kept while the consoles are blocked."""
 _SHOW_S = 5.0
@@ -75,8 +90,8 @@ class Logs:
     """
 
     def __init__(self, loop: Loop, consoles: Consoles, spec: LaunchSpec, directory: str) -> None:
-        self.is_shutting_down: Callable[[int], bool | None] = lambda _: None
-        """Returns whether a worker no longer runs its program; None if that can't be seen."""
+        self.program_of: Callable[[int], Program] | None = None
+        """Returns what a worker does, by its local rank."""
         self.on_late: Callable[[], None] = lambda: None
         """Called when a worker takes long to end whose traceback is held; set before `open`."""
         self._directory = directory
@@ -88,6 +103,7 @@ class Logs:
         self._stdout: dict[int, PipeReader | str] = {}
         self._stderr: dict[int, PipeReader | str] = {}
         self._terminals: dict[int, TracebackStream] = {}
+        self._looks: dict[int, TracebackLooks] = {}
         self._files: list[str] = []
         self._to_pass_on: list[int] = []
         self._filtered: dict[int, FilteredFile] = {}
@@ -113,16 +129,46 @@ class Logs:
         return self.path(local_rank, STDERR)
 
     def stderr_of(self, local_rank: int) -> str:
-        """Return the end of what a worker wrote to stderr."""
+        """Return the end of what a worker wrote to stderr, and of a last traceback that is longer
+        also the beginning; a line between them has how many lines are missing.
+        """
         source = self._stderr.get(local_rank)
         if isinstance(source, PipeReader):
             source.read()
-            return source.tail.decode(errors="replace")
+            return source.end()
         if source is None:
             return ""
         with open(source, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_SIZE))
+            tail_at = max(0, os.fstat(file.fileno()).st_size - TAIL_SIZE)
+            file.seek(tail_at)
+            tail = file.read()
+            head, head_at, newlines = b"", 0, 0
+            if tail_at and TRACEBACK not in tail:
+                head, head_at = _last_traceback(file, tail_at)
+                file.seek(head_at + len(head))
+                newlines = file.read(max(0, tail_at - file.tell())).count(b"\n")
+        return joined(head, head_at, tail, tail_at, newlines)
+
+    def stdout_of(self, local_rank: int) -> str:
+        """Return the end of what a worker wrote to stdout; an empty text where that is unknown, or
+        goes the way of stderr.
+        """
+        source = self._stdout.get(local_rank)
+        if isinstance(source, PipeReader):
+            source.read()
+            return bytes(source.tail[-_STDOUT_SIZE:]).decode(errors="replace")
+        if source is None:
+            return ""
+        with open(source, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _STDOUT_SIZE))
             return file.read().decode(errors="replace")
+
+    def printed(self, local_rank: int) -> "PrintedTraceback | None":
+        """Return what is known of the last traceback of a worker; None if there is none, or if its
+        stderr goes to a file.
+        """
+        looks = self._looks.get(local_rank)
+        return looks.core if looks is not None and looks.core.at is not None else None
 
     def path(self, local_rank: int, stream: int) -> str:
         """Return the path of the file of a worker's stream, or an empty string."""
@@ -175,9 +221,12 @@ class Logs:
         """Note the end of a worker; return whether its traceback is held back."""
         stream = self._terminals.get(local_rank)
         reader = self._stderr.get(local_rank)
-        if stream is None or not isinstance(reader, PipeReader):
+        if isinstance(reader, PipeReader) and (failed or stream is not None):
+            reader.read()
+        if local_rank in self._looks:
+            self._looks[local_rank].worker_ended()
+        if stream is None:
             return False
-        reader.read()
         stream.worker_ended(failed=failed)
         return bool(stream.held)
 
@@ -208,6 +257,11 @@ class Logs:
             source.finish()
         if self._tails is None:
             self._end_filters()
+
+    @property
+    def reader_is_gone(self) -> bool:
+        """Whether nobody reads the agent's stdout or stderr any more, as after `| head`."""
+        return any(console.reader_is_gone for console in self._consoles)
 
     @property
     def done(self) -> bool:
@@ -257,7 +311,8 @@ class Logs:
                 shown: ConsoleStream | None = self._without_traceback(local_rank, console)
             else:
                 shown = ConsoleStream(console) if to_console else None
-            pipe = PipeReader(self._loop, ours, shown)
+            tell = partial(self._on_traceback, local_rank) if stream == STDERR else None
+            pipe = PipeReader(self._loop, ours, shown, tell)
             pipe.copy_window_size(console.fd)
             self._pipes.append((pipe, console.fd))
             self._streams(stream)[local_rank] = pipe
@@ -297,9 +352,26 @@ class Logs:
     def _without_traceback(self, local_rank: int, console: Console) -> "TracebackStream":
         from relight.host.traceback_stream import TracebackStream
 
-        stream = TracebackStream(console, lambda: self.is_shutting_down(local_rank), self.on_late)
+        look = lambda: self._looks_at(local_rank).look()  # noqa: E731
+        stream = TracebackStream(console, look, self.on_late)
         self._terminals[local_rank] = stream
         return stream
+
+    def _on_traceback(self, local_rank: int) -> None:
+        self._looks_at(local_rank).on_traceback()
+
+    def _looks_at(self, local_rank: int) -> "TracebackLooks":
+        looks = self._looks.get(local_rank)
+        if looks is None:
+            from relight.core.printed_traceback import Program
+            from relight.host.traceback_stream import TracebackLooks
+
+            program_of = self.program_of or (lambda _: Program.UNSEEN)
+            on_terminal = local_rank in self._terminals
+            looks = self._looks[local_rank] = TracebackLooks(
+                self._loop, lambda: program_of(local_rank), own_time=not on_terminal
+            )
+        return looks
 
     def _file_tails(self) -> "FileTails":
         from relight.host.file_tails import FileTails
@@ -376,3 +448,18 @@ class UnshownOutput:
         if size:
             why = "the console is blocked"
             self._consoles.stderr.say(f"relight: {size} bytes of {what} were not shown: {why}")
+
+
+def _last_traceback(file: "BinaryIO", end: int) -> tuple[bytes, int]:
+    """Return the beginning of the last traceback that begins before `end`, and where that is; no
+    bytes if it is too far away.
+    """
+    at = end
+    while at > max(0, end - _MOST_READ):
+        before, at = at, max(0, at - _STEP)
+        file.seek(at)
+        found = file.read(before - at + len(TRACEBACK)).rfind(TRACEBACK)
+        if found >= 0:
+            file.seek(at + found)
+            return file.read(HEAD_SIZE), at + found
+    return b"", 0

@@ -6,12 +6,16 @@ neither the others nor a signal.
 
 import errno
 import os
+from collections.abc import Callable
 
 from relight.host.console import ConsoleStream
 from relight.host.loop import Loop
 
 TAIL_SIZE = 64 * 1024
 """Bytes of a worker's stderr that are kept for its failure report."""
+HEAD_SIZE = 16 * 1024
+"""Bytes of the beginning of the last traceback that are kept: its frames, and what was raised."""
+TRACEBACK = b"Traceback (most recent call last):"
 _CHUNK = 64 * 1024
 _LARGEST_PIPE = 1024 * 1024
 """The usual maximum capacity of a pipe (fs.pipe-max-size of pipe(7))."""
@@ -24,13 +28,27 @@ class PipeReader:
         loop: the agent's loop.
         fd: our end, which the reader closes.
         stream: where to show it, or None.
+        on_traceback: called when a traceback begins, before it is shown; None to look for none.
     """
 
-    def __init__(self, loop: Loop, fd: int, stream: ConsoleStream | None) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        fd: int,
+        stream: ConsoleStream | None,
+        on_traceback: Callable[[], None] | None = None,
+    ) -> None:
         self.fd = fd
         self.tail = bytearray()
         self.size = 0
         """Bytes that were read."""
+        self._head = bytearray()
+        """The beginning of the last traceback."""
+        self._head_at = 0
+        self._newlines = 0
+        """How many there were between the beginning of `_head` and that of `tail`."""
+        """How many bytes came before it."""
+        self._on_traceback = on_traceback
         self._loop = loop
         self._stream = stream
         self._finishing = False
@@ -44,6 +62,14 @@ class PipeReader:
         """Whether everything that was written has been handed over."""
         stream = self._stream
         return self.fd < 0 and (stream is None or stream.over or stream.broken)
+
+    def end(self) -> str:
+        """Return the beginning of the last traceback, as far as it was looked for, and the end of
+        what was read; a line between them has how many lines are missing.
+        """
+        tail_at = self.size - len(self.tail)
+        newlines = self._newlines - self._head.count(b"\n")
+        return joined(bytes(self._head), self._head_at, bytes(self.tail), tail_at, newlines)
 
     def finish(self) -> None:
         """Read what is left, whether the console has room or not, and close; the workers are gone.
@@ -133,10 +159,40 @@ class PipeReader:
     def _take(self, data: bytes) -> None:
         self.size += len(data)
         self.tail += data
+        if self._on_traceback is not None:
+            self._find_traceback(data, self._on_traceback)
         if len(self.tail) > 2 * TAIL_SIZE:
+            if self._head:
+                self._newlines += self.tail.count(b"\n", 0, len(self.tail) - TAIL_SIZE)
             del self.tail[:-TAIL_SIZE]
         if self._stream is not None:
             self._stream.feed(data)
+
+    def _find_traceback(self, data: bytes, tell: Callable[[], None]) -> None:
+        """Look for the beginning of a traceback in new output, which may end one that is cut."""
+        first = max(0, len(self.tail) - len(data) - len(TRACEBACK) + 1)
+        at = self.tail.rfind(TRACEBACK, first)
+        if at >= 0:
+            self._head = self.tail[at : at + HEAD_SIZE]
+            self._head_at = self.size - len(self.tail) + at
+            self._newlines = -self.tail.count(b"\n", 0, at)
+            tell()
+        elif self._head and len(self._head) < HEAD_SIZE:
+            self._head += data[: HEAD_SIZE - len(self._head)]
+
+
+def joined(head: bytes, head_at: int, tail: bytes, tail_at: int, newlines: int) -> str:
+    """Return two parts of an output, given where each begins: the second alone if it has all of the
+    first. A line between them has how many lines are missing, given the newlines there.
+    """
+    missing = tail_at - (head_at + len(head))
+    if not head or head_at >= tail_at:
+        return tail.decode(errors="replace")
+    if missing <= 0:
+        return (head + tail[-missing:]).decode(errors="replace")
+    from relight.core.tracebacks import keep  # only after a failure
+
+    return keep(head.decode(errors="replace"), tail.decode(errors="replace"), newlines)
 
 
 def channel(console_fd: int) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from relight.events import (
 from relight.host import spawner, system
 from relight.host.generation_pipe import WorkerPlan
 from relight.host.loop import Alarm, Loop
-from relight.host.memory import OomCounters
+from relight.host.memory import OomKills
 
 __all__ = ["WorkerPlan", "Workers"]
 
@@ -92,7 +92,8 @@ class Workers:
             ) from None
         # The orphans of a killed spawner become our children, see _on_spawner_exit.
         system.adopt_orphans()
-        self.oom_counters = OomCounters()
+        self.oom_kills = OomKills()
+        self.oom_kills.watch(loop)
         self._spawner_gone = self._spawner_exiting = False
         self._insisting = Alarm(loop, self._end_stopped)
         self._expiry = Alarm(loop, self._on_lease_expired)
@@ -167,6 +168,7 @@ class Workers:
                     break
                 self._loop.run_once(left)
         ended = self._spawner_gone
+        self.oom_kills.close()
         self._expiry.set(None)
         self._insisting.set(None)
         self._loop.forget(self._socket)

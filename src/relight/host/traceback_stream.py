@@ -1,13 +1,61 @@
-"""Shows a worker's output on a terminal, without the traceback with which the worker ends.
+"""Looks at a worker that prints a traceback; on a terminal, shows its output without the traceback
+with which it ends.
 
-core/held_traceback decides what is held back. Loaded only where stderr is a terminal.
+core/printed_traceback decides when to look, and core/held_traceback what is held back. Loaded when
+the first traceback comes, or where stderr is a terminal.
 """
 
 from collections.abc import Callable
 
 from relight.core.held_traceback import HeldTraceback
+from relight.core.printed_traceback import PrintedTraceback, Program
 from relight.host.console import Console, ConsoleStream
-from relight.host.loop import Alarm
+from relight.host.loop import Alarm, Loop
+
+
+class TracebackLooks:
+    """Finds out when a worker has printed its last traceback, and whether it went on.
+
+    Args:
+        loop: the agent's loop.
+        program: returns what the worker does.
+        own_time: whether to look by itself; on a terminal, `TracebackStream` calls `look`.
+    """
+
+    def __init__(self, loop: Loop, program: Callable[[], Program], *, own_time: bool) -> None:
+        self.core = PrintedTraceback()
+        self._loop = loop
+        self._program = program
+        self._own_time = own_time
+        self._alarm = Alarm(loop, self._ring)
+
+    def on_traceback(self) -> None:
+        """Note that a traceback begins in the output of the worker."""
+        now = self._loop.now()
+        self.core.printed(now)
+        due = self.core.deadline()
+        if self._own_time and due is not None:
+            if due <= now:  # the worker may be gone in a moment
+                self.look()
+            else:
+                self._alarm.set(due)
+
+    def look(self) -> bool | None:
+        """Look at the worker; return whether it no longer runs its program, None if that can't be
+        seen.
+        """
+        program = self._program()
+        self.core.looked(program, self._loop.now())
+        self._alarm.set(None)
+        return None if program is Program.UNSEEN else program is not Program.RUNS
+
+    def _ring(self) -> None:
+        self.look()
+
+    def worker_ended(self) -> None:
+        """Note the end of the worker, whose last output was read."""
+        self.core.worker_ended()
+        self._alarm.set(None)
 
 
 class TracebackStream(ConsoleStream):

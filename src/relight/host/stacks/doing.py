@@ -1,11 +1,12 @@
 """What workers do before they are stopped or end, or when somebody asks. Loaded when a job hangs,
-when a worker blames a peer, when one prints a traceback on a terminal, or when somebody asks.
+when a worker blames a peer, when one prints a traceback, or when somebody asks.
 """
 
 from collections.abc import Mapping
 
 from relight.core import stacks
 from relight.core.exits import Doing
+from relight.core.printed_traceback import Program
 from relight.core.stacks import ProcessStack
 from relight.host.stacks import elf, workers
 from relight.host.stacks.memory import StackError
@@ -36,11 +37,12 @@ def stacks_of(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Process
     }
 
 
-def is_shutting_down(pid: int) -> bool | None:
-    """Return whether a worker no longer runs its program: Python prints the exception that ends it,
-    or shuts down. None if that can't be seen. It takes some milliseconds, and never waits.
-    """
+def program_of(pid: int) -> Program:
+    """Return what the main thread of a worker does. It takes some milliseconds, and never waits."""
     try:
-        return not stacks.runs_program(take(workers.python_of(pid), may_wait=False))
+        stack = take(workers.python_of(pid), may_wait=False)
     except StackError:
-        return True if elf.has_left(pid) else None
+        return Program.LEFT if elf.has_left(pid) else Program.UNSEEN
+    if stack.state in ("Z", "X"):
+        return Program.LEFT
+    return Program.RUNS if stacks.runs_program(stack) else Program.ENDS

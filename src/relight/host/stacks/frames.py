@@ -65,8 +65,10 @@ class Walk:
     """
 
     def __init__(self, memory: Memory, layout: Layout, symbols: dict[str, int]) -> None:
-        self._memory = memory
-        self._layout = layout
+        self.memory = memory
+        self.layout = layout
+        self.addresses: dict[int, int] = {}
+        """Where the states of the threads are that were found, by their ids."""
         self._symbols = symbols
         fields = (layout.frame_code, layout.frame_previous, layout.frame_instruction)
         self._frame_size = max(*fields, layout.frame_owner) + 8
@@ -82,7 +84,7 @@ class Walk:
         Raises:
             StackError: the memory is not as expected.
         """
-        layout = self._layout
+        layout = self.layout
         interpreters = self._chain(
             runtime + layout.interpreters, layout.next_interpreter, MOST_INTERPRETERS
         )
@@ -90,18 +92,19 @@ class Walk:
         for interpreter in interpreters:
             left = MOST_THREADS - len(found)
             for address in self._chain(interpreter + layout.threads, layout.next_thread, left):
-                native_id = self._memory.word(address + layout.native_id)
+                native_id = self.memory.word(address + layout.native_id)
                 if native_id < 1 << 31 and only in (0, native_id):  # else it has just ended
                     found.append(Thread(native_id, self._frames(address)))
+                    self.addresses[native_id] = address
         return found
 
     def _chain(self, head: int, following: int, most: int) -> list[int]:
         """Return the addresses of a linked list, given where that of its first entry is."""
         found: dict[int, None] = {}
-        address = self._memory.word(head)
+        address = self.memory.word(head)
         while address and address not in found and len(found) < most:
             found[address] = None
-            address = self._memory.word(address + following)
+            address = self.memory.word(address + following)
         return list(found)
 
     def _frames(self, thread: int) -> tuple[Frame, ...]:
@@ -123,19 +126,19 @@ class Walk:
             if [(f.address, f.code) for f in raw] == [(f.address, f.code) for f in last]:
                 break
         if frames is None:
-            raise self._memory.broken()
+            raise self.memory.broken()
         return frames
 
     def _raw_frames(self, thread: int) -> list[_RawFrame]:
-        layout = self._layout
-        address = self._memory.word(thread + layout.thread_frame)
+        layout = self.layout
+        address = self.memory.word(thread + layout.thread_frame)
         if layout.frame_in_cframe >= 0 and address:
-            address = self._memory.word(address + layout.frame_in_cframe)
+            address = self.memory.word(address + layout.frame_in_cframe)
         found: dict[int, _RawFrame] = {}
         steps = 0
         while address and address not in found and steps < 2 * MOST_FRAMES:
             steps += 1
-            data = self._memory.read(address, self._frame_size)
+            data = self.memory.read(address, self._frame_size)
             found[address] = _RawFrame(
                 address,
                 word_at(data, layout.frame_code) & _UNTAGGED,
@@ -147,54 +150,71 @@ class Walk:
 
     def _decode(self, raw: _RawFrame) -> Frame | None:
         """Return a frame, None for one that is not complete yet (`_PyFrame_IsIncomplete`)."""
-        code = self._codes.get(raw.code) or self._code(raw.code)
-        self._codes[raw.code] = code
+        code = self._known_code(raw.code)
         if raw.owner != _BY_GENERATOR and raw.instruction < code.traceable:
             return None
         line = line_of(code.table, code.first_line, raw.instruction - code.start)
         return Frame(code.file, line, code.function)
 
+    def frame(self, address: int, instruction: int) -> Frame:
+        """Return the line of an instruction of a code object.
+
+        Args:
+            address: that of the code object.
+            instruction: in bytes from its first one.
+
+        Raises:
+            StackError: there is no code object.
+        """
+        code = self._known_code(address)
+        return Frame(code.file, line_of(code.table, code.first_line, instruction), code.function)
+
+    def _known_code(self, address: int) -> _Code:
+        code = self._codes.get(address) or self._code(address)
+        self._codes[address] = code
+        return code
+
     def _code(self, address: int) -> _Code:
-        layout, memory = self._layout, self._memory
+        layout, memory = self.layout, self.memory
         self._check_type(address, "PyCode_Type")
         data = memory.read(address, layout.code_start)
         start = address + layout.code_start
         traceable = _number(data, layout.code_start - _FIRST_TRACEABLE)
         return _Code(
-            self._text(word_at(data, layout.code_file)),
-            self._text(word_at(data, layout.code_function)),
+            self.text(word_at(data, layout.code_file)),
+            self.text(word_at(data, layout.code_function)),
             _number(data, layout.code_line),
             self._bytes(word_at(data, layout.code_table)),
             start,
             start + 2 * traceable,
         )
 
-    def _text(self, address: int) -> str:
+    def text(self, address: int) -> str:
         """Return a str of up to 1000 characters (PEP 393, cpython/unicodeobject.h)."""
         self._check_type(address, "PyUnicode_Type")
-        head = self._memory.read(address, 40)
+        head = self.memory.read(address, 40)
         state = _number(head, _STR_STATE)
         kind, is_compact, is_ascii = state >> 2 & 7, state >> 5 & 1, state >> 6 & 1
         if not is_compact or kind not in _ENCODINGS:
-            raise self._memory.broken()
+            raise self.memory.broken()
         length = min(word_at(head, _STR_LENGTH), MOST_CHARACTERS)
-        place = address + (self._layout.ascii_size if is_ascii else self._layout.compact_size)
-        data = self._memory.read(place, length * kind)
+        place = address + (self.layout.ascii_size if is_ascii else self.layout.compact_size)
+        data = self.memory.read(place, length * kind)
         try:  # a file name that is not UTF-8 has lone surrogates (PEP 383)
             return data.decode(_ENCODINGS[kind], "strict" if kind == 1 else "surrogatepass")
         except UnicodeDecodeError:
-            raise self._memory.broken() from None
+            raise self.memory.broken() from None
 
     def _bytes(self, address: int) -> bytes:
         self._check_type(address, "PyBytes_Type")
-        size = min(self._memory.word(address + _OB_SIZE), MOST_BYTES)
-        return self._memory.read(address + _BYTES, size)
+        size = min(self.memory.word(address + _OB_SIZE), MOST_BYTES)
+        return self.memory.read(address + _BYTES, size)
 
     def _check_type(self, address: int, name: str) -> None:
         """Check that there is an object of this type, as far as the type's address is known."""
         expected = self._symbols.get(name)
-        if expected and self._memory.word(address + _OB_TYPE) != expected:
-            raise self._memory.broken()
+        if expected and self.memory.word(address + _OB_TYPE) != expected:
+            raise self.memory.broken()
 
 
 def _number(data: bytes, offset: int) -> int:

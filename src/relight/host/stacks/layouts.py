@@ -4,7 +4,8 @@ Python 3.11 and 3.12 have these offsets in their headers only: Include/cpython/p
 `_PyCFrame`), Include/internal/pycore_interp.h, pycore_runtime.h, pycore_frame.h and
 Include/cpython/code.h. They are the same in all releases of a minor version, on 64-bit Linux. From
 3.13 on, `_PyRuntime` begins with a table of them, `_Py_DebugOffsets` (pycore_runtime.h; in 3.14
-pycore_debug_offsets.h), whose form is the same in all releases of a minor version.
+pycore_debug_offsets.h), whose form is the same in all releases of a minor version. `exc_info` is
+not in it: in `_ts`, it comes five pointers after the one that follows `current_frame`.
 
 Builds without the GIL are refused: their objects are larger, and their bytecode is copied for each
 thread.
@@ -28,7 +29,8 @@ class Layout(NamedTuple):
     A thread has the address of its innermost frame in the field `thread_frame`; in 3.11 and 3.12,
     that field leads to a structure with the address at `frame_in_cframe`, else it is -1.
     `code_start` is the offset of the first instruction, `ascii_size` and `compact_size` those of
-    the characters of a str.
+    the characters of a str, `tuple_items` that of a tuple's first item. `exc_info` leads from a
+    thread to the exceptions that it handles.
     """
 
     interpreters: int
@@ -49,6 +51,8 @@ class Layout(NamedTuple):
     code_start: int
     ascii_size: int
     compact_size: int
+    tuple_items: int
+    exc_info: int
 
 
 _TABLES = {
@@ -71,6 +75,8 @@ _TABLES = {
         code_start=184,
         ascii_size=48,
         compact_size=72,
+        tuple_items=24,
+        exc_info=120,
     ),
     (3, 12): Layout(
         interpreters=40,
@@ -91,6 +97,8 @@ _TABLES = {
         code_start=192,
         ascii_size=40,
         compact_size=56,
+        tuple_items=24,
+        exc_info=104,
     ),
 }
 
@@ -178,6 +186,8 @@ def _from_offsets(memory: Memory, runtime: int) -> Layout:
         code_start=of_code["co_code_adaptive"],
         ascii_size=40,
         compact_size=56,
+        tuple_items=24 if release < (3, 14) else 32,  # with its hash: cpython/tupleobject.h
+        exc_info=of_thread["current_frame"] + 48,
     )
 
 

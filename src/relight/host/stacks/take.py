@@ -4,8 +4,8 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 
-from relight.core.stacks import ProcessStack, ThreadStack
-from relight.host.stacks import elf, layouts, spy
+from relight.core.stacks import Handled, ProcessStack, ThreadStack
+from relight.host.stacks import elf, exceptions, layouts, spy
 from relight.host.stacks.frames import Thread, Walk
 from relight.host.stacks.memory import Memory, StackError, open_memory
 from relight.host.stacks.threads import Task, state_of, tasks
@@ -37,7 +37,8 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
         raise StackError(f"process {pid} is in an uninterruptible system call (state D)")
     shown = tasks(pid)
     try:
-        threads = _merge(_walk(pid, shown[0].inner_id if shown else pid), shown, pid)
+        main_id = shown[0].inner_id if shown else pid
+        threads = _merge(*_walk(pid, main_id), shown, pid)
     except StackError as error:
         if state_of(pid) not in ("Z", "X"):
             if not may_wait:
@@ -80,13 +81,14 @@ def _lasting_state_of(pid: int) -> str:
     return state
 
 
-def _walk(pid: int, main_id: int) -> list[Thread]:
+def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None]:
     """Return the threads of a process, read again if the list has changed so much meanwhile that it
-    has lost the main thread, which is the last.
+    has lost the main thread, which is the last; and the exception that the main thread handles.
     """
     symbols = elf.addresses(pid)
     fd = open_memory(pid)
     found: list[Thread] | None = None
+    handled: Handled | None = None
     try:
         memory = Memory(lambda size, address: os.pread(fd, size, address), pid)
         layout = layouts.of(memory, symbols)
@@ -94,21 +96,25 @@ def _walk(pid: int, main_id: int) -> list[Thread]:
             if attempt:
                 time.sleep(_PAUSE_S)
             try:
-                found = Walk(memory, layout, symbols).threads(symbols[elf.RUNTIME])
+                walk = Walk(memory, layout, symbols)
+                found = walk.threads(symbols[elf.RUNTIME])
             except StackError as error:
                 if not error.unreadable:
                     raise
                 continue
             if any(thread.native_id == main_id and thread.frames for thread in found):
+                handled = exceptions.handled(walk, walk.addresses[main_id])
                 break
     finally:
         os.close(fd)
     if found is None:
         raise memory.broken()
-    return found
+    return found, handled
 
 
-def _merge(found: list[Thread], shown: list[Task], pid: int) -> tuple[ThreadStack, ...]:
+def _merge(
+    found: list[Thread], handled: Handled | None, shown: list[Task], pid: int
+) -> tuple[ThreadStack, ...]:
     """Return the threads of CPython with what the system shows of them."""
     by_id = {task.inner_id: task for task in shown}
     stacks: dict[int, ThreadStack] = {}
@@ -123,7 +129,12 @@ def _merge(found: list[Thread], shown: list[Task], pid: int) -> tuple[ThreadStac
         elif task.native_id not in stacks or thread.frames:
             is_main = task.native_id == pid
             stacks[task.native_id] = ThreadStack(
-                task.native_id, task.name, task.waits_in, is_main, thread.frames
+                task.native_id,
+                task.name,
+                task.waits_in,
+                is_main,
+                thread.frames,
+                handled=handled if is_main else None,
             )
     return _main_first([*stacks.values(), *unknown])
 

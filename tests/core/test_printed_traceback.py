@@ -1,0 +1,62 @@
+"""When to look at a worker that prints tracebacks, and what is known afterwards."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.core.printed_traceback import PrintedTraceback, Program
+
+
+@pytest.mark.parametrize(
+    ("seen", "went_on"),
+    [
+        (Program.RUNS, True),
+        (Program.ENDS, False),
+        (Program.LEFT, None),
+        (Program.UNSEEN, None),
+    ],
+)
+def test_look_tells_whether_the_program_went_on(seen: Program, went_on: bool | None) -> None:
+    core = PrintedTraceback()
+    core.printed(5.0)
+    assert core.deadline() == 5.0
+    core.looked(seen, 5.001)
+    assert (core.at, core.went_on, core.deadline()) == (5.0, went_on, None)
+
+
+def test_a_thousand_tracebacks_cost_four_looks_a_second_and_the_last_counts() -> None:
+    core, looks = PrintedTraceback(), 0
+    for number in range(1000):
+        now = number / 1000
+        core.printed(now)
+        if (due := core.deadline()) is not None and due <= now:
+            core.looked(Program.RUNS, now)
+            looks += 1
+    assert looks == 4
+    assert core.went_on is None
+    assert core.deadline() == 1.0
+    core.looked(Program.ENDS, 1.0)
+    assert (core.at, core.went_on) == (0.999, False)
+
+
+def test_worker_that_ended_before_the_look_tells_nothing() -> None:
+    core = PrintedTraceback()
+    core.printed(1.0)
+    core.looked(Program.RUNS, 1.0)
+    core.printed(1.1)
+    core.worker_ended()
+    assert (core.at, core.went_on, core.deadline()) == (1.1, None, None)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["printed", "looked", "ended"]), st.floats(0, 1))))
+def test_invariants_hold_in_any_order(events: list[tuple[str, float]]) -> None:
+    core, now = PrintedTraceback(), 0.0
+    for event, later in events:
+        now += later
+        if event == "printed":
+            core.printed(now)
+        elif event == "looked":
+            core.looked(Program.RUNS, now)
+        else:
+            core.worker_ended()
+        core.check()

@@ -1,0 +1,174 @@
+"""What the machine knows of how a worker ended: sentences for the report."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from relight.core.exits import ErrorReport, FailureKind
+from relight.env import Environment
+from relight.host import exit_evidence
+
+HERE = Environment({"PATH": os.defpath})
+
+
+class Disk:
+    """What statvfs(3) returns."""
+
+    def __init__(self, free: int, size: int = 4 << 20, inodes: int = 10, flags: int = 0) -> None:
+        self.f_frsize, self.f_flag = 1, flags
+        self.f_blocks, self.f_bavail, self.f_bfree = size, free, free
+        self.f_files, self.f_ffree = 100, inodes
+
+
+Disks = Callable[[dict[str, Disk]], None]
+
+
+@pytest.fixture
+def disks(monkeypatch: pytest.MonkeyPatch) -> Disks:
+    """Have these directories be file systems of their own; others have room."""
+    real = os.stat
+
+    def install(found: dict[str, Disk]) -> None:
+        def place(path: str) -> str:
+            inside = [each for each in found if os.path.join(path, "").startswith(each + "/")]
+            return max(inside, key=len, default="")
+
+        def stat(path: str, *rest: object, **more: object) -> object:
+            mounted = place(path) if isinstance(path, str) else ""
+            if not mounted:
+                return real(path, *rest, **more)  # type: ignore[arg-type]
+            fields = list(real(path))
+            fields[2] = 1_000_000 + list(found).index(mounted)
+            return os.stat_result(fields)
+
+        monkeypatch.setattr(os, "statvfs", lambda path: found.get(place(path), Disk(1 << 30)))
+        monkeypatch.setattr(os, "stat", stat)
+
+    return install
+
+
+TORCH = [
+    'File "/usr/lib/train.py", line 9, in save',
+    '    torch.save({"w": w}, f"{folder}/step_{step}.pt")',
+    "RuntimeError: [enforce fail at inline_container.cc:858] . unexpected pos 704 vs 598",
+]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "OSError: [Errno 28] No space left on device",
+        TORCH[-1],
+        "RuntimeError: basic_ios::clear: iostream error",
+        "RuntimeError: PytorchStreamWriter failed writing file data/0: file write failed",
+        "sqlite3.OperationalError: database or disk is full",
+    ],
+)
+def test_full_file_system_of_a_path_in_the_traceback_is_named(
+    disks: Disks, tmp_path: Path, text: str
+) -> None:
+    disks({str(tmp_path): Disk(0)})
+    lines = [f'    torch.save(w, f"{tmp_path}/new/step_{{n}}.pt")', text]
+    expected = f"the file system of {tmp_path} is full (0 bytes free of 4 MiB)"
+    assert exit_evidence.full_disks(lines, ["/"], os.devnull) == expected
+    assert exit_evidence.full_disks([text], ["/", str(tmp_path)], os.devnull) == expected
+    assert exit_evidence.full_disks([text], ["/"], os.devnull) == ""
+    assert exit_evidence.full_disks(lines[:1], [str(tmp_path)], os.devnull) == ""
+
+
+def test_full_local_file_system_is_found_in_the_table_of_mounts(
+    disks: Disks, tmp_path: Path
+) -> None:
+    """The path is in a variable; a file system of another machine could block."""
+    table = tmp_path / "mounts"
+    folders = [tmp_path / name for name in ("nfs", "ro", "data")]
+    for folder in folders:
+        folder.mkdir()
+    table.write_text(
+        f"server:/ {folders[0]} nfs rw 0 0\n/dev/a {folders[1]} squashfs ro 0 0\n"
+        f"/dev/b {folders[2]} ext4 rw,noatime 0 0\n"
+    )
+    disks({str(folder): Disk(0) for folder in folders})
+    expected = f"the file system of {folders[2]} is full (0 bytes free of 4 MiB)"
+    assert exit_evidence.full_disks(TORCH, ["/"], str(table)) == expected
+
+
+def test_file_system_without_inodes_is_named(disks: Disks, tmp_path: Path) -> None:
+    disks({str(tmp_path): Disk(1 << 20, inodes=0)})
+    expected = f"the file system of {tmp_path} has no inode left (df -i)"
+    assert exit_evidence.full_disks(TORCH, [str(tmp_path)], os.devnull) == expected
+
+
+def test_read_only_file_system_is_not_full(disks: Disks, tmp_path: Path) -> None:
+    disks({str(tmp_path): Disk(0, flags=os.ST_RDONLY)})
+    assert exit_evidence.full_disks(TORCH, [str(tmp_path)], os.devnull) == ""
+
+
+@pytest.mark.parametrize(
+    ("disk", "expected"),
+    [
+        (
+            Disk(4096),
+            "the file system of {shm} is full (4 KiB free of 4 MiB) (--shm-size enlarges it)",
+        ),
+        (
+            Disk(4 << 20),
+            "perhaps {shm} was full, which has only 4 MiB (--shm-size enlarges it), "
+            "or a memory-mapped file was truncated",
+        ),
+        (Disk(8 << 30, size=8 << 30), "perhaps a memory-mapped file was truncated"),
+    ],
+    ids=["full", "small", "large"],
+)
+def test_bus_error_looks_at_shared_memory(
+    disks: Disks, tmp_path: Path, disk: Disk, expected: str
+) -> None:
+    disks({str(tmp_path): disk})
+    pod = Environment({"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    assert exit_evidence.bus_error(pod, str(tmp_path)) == expected.format(shm=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"#!/no/such/py -u\n", "/no/such/py is missing, which the first line of {} names"),
+        (b"#! /no/such\n", "/no/such is missing, which the first line of {} names"),
+        (b"#!/bin/sh\r\n", "the first line of {0} ends with a carriage return: dos2unix {0}"),
+        (b"#!/bin/sh\n", ""),
+        (b"#!\n", ""),
+        (b"echo\n", ""),
+        (b"\x7fELF\x02\x01", "{} needs a dynamic loader that is missing"),
+    ],
+)
+def test_missing_interpreter_is_named(tmp_path: Path, text: bytes, expected: str) -> None:
+    program = tmp_path / "train"
+    program.write_bytes(text)
+    assert exit_evidence.missing_interpreter(str(program), HERE) == expected.format(program)
+
+
+def test_interpreter_of_a_program_that_is_gone_is_unknown(tmp_path: Path) -> None:
+    assert exit_evidence.missing_interpreter(str(tmp_path / "gone"), HERE) == ""
+    assert exit_evidence.missing_interpreter("no-such-program", HERE) == ""
+
+
+BROKEN = ErrorReport(FailureKind.RAISED, "BrokenPipeError", "", "", "", ())
+
+
+@pytest.mark.parametrize(
+    ("report", "exitcode", "is_closed", "is_told"),
+    [
+        (BROKEN, 1, True, True),
+        (None, -signal.SIGPIPE, True, True),
+        (None, 141, True, True),
+        (BROKEN, 1, False, False),
+        (BROKEN._replace(type="ValueError"), 1, True, False),
+    ],
+)
+def test_broken_pipe_is_explained_if_the_console_is_closed(
+    report: ErrorReport | None, exitcode: int, is_closed: bool, is_told: bool
+) -> None:
+    found = exit_evidence.closed_output(report, exitcode, is_closed=is_closed)
+    assert bool(found) == is_told

@@ -1,0 +1,77 @@
+"""What is known of a worker that failed, beyond its report: `relight.RunResult.failures`."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+from conftest import RELIGHT, Launch
+
+import relight
+from relight import RunSpec
+from relight.core.exits import Failure
+
+
+def failure_of(folder: Path, text: str, *flags: str, rank: int = 0, count: int = 1) -> Failure:
+    """How a worker with this script ended."""
+    script = folder / "train.py"
+    script.write_text(f"import os, sys, time, traceback\n{text}")
+    result = relight.run(RunSpec(str(script), nproc_per_node=count, flags=list(flags)))
+    return next(failure for failure in result.failures if failure.rank == rank)
+
+
+def test_exception_that_ends_the_program_is_dated(tmp_path: Path) -> None:
+    text = "import atexit\natexit.register(time.sleep, 1)\nraise ValueError('bad')\n"
+    found = failure_of(tmp_path, text)
+    assert found.printed_s is not None
+    assert found.printed_s >= 0.9
+    assert found.went_on is False
+
+
+def test_program_that_went_on_after_a_traceback_is_known(tmp_path: Path) -> None:
+    text = "try: {}['x']\nexcept KeyError: traceback.print_exc()\ntime.sleep(1)\nsys.exit(1)\n"
+    found = failure_of(tmp_path, text)
+    assert found.printed_s is not None
+    assert found.printed_s >= 0.9
+    assert found.went_on is True
+
+
+def test_traceback_in_a_file_has_no_date(tmp_path: Path) -> None:
+    logs = f"--log-dir={tmp_path / 'logs'}"
+    found = failure_of(tmp_path, "raise ValueError('bad')\n", "-r3", logs)
+    assert found.report is not None
+    assert (found.printed_s, found.went_on) == (None, None)
+
+
+@pytest.mark.parametrize("flags", [(), ("-r3",)], ids=["pipe", "file"])
+def test_huge_message_keeps_type_and_place(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    more = (*flags, f"--log-dir={tmp_path / 'logs'}") if flags else ()
+    found = failure_of(tmp_path, "raise RuntimeError('size ' + 'x' * 300_000)\n", *more)
+    assert found.report is not None
+    assert (found.report.type, found.report.message[:6]) == ("RuntimeError", "size x")
+    assert found.report.where.endswith("train.py:2")
+
+
+def test_missing_interpreter_of_a_program_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "train"
+    program.write_text("#!/no/such/python\n")
+    program.chmod(0o755)
+    result = relight.run(RunSpec(str(program), flags=["--no-python"]))
+    assert result.failures[0].evidence == (
+        "it could not be started: /no/such/python is missing, "
+        f"which the first line of {program} names"
+    )
+
+
+def test_cpu_limit_is_named(tmp_path: Path) -> None:
+    text = "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 20))\nwhile True: pass\n"
+    found = failure_of(tmp_path, text)
+    assert found.evidence.startswith("it used up its CPU time limit (ulimit -t")
+
+
+def test_reader_that_has_ended_explains_a_broken_pipe(tmp_path: Path, launch: Launch) -> None:
+    """As with `| head`."""
+    script = tmp_path / "train.py"
+    script.write_text("while True: print('x' * 1000)\n")
+    command = f"{shlex.join([*RELIGHT, 'run', str(script)])} 2>{tmp_path}/stderr | head -n1"
+    launch("-c", command, command=("sh",))
+    assert "the reader of the launcher's output has ended" in (tmp_path / "stderr").read_text()
