@@ -342,8 +342,11 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
         text = f"exited with code {failure.exitcode}"
         if number in (*CRASHES, signal.SIGKILL, signal.SIGTERM):
             text += f", as a shell reports {signal_name(number)}"
-        elif failure.words and not failure.asked:
-            text += f" after printing: {failure.words}"
+        elif not failure.asked:
+            said = failure.words
+            if not said and report is not None and report.type:
+                said = f"{report.type}: {headline(report, most)}"
+            text += f" after printing: {said}" if said else ""
     else:
         number = -failure.exitcode
         text = f"{'were' if many else 'was'} killed by {signal_name(number)}"
