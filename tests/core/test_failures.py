@@ -62,7 +62,14 @@ def test_equal_signals_and_exit_codes_are_one_cause() -> None:
             end(report=error("[/a/b/pair.cc:553] Connection closed by peer", "RuntimeError")),
             "raised RuntimeError: Connection closed by peer",
         ),
-        (end(exitcode=7, report=error()), "exited with code 7"),
+        (
+            end(exitcode=7, report=error()),
+            "exited with code 7 after printing: ValueError: bad batch",
+        ),
+        (
+            end(exitcode=7, report=PRINTED, words="no /data"),
+            "exited with code 7 after printing: no /data",
+        ),
         (end(exitcode=9, report=error(kind=FailureKind.RECORDED)), "raised ValueError: bad batch"),
         (end(exitcode=-2, report=error("", "KeyboardInterrupt")), "raised KeyboardInterrupt"),
         (end(exitcode=-2, report=error()), "was killed by SIGINT: relight did not send it"),
@@ -197,10 +204,11 @@ def test_a_line_says_what_to_look_at_where_the_end_says_little(
 
 def test_a_traceback_that_did_not_end_the_worker_is_shown_as_printed() -> None:
     """The last lines come before it."""
-    failure = end(exitcode=7, report=PRINTED, last_lines=("ValueError: bad batch", "no /data"))
+    said = ("ValueError: bad batch", "no /data")
+    failure = end(exitcode=7, report=PRINTED, last_lines=said, words="no /data")
     lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
     assert lines == [
-        "rank 0 exited with code 7",
+        "rank 0 exited with code 7 after printing: no /data",
         "  on vm: local rank 0, pid 100; now, after 0.0 s",
         "",
         "the last lines that it printed:",

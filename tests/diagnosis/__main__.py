@@ -142,7 +142,7 @@ def score(fault: Fault, lines: Sequence[str], found: dict[str, object]) -> Score
     if fault.rank == "none":
         rank = found.get("certainty") == "not known" or first.startswith(("the ranks", "ranks "))
     elif fault.rank == "all":
-        rank = len(ranks) > 1 or first.startswith("the ranks")
+        rank = bool(ranks)  # each is right
     else:
         rank = fault.rank in ranks
     place = "\n".join(lines[:5])

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 
-from relight.core.exits import ErrorReport, Failure
+from relight.core.exits import ErrorReport, Failure, FailureKind
 from relight.typed import NamedTuple
 
 
@@ -68,7 +68,10 @@ def of(report: ErrorReport | None, last_lines: Sequence[str]) -> Blame:
         last_lines: the end of its stderr.
     """
     lines = report.lines if report is not None else ()
-    return _of_text(text_of(report, last_lines), lines)
+    found = _of_text(text_of(report, last_lines), lines)
+    if report is not None and report.kind is FailureKind.PRINTED and found is Blame.CONNECTION:
+        return Blame.NOBODY  # it did not end the worker
+    return found
 
 
 def of_failure(failure: Failure) -> Blame:

@@ -34,6 +34,8 @@ _BY_REQUEST = re.compile(
 _IN = (" in ", " is ")
 """How the place of a worker begins if it is known."""
 _NOT_RUNNING = " runs no Python code"
+ENDED = " has ended"
+"""The place of a worker that had ended when somebody looked."""
 _COLLECTIVES = re.compile(r"/torch/distributed/(?!elastic|rendezvous)")
 
 
@@ -124,6 +126,9 @@ def role(failure: Failure) -> Role:
 
 def had_failed_before(failure: Failure) -> bool | None:
     """Return whether a worker had failed before it was asked to stop; None if nobody can tell."""
+    doing = failure.doing
+    if doing is not None and doing.place.startswith(ENDED):
+        return failure.exitcode != -failure.asked
     if handling(failure):
         return True
     if not (failure.is_explained or failure.evidence) or is_by_request(failure):
@@ -132,7 +137,6 @@ def had_failed_before(failure: Failure) -> bool | None:
         return True  # it could not be started
     if failure.printed_s is not None:
         return failure.printed_s > failure.asked_s
-    doing = failure.doing
     if doing is None or not (doing.stack or doing.place == _NOT_RUNNING):
         return None
     return not doing.stack  # its program ran, and nothing had been raised; else it was over
@@ -149,7 +153,9 @@ def is_by_request(failure: Failure) -> bool:
 def since(failure: Failure) -> float:
     """Return since when a worker is known to have failed, on the clock of `Failure.at`."""
     printed_s = failure.printed_s if failure.is_explained and failure.printed_s else 0.0
-    return failure.at - max(printed_s, failure.asked_s if handling(failure) else 0.0)
+    doing = failure.doing
+    was_seen = handling(failure) or (doing is not None and doing.place.startswith(ENDED))
+    return failure.at - max(printed_s, failure.asked_s if was_seen else 0.0)
 
 
 def handling(failure: Failure) -> str:
@@ -174,13 +180,14 @@ def collective(failure: Failure) -> tuple[str, str] | None:
     """
     report, doing = failure.report, failure.doing
     frames = [frame for line in report.lines if (frame := frame_of(line))] if report else []
-    if failure.is_explained and frames and not failure.asked:
-        stack = [Frame(frame.file, int(frame.line), frame.function) for frame in reversed(frames)]
+    if report is not None and failure.is_explained and frames:
+        stack = [Frame(frame.file, int(frame.line), frame.function) for frame in frames]
+        if report.kind is not FailureKind.CRASHED:
+            stack.reverse()  # the innermost comes first
         found = place(stack)
         inner = stack[: stack.index(found.where)]
-        if not any(_COLLECTIVES.search(frame.file) for frame in inner):
-            return None
-        return found.what, f"{found.where.file.rpartition('/')[2]}:{found.where.line}"
+        if any(_COLLECTIVES.search(frame.file) for frame in inner):
+            return found.what, f"{found.where.file.rpartition('/')[2]}:{found.where.line}"
     if doing is None or not doing.expects_peers:
         return None
     name, _, at = doing.place.removeprefix(" in ").rstrip(")").partition(" (")
@@ -212,7 +219,7 @@ def own_failure(known: Known) -> Verdict | None:
     earlier = [failure for failure in victims if since(failure) < since(root)]
     if role(root) is Role.REPORTED:
         handled = handling(root)
-        why = f"it was handling {handled}" if handled else "it had printed its exception"
+        why = f"it was handling {handled}" if handled else "it had failed"
         certainty = Certainty.LIKELY if handled else Certainty.PROVEN
         return Verdict("own failure", certainty, f"{why} before it was stopped", root, root)
     if not earlier:

@@ -153,9 +153,19 @@ class Diagnosis(NamedTuple):
             lines.append(f"caused by {report.cause.partition(chr(10))[0]}{at}")
         if symptom.is_explained and symptom.evidence:
             lines.append(symptom.evidence)
-        elif symptom.is_explained and is_error(symptom.words):
+        elif symptom.is_explained and self._adds_something(symptom):
             lines.append(f"before that, it printed: {symptom.words}")
+        if verdict.rule == "missing rank":
+            lines.append(verdict.hint)
         return [cut(f"  {line}", 4 * WIDTH) for line in lines]
+
+    def _adds_something(self, failure: Failure) -> bool:
+        """Return whether the words of a worker tell another error than its exception."""
+        report, words = failure.report, failure.words
+        if report is None or report.kind is FailureKind.CRASHED or not is_error(words):
+            return False
+        said = headline(report, _WHAT)
+        return not said or (said not in words and words not in said)
 
     def _hint(self) -> str:
         """Return one line that may help to understand the cause."""
@@ -167,7 +177,7 @@ class Diagnosis(NamedTuple):
         if verdict.rule == "elsewhere":
             late = [f for f in (self.root, *self.consequences) if f.rank in verdict.ranks]
             return verdict.hint + "".join(dict.fromkeys(map(_had_printed, late)))
-        if verdict.hint:
+        if verdict.hint and verdict.rule != "missing rank":
             return verdict.hint
         if verdict.certainty is Certainty.UNKNOWN:
             others = [f for f in self.consequences if role(f) is Role.STOPPED]
@@ -216,8 +226,9 @@ def _time(failure: Failure) -> tuple[float, int]:
 
 def _where(failure: Failure) -> str:
     """Return where a worker failed, in the user's own code."""
-    if failure.is_explained and failure.report is not None:
-        return failure.report.where
+    report = failure.report
+    if report is not None and (failure.is_explained or not (failure.words or failure.asked)):
+        return report.where
     return failure.doing.handling_where if failure.doing and causes.handling(failure) else ""
 
 

@@ -17,4 +17,4 @@ for step in range(100):
     batch = batches.get(timeout=3)
     dist.all_reduce(batch)
 dist.destroy_process_group()
-# also: OSError.*08_thread\.py:9
+# also: OSError.*08_thread\.py:10

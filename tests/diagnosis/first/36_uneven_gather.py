@@ -9,4 +9,3 @@ mine = torch.arange(10.0).tensor_split(world)[rank]
 every = [torch.empty_like(mine) for _ in range(world)]; dist.all_gather(every, mine)
 dist.barrier(); dist.destroy_process_group()
 # also: all_gather
-# never: pair.cc
