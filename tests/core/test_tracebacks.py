@@ -679,15 +679,15 @@ def check_linear(first: str, piece: str, size: int) -> None:
 
 @pytest.mark.parametrize("first", ["", MAIN], ids=["alone", "after a frame"])
 def test_hostile_text_takes_linear_time(first: str) -> None:
-    """256 KB of one piece."""
+    """128 KB of one piece."""
     for piece in HOSTILE:
-        check_linear(first, piece, 256 * 1024)
+        check_linear(first, piece, 128 * 1024)
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_hostile_pairs_take_linear_time() -> None:
-    """64 KB of any two pieces in turns."""
+    """32 KB of any two pieces in turns."""
     for one in HOSTILE:
         for other in HOSTILE:
-            check_linear("", one + other, 64 * 1024)
+            check_linear("", one + other, 32 * 1024)

@@ -122,7 +122,8 @@ def keep(head: str, tail: str, newlines: int) -> str:
     that tells how many lines are left out.
 
     Args:
-        head: a part that begins with the header of the last traceback.
+        head: a part that begins up to three lines before the header of the last traceback, as these
+            tell of threads and loggers.
         tail: the end.
         newlines: how many newlines there were between the two.
     """
