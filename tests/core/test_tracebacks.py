@@ -429,6 +429,7 @@ def test_exception_of_a_thread_before_the_last_one_is_known(
 MISMATCHES = {
     "alike": [f"tensor[{n}] = {n * 0.5}" for n in range(15_000)],
     "indented": [f"    {'xyz'[n % 3] * n}" for n in range(1_000)],
+    "pydantic": [f"{'  ' * (n % 2)}layers.{n // 2}.{n % 2}" for n in range(400)],
     "two kinds": [f"{'weight' if n % 2 else 'bias'} of layer {n}: {n / 7}" for n in range(180)],
 }
 
@@ -451,6 +452,13 @@ def test_long_message_keeps_its_type_first_line_and_place(name: str, most: int) 
         int(number.replace(",", "")) for number in re.findall(r"… ([\d,]+) more", str(lines))
     ]
     assert sum(left_out) + sum(line in message for line in lines) == len(message)
+
+
+def test_program_that_prints_on_for_long_did_not_end_by_the_exception() -> None:
+    steps = "".join(f"step {n}: loss {n / 7}\n" for n in range(300))
+    report = from_stderr(f"{MAIN}ImportError: No module named 'apex'\n{steps}")
+    assert report is not None
+    assert report.kind is PRINTED
 
 
 @pytest.mark.parametrize("later", ["step 7\n" * 60, " 10%|#   | 1/10\n" * 60])
