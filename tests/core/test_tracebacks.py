@@ -65,7 +65,6 @@ EXPECTED = [
     ("indent-3.13", RAISED, "IndentationError",
      "expected an indented block after function definition on line 1", "2", "return 1"),
     ("json-3.12", RAISED, "JSONDecodeError", NO_KEY, "4 in load", "return json.loads(text)"),
-    ("json-log-3.11", RAISED, "ValueError", "bad sample", "6", 'raise ValueError("bad sample")'),
     ("kbd-3.11", RAISED, "KeyboardInterrupt", "", "1", "raise KeyboardInterrupt"),
     ("local-3.12", RAISED, "MyError", "boom", "3 in f", "raise MyError('boom')"),
     ("logging-3.11", RAISED, "KeyError", "'a'", "3", "{}['a']"),
@@ -231,6 +230,15 @@ MAIN = HEADER + '  File "/srv/job/train.py", line 9, in <module>\n    main()\n'
         # A log with an exception, and life went on.
         (
             "2026-01-02 03:04:05,678 - train - ERROR - skipped\n" + MAIN + "ValueError: bad\nok\n",
+            (PRINTED, "bad", "/srv/job/train.py:9"),
+        ),
+        # A log of JSON.
+        (
+            json.dumps({"level": "ERROR", "exc": MAIN + 'ValueError: bad "row"', "step": 3}),
+            (RAISED, 'bad "row"', "/srv/job/train.py:9"),
+        ),
+        (
+            json.dumps({"level": "ERROR", "exc": MAIN + "ValueError: bad"}) + "\nstep 4\n",
             (PRINTED, "bad", "/srv/job/train.py:9"),
         ),
         # A quote in the path, and one that looks like a place.
