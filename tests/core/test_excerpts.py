@@ -69,28 +69,25 @@ def test_cut_text_is_not_too_long(text: str, size: int) -> None:
 
 
 def test_first_error_of_a_chain_stays_in_a_short_excerpt() -> None:
-    lines = [
-        "Traceback (most recent call last):",
-        '  File "a.py", line 4, in read',
-        "KeyError: 'x'",
-    ]
-    for number in range(9):
+    header = "Traceback (most recent call last):"
+    places = [[f'  File "a.py", line {n}, in f{n}', f"    call({n})"] for n in range(4)]
+    lines = [header, *places[0], *places[1], "E: 0"]
+    for number in range(1, 9):
         lines += ["", "The above exception was the direct cause of the following exception:", ""]
-        lines += [
-            "Traceback (most recent call last):",
-            f'  File "a.py", line {number}, in <module>',
-        ]
-        lines += [f"ValueError: {number}"]
+        lines += [header, *places[2], *places[3], f"E: {number}"]
     shown = excerpt(lines, 12)
-    assert "KeyError: 'x'" in shown
-    assert shown[-1] == "ValueError: 8"
-    assert '  File "a.py", line 4, in read' in shown
+    assert shown[:5] == ["  … 1 frame …", *places[1], "E: 0", "  … 14 frames …"]
+    assert shown[-4:] == ["  … 1 frame …", *places[3], "E: 8"]
+    assert excerpt(lines, 10)[:2] == ["  … 2 frames …", "E: 0"]
 
 
-def test_what_is_left_out_twice_is_added_up() -> None:
+@pytest.mark.parametrize("rows", [10, 54, 55, 70])
+def test_what_is_left_out_twice_is_added_up(rows: int) -> None:
     lines = ["Traceback (most recent call last):", '  File "a.py", line 4, in f', "E: bad:"]
-    lines += [*(f"tensor {n}" for n in range(50)), "  … 14,910 more lines …"]
+    lines += [*(f"tensor {n}" for n in range(50)), "  … 14,950 more lines …"]
     lines += [f"tensor {n}" for n in range(15_000, 15_050)]
-    shown = excerpt(lines, 10)
-    (mark,) = [line for line in shown if "…" in line]
-    assert mark == f"  … {15_010 - sum('tensor' in line for line in shown):,} more lines …"
+    shown = excerpt(lines, rows)
+    marks = [line for line in shown if "…" in line]
+    left_out = [int(mark.split()[1].replace(",", "")) for mark in marks]
+    assert sum(left_out) + sum("tensor" in line for line in shown) == 15_050
+    assert len(marks) == (2 if rows == 70 else 1)

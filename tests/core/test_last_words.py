@@ -41,6 +41,8 @@ NOISE = """\
 /srv/job/train.py:3: UserWarning: failed to find a config, error: none
   warnings.warn("failed to find a config")
 2026-01-02 03:04:05,678 - train - INFO - errors: 0
+[2026-01-02 03:04:05][train.data][INFO] - errors: 0
+[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1
 WARNING: could not find a cache
  50%|#####     | 5/10 [00:01<00:01,  4.00it/s]
 -----
@@ -68,7 +70,11 @@ WARNING: could not find a cache
          "thread 'main' panicked at src/main.rs:3:5: no data"),
         ("terminate called after throwing an instance of 'E'\n",
          "terminate called after throwing an instance of 'E'"),
-        ('{"level": "ERROR", "msg": "no \'x\'", "step": 3}\n', "no 'x'"),
+        ('{"level": "ERROR", "msg": "no \'x\'", "step": 3}\n', "ERROR: no 'x'"),
+        ('{"levelname": "INFO", "message": "0 errors"}\n{"event": "disk is full"}\n',
+         "disk is full"),
+        ('level=info msg="0 errors"\nlevel=error msg="no data"\nbye\n',
+         'level=error msg="no data"'),
         ("2026-01-02 03:04:05 ERROR no data\n2026-01-02 03:04:05 INFO bye\n",
          "2026-01-02 03:04:05 ERROR no data"),
         ("retry failed\nretry failed\nERROR: storage is gone\n", "ERROR: storage is gone"),

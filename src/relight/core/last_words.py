@@ -24,7 +24,9 @@ _LONGEST = 1000
 _NOISE = re.compile(
     r"""^\W*$
     | ^(?:\[rank\d+\]:)?\[?[WI]\d{4}[ ] | \w*Warning: | \bwarnings\.warn\( | \bNCCL\ (?:INFO|WARN)\b
-    | ^\W*(?:\[?\d[^A-Za-z]*)?(?:\w+\W+)?(?:DEBUG|INFO|NOTE|WARN|WARNING)\b
+    | ^\W*+(?:\d[^A-Za-z]*+(?:[\w.]++\W++){0,4}?)?(?:[\w.]++\ [-:|]\ )?(?:DEBUG|INFO|WARN|WARNING)\b
+    | \blevel=(?i:debug|info|warn) | "(?:level|levelname|severity)":\ ?"(?i:debug|info|warn)
+    | ^\[Gloo\]\ Rank\ \d
     | ^(?i:debug|info|note|warn|warning)\b
     | \d%\| | \b(?:it/s|s/it)\b | [█━#=]{5}
     | ^(?i:usage):\ | ^Try\ '.*--help' | ^For\ detailed\ information
@@ -36,7 +38,7 @@ _NOISE = re.compile(
 )
 _ERROR = re.compile(
     r"""(?i:\b(?:\w*error|fatal|critical|panic|abort|aborted)\b\ *(?:\]|:|\|))
-    | \b(?:ERROR|FATAL|CRITICAL|PANIC)\b
+    | \b(?:ERROR|FATAL|CRITICAL|PANIC)\b | \blevel=(?i:error|fatal|critical)\b
     | ^\[?(?:rank\d+\]:\[)?[EF]\d{4}[ ]
     | (?i:\bassert(?:ion)?\b.*\bfailed\b | \bpanicked\ at\b | \bout\ of\ memory\b)
     | (?i:\bcommand\ not\ found\b | \bsegmentation\ fault\b | \bcore\ dumped\b)
@@ -48,11 +50,12 @@ _ERROR = re.compile(
 _LIKELY = re.compile(
     r"\b(?:could(?: not|n't)|can(?: ?not|'t)|unable to|fail(?:ed|ure|s)|not found|no such|denied"
     r"|refused|invalid|unknown|missing|must be|not allowed|giving up|gave up|aborting|exceeded"
-    r"|unsupported|unexpected|errors?)\b",
+    r"|unsupported|unexpected|double free|corrupt(?:ed|ion)|errors?)\b",
     re.IGNORECASE,
 )
 """What tells of something that failed, in a line that may be a mere note."""
 _BOX = re.compile(r"^╭─+ Error ─")
+_LEVEL = re.compile(r'"(?:level|levelname|severity)": ?"(?:error|fatal|critical)', re.IGNORECASE)
 _IN_JSON = re.compile(r'^\{.*?"(?:msg|message|event)": ?"((?:[^"\\]|\\.)++)"')
 
 
@@ -104,8 +107,15 @@ def _telling(lines: Sequence[str]) -> list[str]:
         short = line[:_LONGEST]
         is_warning = _NOISE.search(short) is not None
         if not (is_warning or is_header(line) or frame_of(short) or is_marks(short)):
-            logged = _IN_JSON.match(short)
-            kept.append(logged[1] if logged is not None else line.strip())
+            kept.append(_from_json(short) or line.strip())
     if boxed:
         kept.append(f"Error: {' '.join(boxed)}")
     return kept
+
+
+def _from_json(line: str) -> str:
+    """Return the message in a line of JSON; empty if there is none."""
+    match = _IN_JSON.match(line)
+    if match is None:
+        return ""
+    return f"ERROR: {match[1]}" if _LEVEL.search(line) else match[1]
