@@ -7,7 +7,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from relight.core import blame, failures, tracebacks
 from relight.core.commands import Command
@@ -46,6 +46,18 @@ def gather(
     first = min(failure.at for failure in found)
     succeeded = [end for end in ends if not end.exitcode and not end.asked and end.at <= first]
     return failures.shared(found, now), tuple(workers.ranks[end.local_rank] for end in succeeded)
+
+
+def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
+    """Return a failure with a note if the worker has looked for torch's store at another address
+    than that in its variables.
+    """
+    found = blame.address(failure)
+    told = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
+    if found is None or failure.evidence or (found[0], str(found[1])) == told:
+        return failure
+    evidence = f"{blame.OTHER_ADDRESS}{told[0]} and MASTER_PORT={told[1]}"
+    return failure._replace(evidence=evidence)
 
 
 def blames_peer(logs: Logs, local_rank: int) -> bool:
@@ -146,7 +158,7 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         asked_s=round(end.asked_s, 6),
         printed_s=printed_s,
         went_on=went_on,
-        words=_words(end, logs, stderr),
+        words=_words(end, logs, stderr, report, went_on),
     )
 
 
@@ -165,9 +177,12 @@ def _is_traceback(report: ErrorReport | None) -> bool:
     return report is not None and report.kind is not FailureKind.CRASHED
 
 
-def _words(end: WorkerEnd, logs: Logs, stderr: str) -> str:
+def _words(
+    end: WorkerEnd, logs: Logs, stderr: str, report: ErrorReport | None, went_on: bool | None
+) -> str:
     """Return the line of a worker's output that tells most, and if a thread or the program has
-    printed another exception before the one that ended it, that one.
+    printed another exception before the one that ended it, that one. What stands on stdout may be
+    older than a traceback, unless the program ran on after that.
     """
     from relight.core import last_words
 
@@ -175,10 +190,12 @@ def _words(end: WorkerEnd, logs: Logs, stderr: str) -> str:
     if before is not None and before.type:
         at = f" at {before.where}" if before.where else ""
         return f"{before.type}: {headline(before, _MOST_WORDS)}{at}"
-    try:
-        stdout = logs.stdout_of(end.local_rank)
-    except OSError:
-        stdout = ""  # the file was removed
+    stdout = ""
+    if report is None or went_on or report.kind is not FailureKind.PRINTED:
+        try:
+            stdout = logs.stdout_of(end.local_rank)
+        except OSError:
+            pass  # the file was removed
     return last_words.words(stderr, stdout)
 
 

@@ -281,12 +281,14 @@ class WorkerGroup:
             succeeded = [all_ranks[end.local_rank] for end in supervisor.ends if not end.asked]
             return self._progress._replace(succeeded_ranks=tuple(succeeded))
         from relight.core.failures import waited_for_others
-        from relight.postmortem import gather
+        from relight.postmortem import gather, with_address
 
         now, command, host = self._services.loop.now(), self._job.command, self._services.host
         failures, succeeded_ranks = gather(
             supervisor.ends, self.logs, supervisor.workers, command, host, now
         )
+        variables = {plan.local_rank: plan.variables for plan in self._plans}
+        failures = tuple(with_address(each, variables[each.local_rank]) for each in failures)
         if any(waited_for_others(failure) for failure in failures):
             from relight.host.flight_recorder import with_collectives
 

@@ -312,6 +312,7 @@ def left_early(known: Known) -> Verdict | None:
             "left early", Certainty.LIKELY, why, left[0], symptom, ranks, says, "; then ", hint
         )
     over = [f for f in known.ends if f.doing is not None and f.doing.place == _NOT_RUNNING]
+    over = [failure for failure in over if not failure.is_explained]
     if known.succeeded_ranks:
         ranks = known.succeeded_ranks
         says = f"{named_ranks(ranks)} had ended with exit code 0"
