@@ -145,7 +145,9 @@ class Diagnosis(NamedTuple):
         if verdict.says and not verdict.joint and role(symptom) is Role.VICTIM:
             if -symptom.exitcode not in CRASHES:
                 lines.append(f"rank {symptom.rank} {what_happened(symptom)}")
-        elif verdict.certainty is Certainty.LIKELY and not verdict.says:
+        elif verdict.certainty is Certainty.LIKELY and not (
+            verdict.says or causes.handling(symptom)
+        ):
             lines.append(verdict.why)
         report = symptom.report
         if report is not None and report.cause and symptom.is_explained:

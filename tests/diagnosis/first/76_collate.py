@@ -14,4 +14,3 @@ def main():
     dist.destroy_process_group()
 if __name__ == "__main__":
     main()
-# never: collate.py:

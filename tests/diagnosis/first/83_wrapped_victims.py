@@ -1,4 +1,4 @@
-# truth: rank=3 line=12 kind=exception says=corrupt record 77
+# truth: rank=3 line=11 kind=exception says=corrupt record 77
 # run: {L} --nproc-per-node=4 {C}/83_wrapped_victims.py
 import os, socket, time
 rank = int(os.environ["RANK"])
