@@ -111,6 +111,8 @@ def _failure(failure: Failure, end: JobEnded) -> dict[str, Any]:
             "place": failure.doing.place.strip(": "),
             "stack": failure.doing.stack,
             "expects_peers": failure.doing.expects_peers,
+            "handling": failure.doing.handling,
+            "handling_where": failure.doing.handling_where,
         },
         "collectives": plain(failure.collectives),
         "log": failure.log,
@@ -124,6 +126,8 @@ def _exception(report: ErrorReport) -> dict[str, Any]:
         "message": report.message,
         "where": report.where,
         "source": report.source,
+        "cause": report.cause,
+        "cause_where": report.cause_where,
         "traceback": report.lines,
         "certainty": report.kind.name.lower(),
     }
