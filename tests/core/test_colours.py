@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.core.colours import are_wanted, coloured
-from relight.core.tracebacks import clean
+from relight.core.traceback_lines import clean
 
 SAMPLES = Path(__file__).parent / "samples"
 

@@ -6,7 +6,14 @@ is `dumb`. Loaded only after a failure.
 import re
 from collections.abc import Callable
 
-from relight.core.tracebacks import frame_of, in_box, is_chained, is_exception, is_header, is_marks
+from relight.core.traceback_lines import (
+    frame_of,
+    in_box,
+    is_chained,
+    is_exception,
+    is_header,
+    is_marks,
+)
 
 _RED, _BOLD_RED, _MAGENTA, _BOLD_MAGENTA = "\x1b[31m", "\x1b[1;31m", "\x1b[35m", "\x1b[1;35m"
 _RESET = "\x1b[0m"

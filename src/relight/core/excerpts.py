@@ -1,13 +1,17 @@
 """Shortens a long traceback to its most telling lines, within the rows of a report.
 
 The least telling lines are dropped first: frames of libraries, marks under the source, all but the
-first lines of a message, earlier tracebacks of a chain, then the user's frames, outermost first.
-The user's innermost frame and the exceptions stay.
+first lines of a message, headers of earlier tracebacks of a chain, the exceptions between its first
+and its last, then the user's frames, outermost first. The user's innermost frame and the first and
+the last exception stay.
 """
 
+import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
-from relight.core.tracebacks import (
+from relight.core.exits import ErrorReport
+from relight.core.traceback_lines import (
     frame_of,
     in_box,
     is_chained,
@@ -15,6 +19,8 @@ from relight.core.tracebacks import (
     is_fatal,
     is_header,
     is_marks,
+    is_omission,
+    omitted,
 )
 
 WIDTH = 80
@@ -24,6 +30,34 @@ _LINE = 2
 """Most rows of a line, except for the last exception, whose reason may stand at its end."""
 _BESIDE = 3
 """Rows that stay for the lines before the exception."""
+_SHORTEST = 40
+"""Texts of fewer characters have no room for an address."""
+_SEARCHED = 4000
+"""Characters in which addresses are looked for."""
+_ADDRESS = re.compile(
+    r"""\bport:?\ ?\d++
+    | \[[0-9a-fA-F.:]++\]:\d++
+    | [\[(][\w.:-]++\]?,\ ?\d++\)
+    | (?<![\w.-])[\w-]++(?:\.[\w-]++)++(?<!\.py)(?<!\.cc)(?<!\.cpp):\d++
+    | \blocalhost:\d++
+    | (?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])""",
+    re.VERBOSE,
+)
+_NATIVE_PLACES = (
+    re.compile(
+        r"\[(?:enforce\ fail\ at\ )?[^\]\s]+\.(?:cc|cpp|cu|cuh|cxx|h|hpp):\d+\]\ ?"
+        r"(?:(?:(?:false|\w+\ ?[=!<>]=?\ ?\w+)?\.\ )(?=[^\W\d]{3}))?"
+    ),
+    re.compile(r"\[/[^\]\s]+:\d+\] "),
+    re.compile(r"(?<=NCCL error) in: \S+:\d+(?=, )"),
+    re.compile(
+        r'^.{0,200}?INTERNAL ASSERT FAILED at "[^"\n]+":\d+, please report a bug to PyTorch\. '
+        r"?(?=.)"
+    ),
+)
+"""The places in torch's own sources where an error was noticed: `[/pytorch/…/pair.cc:553] `, and
+`[enforce fail at alloc_cpu.cpp:127] err == 0. `.
+"""
 
 
 def excerpt(lines: Sequence[str], rows: int) -> list[str]:
@@ -44,15 +78,52 @@ def excerpt(lines: Sequence[str], rows: int) -> list[str]:
     return _end_of(kept(low), max(rows, 3))
 
 
+def headline(report: ErrorReport, most: int) -> str:
+    """Return what an exception says, in at most `most` characters: its first line, with the next
+    one after a colon, and without the place in C++ where torch noticed the error.
+    """
+    message = report.message
+    for place in _NATIVE_PLACES:
+        message = place.sub("", message)
+    lines = [line.strip() for line in message.split("\n") if line.strip()]
+    text, *rest = lines or [""]
+    while rest and text.endswith(":"):
+        text += f" {rest.pop(0)}"
+    return cut(text, most)
+
+
 def cut(text: str, size: int) -> str:
     """Return at most `size` characters; an ellipsis marks a cut. The cut is at the end of a
     sentence, or else of a word, if one ends in the second half; never at a colon, because the
-    reason follows it.
+    reason follows it. If an address would be lost, the cut is before that.
     """
     if len(text) <= size:
         return text
-    sentence = max(text.rfind(mark, size // 2, size - 2) for mark in (". ", "; ")) + 1
-    end = sentence or text.rfind(" ", size // 2, size - 1)
+    kept = _cut(text, size)
+    if size < _SHORTEST:
+        return kept
+    end = len(kept) - 2
+    searched = text[:_SEARCHED]
+    address = next((a for a in _ADDRESS.finditer(searched) if a.end() > end), None)
+    if address is None or len(address[0]) > 3 * size // 4:
+        return kept
+    begin = address.start()
+    room = max(size // 2, size - begin, len(address[0]) + 2)
+    tail = text[begin:]
+    if len(tail) > room:
+        tail = _cut(tail, room, least=len(address[0]))
+    if tail.endswith("…"):  # two cuts: not as if the end were that of a sentence
+        tail = tail.rstrip(" .;…") + " …"
+    if begin + len(tail) <= size:
+        return text[:begin] + tail
+    return f"{_cut(text[:begin], size - len(tail) - 1)} {tail}"
+
+
+def _cut(text: str, size: int, least: int = 0) -> str:
+    """Return the beginning of a text that is longer than `size`; `least` characters stay."""
+    least = max(least, size // 2)
+    sentence = max(text.rfind(mark, least, size - 2) for mark in (". ", "; ")) + 1
+    end = sentence or text.rfind(" ", least, size - 1)
     return f"{text[:end]} …" if end > 0 else f"{text[: size - 1]}…"
 
 
@@ -126,6 +197,8 @@ def _least_telling(lines: Sequence[str]) -> list[list[int]]:
     marks: list[int] = []
     message: list[list[int]] = []
     headers: list[list[int]] = []
+    links: list[int] = []
+    root: list[int] = []
     frame: list[int] | None = None
     in_message = False
     for number, line in enumerate(lines):
@@ -144,18 +217,24 @@ def _least_telling(lines: Sequence[str]) -> list[list[int]]:
             frame, in_message = None, is_exception(line) and not boxed
             if is_header(line) and not boxed:
                 headers.append([number])
+            if is_chained(line) and not boxed:
+                root = root if links or not own else own[-1]
+                links.append(number)
     if lines and is_fatal(lines[0]):  # the innermost frame comes first
         library.reverse()
         own.reverse()
     last = [library.pop()] if own and library else []
+    between = [range(begin, end) for begin, end in pairwise(links)]
     first_lines = message[:_MESSAGE] if len(headers) < 2 else []
     return [
         *library,
         *([marks] if marks else []),
         *reversed(message[len(first_lines) :]),
         *headers[:-1],
+        *map(list, between),
         *last,
-        *own[:-1],
+        *(frame for frame in own[:-1] if frame is not root),
+        *([root] if root and root is not own[-1] else []),
         *reversed(first_lines),
     ]
 
@@ -166,20 +245,9 @@ def with_gaps(lines: Sequence[str], parts: Iterable[Sequence[int]]) -> list[str]
     kept: list[str] = []
     gap: list[str] = []
     for number, line in enumerate(lines):
-        if number in dropped:
+        if number in dropped or is_omission(line):
             gap.append(line)
         else:
-            kept += [*_gap(gap), line]
+            kept += [*omitted(gap), line]
             gap = []
-    return [*kept, *_gap(gap)]
-
-
-def _gap(gap: Sequence[str]) -> list[str]:
-    """Return the line that replaces dropped lines; none if nothing of interest was dropped."""
-    frames = [frame for line in gap if (frame := frame_of(line)) is not None]
-    if frames:
-        names = list(dict.fromkeys(frame.library for frame in frames if frame.library))
-        of = f" of {', '.join(names[:3])}" if names else ""
-        return [f"  … {len(frames)} frame{'s' if len(frames) > 1 else ''}{of} …"]
-    left = sum(1 for line in gap if line.strip() and not is_marks(line) and not is_header(line))
-    return [f"  … {left} more line{'s' if left > 1 else ''} …"] if left else []
+    return [*kept, *omitted(gap)]

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from relight.core.excerpts import frames_of_torch, rows_of, with_gaps, without_starters
 from relight.core.failures import named_ranks, without_numbers
-from relight.core.tracebacks import frame_of, is_marks, last_raised
+from relight.core.traceback_lines import frame_of, is_marks
+from relight.core.tracebacks import last_raised
 
 _LONG = 25
 """A traceback of more rows is shown without the frames of torch."""

@@ -7,7 +7,10 @@ the end of each worker's stderr. Supported are
                            beginning, and as torch prints them: `[rank0]: ` before each line
     faulthandler           (Python/traceback.c) when a signal ends Python
     libstdc++              what it prints about an exception in native code before it aborts
-    rich                   tracebacks in a frame
+    rich, ray, JSON        see core/traceback_lines
+    other processes        the exceptions of data loaders, pools and spawned processes, in messages
+                           (torch/_utils.py, torch/multiprocessing/spawn.py) or as a cause
+                           (multiprocessing/pool.py, concurrent/futures/process.py)
     error files            of torch.distributed.elastic.multiprocessing.errors
 
 Any text is accepted: nothing here raises, and the time is linear in the text.
@@ -18,6 +21,25 @@ import re
 from collections.abc import Sequence
 
 from relight.core.exits import ErrorReport, FailureKind
+from relight.core.traceback_lines import (
+    FRAMED,
+    HEADER,
+    ORIGINAL,
+    TracebackLine,
+    as_python,
+    clean,
+    fatal_message,
+    frame_of,
+    in_box,
+    is_chained,
+    is_exception,
+    is_fatal,
+    is_header,
+    is_marks,
+    is_omission,
+    split_exception,
+    without_middle,
+)
 from relight.typed import NamedTuple
 
 
@@ -29,115 +51,132 @@ class _Traceback(NamedTuple):
     end: int
 
 
-class TracebackLine(NamedTuple):
-    """One line `File "file", line 12, in function`; no function if a SyntaxError is there."""
+class _Raised(NamedTuple):
+    """An exception of a chain: the number of its line, and of the line after its message.
 
-    file: str
-    line: str
-    function: str
+    `stack` are the tracebacks that lead to it, the outermost first: an exception of another process
+    has that process's traceback after the one of the process that re-raised it.
+    """
 
-    @property
-    def library(self) -> str:
-        """The installed package or standard module of the file, such as `torch`, or an empty
-        string.
-        """
-        match = _LIBRARY.match(self.file)
-        return match[1].removesuffix(".py") if match is not None else ""
-
-    @property
-    def starter(self) -> bool:
-        """Whether the frame only starts the user's program: `-m`, `--run-path`, or a function."""
-        return self.file == "<frozen runpy>" or self.file.endswith(_STARTERS)
-
-    @property
-    def own(self) -> bool:
-        """Whether the frame is neither in a library nor in code compiled from a string."""
-        return not (self.library or self.starter or self.file.startswith("<"))
+    exception: int
+    end: int
+    stack: tuple[_Traceback, ...]
 
 
-_STARTERS = ("/relight/worker/call.py",)
+class _Chain(NamedTuple):
+    """Exceptions in the order in which they were raised, at least one, and where they are."""
+
+    start: int
+    end: int
+    raised: tuple[_Raised, ...]
+
+
 _FROM_TEXT = ("<string>", "<stdin>", "<dynamic-code>")
 """Files of code without a file; the last is that of cloudpickle, for functions of a notebook."""
-_ESCAPE = re.compile(
-    r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|[]PX^_][^\x07\x1b\n]*+(?:\x07|\x1b\\)?|[ -/]*+[0-~])?"
-)
-# C0 and C1, characters that change the text direction, have no width, or are lone surrogates.
-_CONTROL = re.compile(
-    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"
-)
 _RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
-_HEADER = "Traceback (most recent call last):"
-_FRAME = re.compile(
-    r'^ *(?:\| *)*File "(?P<file>.+)", line (?P<line>\d+)(?:,? in (?P<function>.+))?$'
-)
-_FRAMED = re.compile(r"^([^│]+):(\d+) in ?([^│]*)$")
-_EXCEPTION = re.compile(
-    r"^(?!(?i:debug|info|note|warn|warning|error|critical)\b)"
-    r"(?P<type>[^\W\d][\w.<>]*)(?:: (?P<message>.*))?$",
-    re.DOTALL,
-)
 _SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError): ")
-_CHAINED = (
-    "During handling of the above exception, another exception occurred:",
-    "The above exception was the direct cause of the following exception:",
-)
 _NOT_FATAL = re.compile(
     r"^(?:Exception (?:ignored|in) |Task exception was never|Error in (?:atexit|sys\.excepthook)"
     r"|Process \S+:$|--- Logging error)"
 )
+_WITHOUT_STARTERS = re.compile(r"^Error executing job with overrides")
+"""What hydra prints before the traceback that ends the program, without the outermost frames."""
 _LOG = re.compile(
-    r"^(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]|\[?\d\d:\d\d:\d\d"
+    r"^(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b|\[?\d{4}-\d\d-\d\d[ T]|\[?\d\d:\d\d:\d\d"
     r"|(?:\[rank\d+\]:)?\[?[IWEF]\d{4} )"
 )
-_LOGGED = re.compile(r"^(?:\[?\d.*)?\b(?:WARNING|ERROR|CRITICAL)\b")
+_LOGGED = re.compile(r"^(?:\[?\d.*)?\b(?:WARNING|ERROR|CRITICAL)\b|.*[=:] ?[\"']$")
+"""A line of a logger before a traceback, or the line in whose last string the traceback is."""
 _AFTERWARDS = re.compile(
-    r"^(?:Fatal Python error|terminate called|Original exception was|\S+\.py:\d+: \w*Warning)"
+    r"^(?:Fatal Python error|terminate called|Original exception was|\S+\.py:\d+: \w*Warning"
+    r"|Set the environment variable HYDRA_FULL_ERROR|[^|\n]{0,80}\d%\|)"
 )
-_FATAL = re.compile(r"^Fatal Python error: (?P<message>.+)$")
 _STACK = re.compile(r"^(?:Current thread|Thread|Stack) .*\(most recent call first\):$")
 _TERMINATE = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
 _BOX = re.compile(r"^ +[|+]")
 _GROUP = re.compile(r"^ +\+ Exception Group Traceback")
-_IN_BOX = re.compile(r"^ +\| ?")
 _FIRST_OF_GROUP = re.compile(r"^ +\+-\+-+ 1 -+$")
 _NEXT_OF_GROUP = re.compile(r"^ +\+-+(?: \d+ -+)?$")
-_MARKS = re.compile(r"^[ |]*[~^][ ~^]*$")
-_LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib(?:64)?/python3[.\d]*)/([^/]+)")
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/[^/]+")
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
+
+_INTERRUPTS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")
+_CONTROL_FLOW = (*_INTERRUPTS, "StopIteration", "StopAsyncIteration", "CancelledError", "Empty")
+"""Exceptions that are no errors, and so no causes of one."""
 
 _FOREIGN = 10
 """Most foreign lines, such as those of threads in C, between the lines of a traceback."""
 _MESSAGE = 100
-"""Most lines of a message that are read."""
+"""Most lines of a message, but for lines that are indented or resemble those before them."""
+_MOST_LINES = 200
+"""Most lines of a report, whose middle is left out."""
 _LATER = 50
 """More lines than an exit prints: an exception followed by more did not end the process."""
+_LOOKED_AT = 200
+"""Lines after an exception that are counted, with empty ones."""
 _LIMIT = 4000
 
 
-def clean(text: str) -> str:
-    """Return a text without characters that move the cursor, or hide or reorder text."""
-    text = _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n").expandtabs(4)
-    return _CONTROL.sub("\ufffd", text)
+def keep(head: str, tail: str, newlines: int) -> str:
+    """Return the text of a long stderr of which only two parts are known, with a line in the middle
+    that tells how many lines are left out.
+
+    Args:
+        head: a part that begins up to three lines before the header of the last traceback, as these
+            tell of threads and loggers.
+        tail: the end.
+        newlines: how many newlines there were between the two.
+    """
+    rest = tail.partition("\n")[2]  # without the line that has lost its beginning
+    is_whole = head.endswith("\n")
+    count = newlines + is_whole
+    mark = [f"  … {count:,} more line{'s' if count > 1 else ''} …\n"] if count else []
+    return "".join([head, *([] if is_whole else [" …\n"]), *mark, rest])
 
 
-def from_stderr(text: str) -> ErrorReport | None:
+def from_stderr(text: str, went_on: bool | None = None) -> ErrorReport | None:
     """Return the exception that ended a worker, from the end of its stderr; None if there is none.
 
     The last exception counts. Exceptions that do not end a process (in threads, in destructors, in
-    a log) are used only if there is no other.
+    a log, handled by the program) are used only if there is no other.
+
+    Args:
+        text: the end of stderr.
+        went_on: whether the program ran on after the last traceback; None if nobody has seen that.
     """
-    lines = _unframed(_RANK.sub("", clean(text)).split("\n"))
-    crash = _crash(lines)
-    printed: ErrorReport | None = None
-    for chain in reversed(_chains(lines)):
-        report = _report(lines, chain)
-        if report.kind is FailureKind.PRINTED:
-            printed = printed or report
-        elif crash is None or crash[0] < chain[-1].end or not crash[1].where:
-            return report
-        else:
-            break
-    return printed if crash is None else crash[1]
+    lines = _lines(text)
+    _, report = _ending(lines, _chains(lines), went_on)
+    return report
+
+
+def printed_before(text: str) -> ErrorReport | None:
+    """Return the last exception that was printed before the one that ended the worker, such as that
+    of a thread; None if there is none, or if nothing shows what ended the worker.
+    """
+    lines = _lines(text)
+    chains = _chains(lines)
+    at, ending = _ending(lines, chains, None)
+    if ending is None or ending.kind is FailureKind.PRINTED or not at:
+        return None
+    report = _report(lines, chains[at - 1])
+    if (report.type, report.message) == (ending.type, ending.message):
+        return None  # it was logged, and raised again
+    return report._replace(kind=FailureKind.PRINTED)
+
+
+def besides(text: str) -> tuple[list[str], list[str]]:
+    """Return the lines of a worker's stderr that belong to no traceback: those before the end of
+    the last one, and those after it. All are after it if there is no traceback.
+    """
+    lines = _lines(text)
+    before: list[str] = []
+    end = 0
+    for chain in _chains(lines):
+        before += lines[end : chain.start]
+        last = chain.raised[-1]
+        printed = _report(lines, chain).kind is FailureKind.PRINTED
+        end = last.exception + 1 if printed and not _BOX.match(lines[chain.start]) else chain.end
+    return [line for line in before if not _NOT_FATAL.match(line)], lines[end:]
 
 
 def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
@@ -147,7 +186,7 @@ def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
     lines = [_RANK.sub("", clean(line.rstrip("\r"))).rpartition("\n")[2] for line in printed]
     for chain in reversed(_chains(lines)):
         if _report(lines, chain).kind is FailureKind.RAISED:
-            return lines[: chain[-1].end], chain[-1].end
+            return lines[: chain.end], chain.end
     return [], 0
 
 
@@ -169,8 +208,9 @@ def from_error_file(text: str) -> ErrorReport | None:
     kind, text = _split(clean(message).strip())
     report = from_stderr(details)
     if report is None:
-        lines = tuple(clean(details).rstrip().split("\n")) if details.strip() else ()
-        return ErrorReport(FailureKind.RECORDED, kind, text, "", "", lines)
+        lines = clean(details).rstrip().split("\n") if details.strip() else []
+        shown = tuple(without_middle(lines, _MOST_LINES))
+        return ErrorReport(FailureKind.RECORDED, kind, text, "", "", shown)
     if not message.strip():
         kind, text = report.type, report.message
     return report._replace(kind=FailureKind.RECORDED, type=kind, message=text)
@@ -182,84 +222,74 @@ def last_lines(text: str, count: int = 3) -> tuple[str, ...]:
     return tuple([line for line in lines if line.strip()][-count:])
 
 
-# Kinds of lines.
-
-
-def frame_of(line: str) -> TracebackLine | None:
-    """Return the frame in a line, in a box or not."""
-    match = _FRAME.match(line)
-    if match is None:
-        return None
-    return TracebackLine(match["file"], match["line"], match["function"] or "")
-
-
-def is_header(line: str) -> bool:
-    """Return whether a traceback begins here; a progress bar may stand before it."""
-    return line.rstrip().endswith(_HEADER)
-
-
-def is_chained(line: str) -> bool:
-    """Return whether a line separates a traceback from the next one in its chain."""
-    return in_box(line) in _CHAINED
-
-
-def is_marks(line: str) -> bool:
-    """Return whether a line underlines the source above it."""
-    return _MARKS.match(line) is not None
-
-
-def is_exception(line: str) -> bool:
-    """Return whether a line looks like the type of an exception and its message."""
-    return _EXCEPTION.match(in_box(line)) is not None
-
-
-def is_fatal(line: str) -> bool:
-    """Return whether Python's fatal error message begins here."""
-    return _FATAL.match(line) is not None
-
-
-def in_box(line: str) -> str:
-    """Return a line of an ExceptionGroup without the box around it; other lines are unchanged."""
-    return _IN_BOX.sub("", line)
+def _lines(text: str) -> list[str]:
+    return as_python(_RANK.sub("", clean(text)).split("\n"))
 
 
 # From lines to tracebacks.
 
 
-def _unframed(lines: Sequence[str]) -> list[str]:
-    """Return the lines with tracebacks of rich rewritten as Python would print them."""
-    result: list[str] = []
-    inside = False
-    for line in lines:
-        if not inside and line.startswith("╭─") and _HEADER[:-1] in line:
-            inside = True
-            result.append(_HEADER)
-        elif not inside:
-            result.append(line)
-        elif not line.startswith("│"):  # the frame ends, or the process was killed in it
-            inside = False
-            if not line.startswith("╰─"):
-                result.append(line)
-        elif line.startswith("│ ❱"):
-            result.append(f"    {line.strip('│❱ ').lstrip('0123456789').strip('│ ')}")
-        elif (match := _FRAMED.match(line.strip("│ "))) is not None:
-            file, number, function = match.groups()
-            result.append(f'  File "{file}", line {number}, in {function}')
-    return result
-
-
-def _chains(lines: Sequence[str]) -> list[list[_Traceback]]:
+def _chains(lines: Sequence[str]) -> list[_Chain]:
     """Return all tracebacks, grouped by the chains in which Python printed them."""
-    chains: list[list[_Traceback]] = []
+    groups: list[list[tuple[_Traceback, bool]]] = []
     for traceback in _tracebacks(lines):
-        if chains:
-            before = chains[-1][-1].end
-            between = [n for n in range(before, traceback.start) if lines[n].strip(' "')]
-            if len(between) == 1 and is_chained(lines[between[0]]):
-                chains[-1].append(traceback)
-                continue
-        chains.append([traceback])
-    return chains
+        quoted = _is_quoted(lines, groups[-1][-1][0], traceback) if groups else None
+        if quoted is None:
+            groups.append([(traceback, False)])
+        else:
+            groups[-1].append((traceback, quoted))
+    return [
+        _Chain(group[0][0].start, group[-1][0].end, tuple(_raised(lines, group)))
+        for group in groups
+    ]
+
+
+def _is_quoted(lines: Sequence[str], before: _Traceback, traceback: _Traceback) -> bool | None:
+    """Return whether a traceback is in the message of the exception before it; None if it belongs
+    to another chain.
+    """
+    between = [n for n in range(before.end, traceback.start) if lines[n].strip(' "')]
+    if between:
+        return False if len(between) == 1 and is_chained(lines[between[0]]) else None
+    if lines[traceback.start].startswith(ORIGINAL):
+        return True
+    introduced = lines[before.end - 1].rstrip().endswith(":")
+    return True if introduced and not _is_outermost(lines, traceback) else None
+
+
+def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> list[_Raised]:
+    """Return the exceptions of a chain in the order in which they were raised."""
+    raised: list[_Raised] = []
+    quoting: list[_Traceback] = []
+
+    def end_quote() -> None:
+        if quoting:
+            inner = raised.pop()
+            raised.append(inner._replace(stack=(*quoting, *inner.stack)))
+            quoting.clear()
+
+    for traceback, quoted in group:
+        if quoted:
+            quoting += raised.pop().stack
+        elif quoting and _is_outermost(lines, traceback):
+            end_quote()
+        new = _Raised(traceback.exception, traceback.end, (traceback,))
+        if raised and lines[raised[-1].exception] == lines[new.exception]:
+            # The same exception, as another process raised it.
+            new = new._replace(stack=(traceback, raised.pop().stack[-1]))
+        raised.append(new)
+    end_quote()
+    return raised
+
+
+def _is_outermost(lines: Sequence[str], traceback: _Traceback) -> bool:
+    """Return whether a traceback begins where Python's main thread begins, as far as is known."""
+    header = lines[traceback.start]
+    if header == FRAMED or not is_header(header):
+        return True  # typer leaves out frames; the beginning may be lost
+    frames = map(frame_of, lines[traceback.start : traceback.exception])
+    first = next((frame for frame in frames if frame is not None), None)
+    return first is None or first.outermost
 
 
 def _tracebacks(lines: Sequence[str]) -> list[_Traceback]:
@@ -298,7 +328,7 @@ def _traceback(lines: Sequence[str], start: int, foreign: int) -> tuple[_Traceba
     while number < len(lines) and not is_header(lines[number]):
         line = lines[number]
         if line and not line.startswith(" "):
-            if _EXCEPTION.match(line):
+            if is_exception(line):
                 end = _end_of_message(lines, number)
                 return _Traceback(start, number, end), end
             foreign -= 1
@@ -329,11 +359,23 @@ def _is_in_box(lines: Sequence[str]) -> bool:
 
 def _end_of_message(lines: Sequence[str], exception: int) -> int:
     end = exception + 1
-    while end < len(lines) and end <= exception + _MESSAGE and not _is_other(lines[end]):
+    shapes: set[str] = set()
+    while end < len(lines) and not _is_other(line := lines[end]):
+        if end <= exception + _MESSAGE:
+            shapes.add(_shape(line))
+        elif line.strip() and not line.startswith(" ") and _shape(line) not in shapes:
+            is_cut = end + 1 < len(lines) and is_omission(lines[end + 1])
+            if not is_cut:
+                break
         end += 1
     while end > exception + 1 and lines[end - 1].strip() in ("", '"""'):
         end -= 1
     return end
+
+
+def _shape(line: str) -> str:
+    """Return what lines have in common that tell the same of different things."""
+    return _NUMBER.sub("#", line)
 
 
 def _is_other(line: str) -> bool:
@@ -350,34 +392,102 @@ def _is_other(line: str) -> bool:
 # From tracebacks to a report.
 
 
-def _report(lines: Sequence[str], chain: Sequence[_Traceback]) -> ErrorReport:
-    last = chain[-1]
-    before = [line for line in lines[max(0, chain[0].start - 4) : chain[0].start] if line.strip()]
-    after = 0
-    for line in lines[last.end :]:
-        after += bool(line.strip())
-        if after > _LATER:
+def _ending(
+    lines: Sequence[str], chains: Sequence[_Chain], went_on: bool | None
+) -> tuple[int, ErrorReport | None]:
+    """Return what ended a worker, and how many of the chains of exceptions come before it."""
+    crash = _crash(lines)
+    printed: tuple[int, ErrorReport] | None = None
+    for number, chain in reversed(list(enumerate(chains))):
+        report = _report(lines, chain, went_on)
+        if report.kind is FailureKind.PRINTED:
+            printed = printed or (number, report)
+        elif crash is None or crash[0] < chain.end or not crash[1].where:
+            return number, report
+        else:
             break
-    logged = bool(before and _LOGGED.match(before[-1]))
-    end = last.end
+    if crash is not None:
+        return sum(chain.start < crash[0] for chain in chains), crash[1]
+    return printed or (0, None)
+
+
+def _report(lines: Sequence[str], chain: _Chain, went_on: bool | None = None) -> ErrorReport:
+    last = chain.raised[-1]
+    before = [line for line in lines[max(0, chain.start - 4) : chain.start] if line.strip()]
+    rest = lines[chain.end : chain.end + _LOOKED_AT]
+    after = sum(1 for line in rest if line.strip())
+    boxed = _BOX.match(lines[last.stack[0].start]) is not None
+    end = chain.end
     if any(_NOT_FATAL.match(line) for line in before[-2:]) or after > _LATER:
         kind = FailureKind.PRINTED
-    elif logged and (after or end > last.exception + 1):
-        kind, end = FailureKind.PRINTED, last.exception + 1
+    elif went_on or _was_handled(
+        lines, last, before, followed=after > 0 or end > last.exception + 1
+    ):
+        kind = FailureKind.PRINTED
+        end = end if boxed else last.exception + 1  # what follows may be no message
     else:
         kind = FailureKind.RAISED
-    first, *rest = lines[chain[0].start : end]
-    if is_header(first) and not _BOX.match(first):
-        first = _HEADER  # without the progress bar before it
-    shown = (first, *rest)
-    if _BOX.match(lines[last.start]):
-        return _group(lines, last, kind, shown)
-    type_, message = _split("\n".join(lines[last.exception : end]))
-    raised = last
-    if len(chain) > 1 and lines[chain[-2].exception] == lines[last.exception]:
-        raised = chain[-2]  # the same exception, as another process raised it
-    where, source = _place(lines[raised.start : raised.exception])
-    return ErrorReport(kind, type_, message, where, source, shown)
+    shown = _shown(lines, chain, end)
+    if boxed:
+        report = _group(lines, last.stack[0], kind, shown)
+    else:
+        type_, message = _split("\n".join(lines[last.exception : end]))
+        report = ErrorReport(kind, type_, message, *_place(lines, last.stack), shown)
+    cause, cause_where = _cause(lines, chain, report)
+    types = [_type(lines, each) for each in chain.raised]
+    return report._replace(
+        cause=cause,
+        cause_where=cause_where,
+        is_interrupted=any(type_ in _INTERRUPTS for type_ in types[:-1])
+        or types[-1] in _INTERRUPTS[:2],
+    )
+
+
+def _was_handled(
+    lines: Sequence[str], last: _Raised, before: Sequence[str], *, followed: bool
+) -> bool:
+    """Return whether the program itself, or a logger, has printed an exception, and so was able to
+    go on: it was caught in a function, or logged, and something follows.
+    """
+    if before and _LOGGED.match(before[-1]) and followed:
+        return True
+    if any(_WITHOUT_STARTERS.match(line) for line in before):
+        return False
+    return not _is_outermost(lines, last.stack[0])
+
+
+def _shown(lines: Sequence[str], chain: _Chain, end: int) -> tuple[str, ...]:
+    """Return the lines of a report: without the progress bar before them, and not too many."""
+    exception = chain.raised[-1].exception + 1
+    stack = [HEADER if line == FRAMED else line for line in lines[chain.start : exception]]
+    if is_header(stack[0]) and not _BOX.match(stack[0]):
+        stack[0] = HEADER
+    message = lines[exception:end]
+    if len(stack) + len(message) <= _MOST_LINES:
+        return (*stack, *message)
+    half = _MOST_LINES // 2
+    size = min(len(message), max(half, _MOST_LINES - len(stack)))
+    return (*without_middle(stack, _MOST_LINES - size), *without_middle(message, size))
+
+
+def _type(lines: Sequence[str], raised: _Raised) -> str:
+    return _split(in_box(lines[raised.exception]))[0]
+
+
+def _cause(lines: Sequence[str], chain: _Chain, report: ErrorReport) -> tuple[str, str]:
+    """Return the first error of a chain and its place, unless it is the last, or that tells it."""
+    for each in chain.raised[:-1]:
+        type_, message = _split(in_box(lines[each.exception]))
+        if type_ and type_ not in _CONTROL_FLOW:
+            if message and message in report.message:
+                break
+            where, _ = _place(lines, each.stack)
+            package = _PACKAGE.match(report.where)
+            program = package is not None and where.startswith(package[0])
+            if TracebackLine(where, "", "").library and not program:
+                where = ""  # no place in the user's code
+            return f"{type_}: {message}" if message else type_, where
+    return "", ""
 
 
 def _group(
@@ -401,9 +511,9 @@ def _group(
         ),
         "",
     )
-    where, source = _place(lines[begin:end])
+    where, source = _place_in(lines[begin:end])
     if not where:
-        where, source = _place(lines[traceback.start : traceback.exception])
+        where, source = _place_in(lines[traceback.start : traceback.exception])
     return ErrorReport(
         kind, type_, f"{message}: {first}" if first else message, where, source, shown
     )
@@ -427,16 +537,16 @@ def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
             message = what[0].removeprefix("what():").strip()
             shown += lines[terminate : terminate + 2]
     if fatal is not None:
-        match = _FATAL.match(lines[fatal])
-        message = message or (match["message"] if match is not None else "")
+        message = message or fatal_message(lines[fatal])
         stack = _stack(lines, fatal)
-        where, source = _place(lines[fatal:stack][::-1])  # the innermost comes first
+        where, source = _place_in(lines[fatal:stack][::-1])  # the innermost comes first
         shown += [line for line in lines[fatal:stack] if line.strip()]
     if not shown:
         return None
     start = min(number for number in (fatal, terminate) if number is not None)
+    lines = without_middle(shown, _MOST_LINES)
     return start, ErrorReport(
-        FailureKind.CRASHED, type_, message[:_LIMIT], where, source, tuple(shown)
+        FailureKind.CRASHED, type_, message[:_LIMIT], where, source, tuple(lines)
     )
 
 
@@ -454,18 +564,19 @@ def _stack(lines: Sequence[str], fatal: int) -> int:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Return the type and the message of an exception; an empty type if the text has none."""
-    match = _EXCEPTION.match(text[:_LIMIT])
-    if match is None:
-        return "", text[:_LIMIT]
-    return match["type"].rpartition(".")[2], match["message"] or ""
+    return split_exception(text[:_LIMIT])
 
 
 # From frames to the user's own line.
 
 
-def _place(lines: Sequence[str]) -> tuple[str, str]:
-    """Return the innermost place in the user's own code, the last in `lines`, and its source."""
+def _place(lines: Sequence[str], stack: Sequence[_Traceback]) -> tuple[str, str]:
+    """Return the innermost place in the user's own code, and its source."""
+    return _place_in([line for part in stack for line in lines[part.start : part.exception]])
+
+
+def _place_in(lines: Sequence[str]) -> tuple[str, str]:
+    """Return the last place in the user's own code in some lines, and its source."""
     found = [(number, frame) for number, line in enumerate(lines) if (frame := frame_of(line))]
     if not found:
         return "", ""
@@ -476,7 +587,7 @@ def _place(lines: Sequence[str]) -> tuple[str, str]:
     source = lines[number + 1] if number + 1 < len(lines) else ""
     if not in_box(source).startswith(" ") or frame_of(source) or is_marks(source):
         return where, ""
-    return where, in_box(source).strip()
+    return where, "" if is_omission(source) else in_box(source).strip()
 
 
 def _innermost(found: Sequence[tuple[int, TracebackLine]]) -> tuple[int, TracebackLine]:

@@ -1,0 +1,93 @@
+"""The first line of an exception, and long texts, are cut so that the reason stays."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.core.excerpts import cut, excerpt, headline
+from relight.core.exits import ErrorReport, FailureKind
+
+IN_USE = (
+    "The server socket has failed to listen on any local network address. port: 29777, "
+    "useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+)
+NO_HOST = (
+    "The client socket has timed out after 3000ms while trying to connect to "
+    "(gpu-node-17.cluster.invalid, 29511). Check the address and the port of the peer."
+)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("bad batch\nin shard 3", "bad batch"),
+        ("", ""),
+        ("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer",
+         "Connection closed by peer"),
+        ("[../third_party/gloo/gloo/transport/tcp/pair.cc:598] Read error [127.0.0.1]:4705",
+         "Read error [127.0.0.1]:4705"),
+        ("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598",
+         "unexpected pos 704 vs 598"),
+        ("[enforce fail at alloc_cpu.cpp:127] err == 0. can't allocate memory",
+         "can't allocate memory"),
+        ("[enforce fail at pair.cc:466] op.preamble.length <= op.nbytes. 64 vs 4",
+         "op.preamble.length <= op.nbytes. 64 vs 4"),
+        ("NCCL error in: /pytorch/ProcessGroupNCCL.cpp:1970, unhandled system error",
+         "NCCL error, unhandled system error"),
+        ('n == 1 INTERNAL ASSERT FAILED at "/c10/x.cpp":123, please report a bug to PyTorch. Gone',
+         "Gone"),
+        ('Error(s) in loading state_dict for Net:\n\n\tMissing key(s): "a".\n\tUnexpected: "b"',
+         'Error(s) in loading state_dict for Net: Missing key(s): "a".'),
+        ("checkpoint does not fit:", "checkpoint does not fit:"),
+        ("[Rank 1] Watchdog caught a timeout", "[Rank 1] Watchdog caught a timeout"),
+    ],
+)  # fmt: skip
+def test_headline_has_the_reason(message: str, expected: str) -> None:
+    report = ErrorReport(FailureKind.RAISED, "RuntimeError", message, "", "", ())
+    assert headline(report, 120) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        (IN_USE, "port: 29777"),
+        (NO_HOST, "(gpu-node-17.cluster.invalid, 29511)"),
+        ("A long sentence that tells of nothing at all. Then " * 3 + "[127.0.0.1]:4705", "]:4705"),
+        ("One long sentence that does not tell much of " * 3 + "db.internal:6379 gone", ":6379"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [60, 80, 100, 120])
+def test_no_cut_loses_an_address(text: str, address: str, size: int) -> None:
+    assert address in cut(text, size)
+
+
+@given(st.text(" .:;,[]()12ab-", max_size=300), st.integers(3, 200))
+def test_cut_text_is_not_too_long(text: str, size: int) -> None:
+    shown = cut(text, size)
+    assert len(shown) <= size
+    assert shown == text or "…" in shown
+
+
+def test_first_error_of_a_chain_stays_in_a_short_excerpt() -> None:
+    header = "Traceback (most recent call last):"
+    places = [[f'  File "a.py", line {n}, in f{n}', f"    call({n})"] for n in range(4)]
+    lines = [header, *places[0], *places[1], "E: 0"]
+    for number in range(1, 9):
+        lines += ["", "The above exception was the direct cause of the following exception:", ""]
+        lines += [header, *places[2], *places[3], f"E: {number}"]
+    shown = excerpt(lines, 12)
+    assert shown[:5] == ["  … 1 frame …", *places[1], "E: 0", "  … 14 frames …"]
+    assert shown[-4:] == ["  … 1 frame …", *places[3], "E: 8"]
+    assert excerpt(lines, 10)[:2] == ["  … 2 frames …", "E: 0"]
+
+
+@pytest.mark.parametrize("rows", [10, 54, 55, 70])
+def test_what_is_left_out_twice_is_added_up(rows: int) -> None:
+    lines = ["Traceback (most recent call last):", '  File "a.py", line 4, in f', "E: bad:"]
+    lines += [*(f"tensor {n}" for n in range(50)), "  … 14,950 more lines …"]
+    lines += [f"tensor {n}" for n in range(15_000, 15_050)]
+    shown = excerpt(lines, rows)
+    marks = [line for line in shown if "…" in line]
+    left_out = [int(mark.split()[1].replace(",", "")) for mark in marks]
+    assert sum(left_out) + sum("tensor" in line for line in shown) == 15_050
+    assert len(marks) == (2 if rows == 70 else 1)

@@ -1,0 +1,114 @@
+"""The line that tells most of what a worker printed besides tracebacks."""
+
+import pytest
+
+from relight.core.last_words import words
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "/srv/job/train.py", line 9, in <module>
+    main()
+ValueError: bad
+"""
+LOGGED = TRACEBACK.replace("<module>", "load")
+BOX = """\
+Usage: train.py [OPTIONS]
+Try 'train.py --help' for help.
+╭─ Error ──────────────────────────────────────────────────────────────────────╮
+│ No such option: --learning-rat Did you mean                                  │
+│ --learning-rate?                                                             │
+╰──────────────────────────────────────────────────────────────────────────────╯
+"""
+FIRE = """\
+ERROR: Could not consume arg: --learning_rat=0.1
+Usage: train.py LEARNING_RATE <flags>
+  optional flags:        --epochs
+
+For detailed information on this command, run:
+  train.py --help
+"""
+HYDRA = """\
+Could not override 'lrr'.
+To append to your config use +lrr=1
+Key 'lrr' is not in struct
+    full_key: lrr
+    object_type=dict
+
+Set the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.
+"""
+NOISE = """\
+[rank1]:[W1126 18:46:38.1 ProcessGroupGloo.cpp:1] Warning: destroy_process_group() was not called
+/srv/job/train.py:3: UserWarning: failed to find a config, error: none
+  warnings.warn("failed to find a config")
+2026-01-02 03:04:05,678 - train - INFO - errors: 0
+[2026-01-02 03:04:05][train.data][INFO] - errors: 0
+[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1
+WARNING: could not find a cache
+ 50%|#####     | 5/10 [00:01<00:01,  4.00it/s]
+-----
+"""
+
+
+@pytest.mark.parametrize(
+    ("stderr", "expected"),
+    [
+        ("FATAL: /data/x is empty\n  tried: /data/a\n  tried: /data/b\n",
+         "FATAL: /data/x is empty"),
+        ("usage: x [-h]\ntrain.py: error: unrecognized arguments: --lrr\n",
+         "train.py: error: unrecognized arguments: --lrr"),
+        ("Usage: x\nTry 'x --help' for help.\n\nError: No such option: --lrr\n",
+         "Error: No such option: --lrr"),
+        (BOX, "Error: No such option: --learning-rat Did you mean --learning-rate?"),
+        (FIRE, "ERROR: Could not consume arg: --learning_rat=0.1"),
+        (HYDRA, "Could not override 'lrr'."),
+        ("FATAL Flags parsing error:\n  Unknown command line flag 'lrr'\nPass --helpshort\n",
+         "FATAL Flags parsing error: Unknown command line flag 'lrr'"),
+        ("config error: lr must be > 0, got -0.1\n", "config error: lr must be > 0, got -0.1"),
+        ("run.sh: line 3: foo: command not found\n", "run.sh: line 3: foo: command not found"),
+        ("sim: 61.c:8: main: Assertion `x' failed.\n", "sim: 61.c:8: main: Assertion `x' failed."),
+        ("thread 'main' panicked at src/main.rs:3:5:\nno data\nnote: run with RUST_BACKTRACE=1\n",
+         "thread 'main' panicked at src/main.rs:3:5: no data"),
+        ("terminate called after throwing an instance of 'E'\n",
+         "terminate called after throwing an instance of 'E'"),
+        ('{"level": "ERROR", "msg": "no \'x\'", "step": 3}\n', "ERROR: no 'x'"),
+        ('{"levelname": "INFO", "message": "0 errors"}\n{"event": "disk is full"}\n',
+         "disk is full"),
+        ('level=info msg="0 errors"\nlevel=error msg="no data"\nbye\n',
+         'level=error msg="no data"'),
+        ("2026-01-02 03:04:05 ERROR no data\n2026-01-02 03:04:05 INFO bye\n",
+         "2026-01-02 03:04:05 ERROR no data"),
+        ("retry failed\nretry failed\nERROR: storage is gone\n", "ERROR: storage is gone"),
+        ("loading\ncannot read /data\nbye\n", "cannot read /data"),
+        ("loading\naccuracy is too low\n" + NOISE, "accuracy is too low"),
+        (NOISE, "step 5"),
+        ("", "step 5"),
+    ],
+)  # fmt: skip
+def test_error_counts_before_the_last_line(stderr: str, expected: str) -> None:
+    assert words(stderr, "loading\nstep 5\n\n") == expected
+
+
+def test_nothing_printed_is_no_words() -> None:
+    assert words("", "") == ""
+
+
+@pytest.mark.parametrize(
+    ("stderr", "expected"),
+    [
+        # What a program says of why it gives up, after an exception that it has handled.
+        (f"ERROR: old\n{LOGGED}giving up\n", "giving up"),
+        (f"ERROR: old\n{TRACEBACK}FATAL: giving up\n", "FATAL: giving up"),
+        # A failed subprocess, before the exception that tells of it.
+        (f"loading\nfatal error: Unable to locate credentials\n{TRACEBACK}",
+         "fatal error: Unable to locate credentials"),
+        (f"fatal error: Unable to locate credentials\n{TRACEBACK}{NOISE}",
+         "fatal error: Unable to locate credentials"),
+        # Nothing that tells of an error: stdout is as good.
+        (f"loading\n{TRACEBACK}", "accuracy 0.31 is below 0.5"),
+        (f"{TRACEBACK}", "accuracy 0.31 is below 0.5"),
+    ],
+)  # fmt: skip
+def test_words_after_the_last_traceback_count_before_those_above_it(
+    stderr: str, expected: str
+) -> None:
+    assert words(stderr, "accuracy 0.31 is below 0.5\n") == expected
