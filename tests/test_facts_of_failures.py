@@ -75,3 +75,10 @@ def test_reader_that_has_ended_explains_a_broken_pipe(tmp_path: Path, launch: La
     command = f"{shlex.join([*RELIGHT, 'run', str(script)])} 2>{tmp_path}/stderr | head -n1"
     launch("-c", command, command=("sh",))
     assert "the reader of the launcher's output has ended" in (tmp_path / "stderr").read_text()
+
+
+@pytest.mark.parametrize("flags", [(), ("-r3",)], ids=["pipe", "file"])
+def test_last_words_may_be_on_stdout(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    text = "print('accuracy 0.31 is too low, giving up', flush=True)\nsys.exit(1)\n"
+    more = (*flags, f"--log-dir={tmp_path / 'logs'}") if flags else ()
+    assert failure_of(tmp_path, text, *more).words == "accuracy 0.31 is too low, giving up"

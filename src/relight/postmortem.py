@@ -7,9 +7,9 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from relight.core import failures, tracebacks
+from relight.core import failures, last_words, tracebacks
 from relight.core.commands import Command
 from relight.core.exits import ErrorReport, Failure, FailureKind
 from relight.core.messages import JobEnded, NodeReady
@@ -49,7 +49,7 @@ def blames_peer(logs: Logs, local_rank: int) -> bool:
         stderr = logs.stderr_of(local_rank)
     except OSError:
         return False  # the file was removed
-    raised = reports.read(logs.error_file(local_rank)) or tracebacks.from_stderr(stderr)
+    raised = _reported(logs, local_rank, stderr)
     return failures.blames_peer(raised, tracebacks.last_lines(stderr))
 
 
@@ -89,11 +89,9 @@ def tell_parent(path: str, root: Failure, logs: Logs | None) -> None:
 
 
 def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, host: str) -> Failure:
-    try:
-        stderr = logs.stderr_of(end.local_rank)
-    except OSError:
-        stderr = ""  # the file was removed
-    report = _reported(logs.error_file(end.local_rank), stderr)
+    stderr = _text(logs.stderr_of, end.local_rank)
+    stdout = _text(logs.stdout_of, end.local_rank)
+    report = _reported(logs, end.local_rank, stderr)
     printed_s, went_on = _printed(end, logs, report)
     log = logs.stderr_path(end.local_rank)
     evidence = (
@@ -119,18 +117,33 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         asked_s=round(end.asked_s, 6),
         printed_s=printed_s,
         went_on=went_on,
+        words=last_words.words(stderr, stdout),
     )
 
 
-def _reported(error_file: str, stderr: str) -> ErrorReport | None:
+def _reported(logs: Logs, local_rank: int, stderr: str) -> ErrorReport | None:
     """Return the exception of a worker, with its whole traceback: torch's `@record` writes only the
     frames below itself.
     """
-    recorded, printed = reports.read(error_file), tracebacks.from_stderr(stderr)
+    recorded = reports.read(logs.error_file(local_rank))
+    printed = tracebacks.from_stderr(stderr, _went_on(logs, local_rank))
     if recorded is None or printed is None:
         return recorded or printed
     same = printed._replace(kind=recorded.kind, lines=recorded.lines) == recorded
     return recorded._replace(lines=printed.lines) if same else recorded
+
+
+def _text(read: Callable[[int], str], local_rank: int) -> str:
+    try:
+        return read(local_rank)
+    except OSError:
+        return ""  # the file was removed
+
+
+def _went_on(logs: Logs, local_rank: int) -> bool | None:
+    """Return whether the program ran on after the last traceback; None if nobody has seen that."""
+    printed = logs.printed(local_rank)
+    return printed.went_on if printed is not None else None
 
 
 def _printed(
