@@ -20,6 +20,10 @@ from relight.host.logs import Logs
 from relight.host.process import Workers
 
 JOB = "RELIGHT_JOB_ID"
+_FAULT = "Fatal Python error: Aborted\n"
+_AT_EXIT = f"terminate called without an active exception\n{_FAULT}"
+"""libstdc++ prints the first line if a thread still runs when the process exits, as in torch."""
+_PYTHON_FRAME = '\n  File "'
 _LAST = 20
 """Lines of a worker's output that may say why it failed."""
 _CHILD_KILLED = "killed by signal: Killed"
@@ -45,10 +49,7 @@ def gather(
 
 def blames_peer(logs: Logs, local_rank: int) -> bool:
     """Return whether a worker that has failed says that another one is gone or late."""
-    try:
-        stderr = logs.stderr_of(local_rank)
-    except OSError:
-        return False  # the file was removed
+    stderr = _stderr(logs, local_rank)
     raised = _reported(logs, local_rank, stderr)
     return failures.blames_peer(raised, tracebacks.last_lines(stderr))
 
@@ -89,7 +90,7 @@ def tell_parent(path: str, root: Failure, logs: Logs | None) -> None:
 
 
 def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, host: str) -> Failure:
-    stderr = _text(logs.stderr_of, end.local_rank)
+    stderr = _stderr(logs, end.local_rank)
     stdout = _text(logs.stdout_of, end.local_rank)
     report = _reported(logs, end.local_rank, stderr)
     printed_s, went_on = _printed(end, logs, report)
@@ -131,6 +132,17 @@ def _reported(logs: Logs, local_rank: int, stderr: str) -> ErrorReport | None:
         return recorded or printed
     same = printed._replace(kind=recorded.kind, lines=recorded.lines) == recorded
     return recorded._replace(lines=printed.lines) if same else recorded
+
+
+def _stderr(logs: Logs, local_rank: int) -> str:
+    """Return the end of what a worker wrote to stderr, without the stack that faulthandler adds to
+    an abort at exit: that ends a program which has already ended, and is no crash of its own.
+    """
+    text = _text(logs.stderr_of, local_rank)
+    before, at_exit, stack = text.rpartition(_AT_EXIT)
+    if at_exit and (_went_on(logs, local_rank) is False or _PYTHON_FRAME not in stack):
+        return f"{before}{at_exit.partition(_FAULT)[0]}"
+    return text
 
 
 def _text(read: Callable[[int], str], local_rank: int) -> str:

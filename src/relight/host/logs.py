@@ -43,6 +43,7 @@ _STDOUT_SIZE = 4 * 1024
 """Bytes of a worker's stdout that are read for its failure report."""
 _STEP, _MOST_READ = 1 << 20, 8 << 20
 """How much of a file is searched for the beginning of a long traceback: at a time, and in all."""
+_FRAME = '\n  File "'
 _MOST_UNSHOWN = 3
 """How many ended generations' output is kept while the consoles are blocked."""
 _SHOW_S = 5.0
@@ -140,7 +141,7 @@ class Logs:
         else:
             found = _end_of(source)
         tail = found.tail.decode(errors="replace")
-        if not found.head:
+        if not found.head or _FRAME in tail:  # it is not the message that is long
             return tail
         from relight.core.tracebacks import keep
 
