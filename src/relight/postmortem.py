@@ -51,6 +51,8 @@ def blames_peer(logs: Logs, local_rank: int) -> bool:
     """Return whether a worker that has failed says that another one is gone or late."""
     stderr = _stderr(logs, local_rank)
     raised = _reported(logs, local_rank, stderr)
+    if raised is not None and raised.cause and failures.blames_peer(None, [raised.cause]):
+        return True
     return failures.blames_peer(raised, tracebacks.last_lines(stderr))
 
 
