@@ -1,10 +1,11 @@
 """What is known of a worker that failed, beyond its report: `relight.RunResult.failures`."""
 
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import RELIGHT, Launch
+from conftest import FIRST_WARM, RELIGHT, Launch
 
 import relight
 from relight import RunSpec
@@ -128,7 +129,9 @@ def test_faulthandler_is_enabled_in_the_worker_only(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(CRASHES)
-    result = launch("run", *flags, script)
+    launch = partial(launch, command=FIRST_WARM if flags else RELIGHT)
+    result = launch("run", "-v", *flags, script)
+    assert ("workers start with preloaded modules" in result.stderr) == bool(flags)
     assert result.stdout.split("\n")[:3] == ["False False", "", "True {'faulthandler': True}"]
     result = launch("run", *flags, script, PYTHONFAULTHANDLER="")
     assert result.stdout.split("\n")[:3] == ["False True", "", "False {}"]
