@@ -1,10 +1,11 @@
 """What is known of a worker that failed, beyond its report: `relight.RunResult.failures`."""
 
 import shlex
+from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import RELIGHT, Launch
+from conftest import FIRST_WARM, RELIGHT, Launch
 
 import relight
 from relight import RunSpec
@@ -75,3 +76,62 @@ def test_reader_that_has_ended_explains_a_broken_pipe(tmp_path: Path, launch: La
     command = f"{shlex.join([*RELIGHT, 'run', str(script)])} 2>{tmp_path}/stderr | head -n1"
     launch("-c", command, command=("sh",))
     assert "the reader of the launcher's output has ended" in (tmp_path / "stderr").read_text()
+
+
+@pytest.mark.parametrize("flags", [(), ("-r3",)], ids=["pipe", "file"])
+def test_last_words_may_be_on_stdout(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    text = "print('accuracy 0.31 is too low, giving up', flush=True)\nsys.exit(1)\n"
+    more = (*flags, f"--log-dir={tmp_path / 'logs'}") if flags else ()
+    assert failure_of(tmp_path, text, *more).words == "accuracy 0.31 is too low, giving up"
+
+
+CLEANS_UP = """
+ready = sys.argv[1]
+if os.environ["RANK"] == "1":
+    try:
+        raise ValueError("corrupt record 77")
+    finally:
+        open(ready, "w").close()
+        time.sleep(600)
+while not os.path.exists(ready):
+    time.sleep(0.01)
+try:
+    raise ConnectionResetError("Connection closed by peer")
+except OSError as error:
+    raise RuntimeError("step 5 failed") from error
+"""
+
+
+def test_exception_of_a_rank_that_still_cleans_up_is_known(tmp_path: Path) -> None:
+    """It is stopped because another rank has lost the connection to it, and says so in a cause."""
+    script = tmp_path / "train.py"
+    script.write_text(f"import os, sys, time\n{CLEANS_UP}")
+    ready = str(tmp_path / "ready")
+    result = relight.run(RunSpec(str(script), [ready], nproc_per_node=2))
+    (found,) = [failure for failure in result.failures if failure.rank == 1]
+    assert found.doing is not None
+    assert found.doing.handling == "ValueError: corrupt record 77"
+    assert found.doing.handling_where == f"{script}:6"
+
+
+CRASHES = """
+import subprocess, sys
+ask = "import faulthandler as f, os; print(f.is_enabled(), 'PYTHONFAULTHANDLER' in os.environ)"
+print(subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True).stdout)
+import faulthandler
+print(faulthandler.is_enabled(), sys._xoptions, flush=True)
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=["cold", "preloaded"])
+def test_faulthandler_is_enabled_in_the_worker_only(
+    launch: Launch, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(CRASHES)
+    launch = partial(launch, command=FIRST_WARM if flags else RELIGHT)
+    result = launch("run", "-v", *flags, script)
+    assert ("workers start with preloaded modules" in result.stderr) == bool(flags)
+    assert result.stdout.split("\n")[:3] == ["False False", "", "True {'faulthandler': True}"]
+    result = launch("run", *flags, script, PYTHONFAULTHANDLER="")
+    assert result.stdout.split("\n")[:3] == ["False True", "", "False {}"]

@@ -7,9 +7,9 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from relight.core import blame, failures, tracebacks
+from relight.core import blame, failures, last_words, tracebacks
 from relight.core.commands import Command
 from relight.core.excerpts import headline
 from relight.core.exits import ErrorReport, Failure, FailureKind
@@ -25,6 +25,10 @@ _IN_POD, _TERMINATION_LOG = "KUBERNETES_SERVICE_HOST", "RELIGHT_TERMINATION_LOG"
 _MOST_MESSAGE = 4096
 """Bytes of a termination message that the kubelet reads."""
 _MOST_WORDS = 200
+_FAULT = "Fatal Python error: Aborted\n"
+_AT_EXIT = f"terminate called without an active exception\n{_FAULT}"
+"""libstdc++ prints the first line if a thread still runs when the process exits, as in torch."""
+_PYTHON_FRAME = '\n  File "'
 _LAST = 20
 """Lines of a worker's output that may say why it failed."""
 _CHILD_KILLED = "killed by signal: Killed"
@@ -62,11 +66,8 @@ def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
 
 def blames_peer(logs: Logs, local_rank: int) -> bool:
     """Return whether a worker that has failed says that another one is gone or late."""
-    try:
-        stderr = logs.stderr_of(local_rank)
-    except OSError:
-        return False  # the file was removed
-    raised = reports.read(logs.error_file(local_rank)) or tracebacks.from_stderr(stderr)
+    stderr = _stderr(logs, local_rank)
+    raised = _reported(logs, local_rank, stderr)
     return blame.of(raised, tracebacks.last_lines(stderr)) is not blame.Blame.NOBODY
 
 
@@ -124,16 +125,9 @@ def tell_container(headline: str, env: Environment) -> None:
 
 
 def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, host: str) -> Failure:
-    try:
-        stderr = logs.stderr_of(end.local_rank)
-    except OSError:
-        stderr = ""  # the file was removed
-    printed = logs.printed(end.local_rank)
-    went_on = printed.went_on if printed is not None else None
-    report = _reported(logs.error_file(end.local_rank), stderr, went_on)
-    printed_s = None
-    if printed is not None and printed.at is not None and _is_traceback(report):
-        printed_s = round(max(0.0, end.at - printed.at), 6)
+    stderr = _stderr(logs, end.local_rank)
+    report = _reported(logs, end.local_rank, stderr)
+    printed_s, went_on = _printed(end, logs, report)
     log = logs.stderr_path(end.local_rank)
     evidence = (
         _of_start(workers.evidence.get(end.local_rank, ""), command)
@@ -158,45 +152,73 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         asked_s=round(end.asked_s, 6),
         printed_s=printed_s,
         went_on=went_on,
-        words=_words(end, logs, stderr, report, went_on),
+        words=_words(end, logs, stderr, report),
     )
 
 
-def _reported(error_file: str, stderr: str, went_on: bool | None) -> ErrorReport | None:
+def _reported(logs: Logs, local_rank: int, stderr: str) -> ErrorReport | None:
     """Return the exception of a worker, with its whole traceback: torch's `@record` writes only the
     frames below itself.
     """
-    recorded, printed = reports.read(error_file), tracebacks.from_stderr(stderr, went_on)
+    recorded = reports.read(logs.error_file(local_rank))
+    printed = tracebacks.from_stderr(stderr, _went_on(logs, local_rank))
     if recorded is None or printed is None:
         return recorded or printed
     same = printed._replace(kind=recorded.kind, lines=recorded.lines) == recorded
     return recorded._replace(lines=printed.lines) if same else recorded
 
 
-def _is_traceback(report: ErrorReport | None) -> bool:
-    return report is not None and report.kind is not FailureKind.CRASHED
+def _stderr(logs: Logs, local_rank: int) -> str:
+    """Return the end of what a worker wrote to stderr, without the stack that faulthandler adds to
+    an abort at exit: that ends a program which has already ended, and is no crash of its own.
+    """
+    text = _text(logs.stderr_of, local_rank)
+    before, at_exit, stack = text.rpartition(_AT_EXIT)
+    if at_exit and (_went_on(logs, local_rank) is False or _PYTHON_FRAME not in stack):
+        return f"{before}{at_exit.partition(_FAULT)[0]}"
+    return text
 
 
-def _words(
-    end: WorkerEnd, logs: Logs, stderr: str, report: ErrorReport | None, went_on: bool | None
-) -> str:
+def _text(read: Callable[[int], str], local_rank: int) -> str:
+    try:
+        return read(local_rank)
+    except OSError:
+        return ""  # the file was removed
+
+
+def _went_on(logs: Logs, local_rank: int) -> bool | None:
+    """Return whether the program ran on after the last traceback; None if nobody has seen that."""
+    printed = logs.printed(local_rank)
+    return printed.went_on if printed is not None else None
+
+
+def _printed(
+    end: WorkerEnd, logs: Logs, report: ErrorReport | None
+) -> tuple[float | None, bool | None]:
+    """Return how many seconds before its end a worker has printed the exception of its report, and
+    whether its program ran on; None for what nobody has seen.
+    """
+    printed = logs.printed(end.local_rank)
+    if printed is None or printed.at is None or report is None:
+        return None, None
+    if report.kind is FailureKind.CRASHED:  # that is no traceback
+        return None, None
+    return round(max(0.0, end.at - printed.at), 6), printed.went_on
+
+
+def _words(end: WorkerEnd, logs: Logs, stderr: str, report: ErrorReport | None) -> str:
     """Return the line of a worker's output that tells most, and if a thread or the program has
     printed another exception before the one that ended it, that one. What stands on stdout may be
     older than a traceback, unless the program ran on after that.
     """
-    from relight.core import last_words
-
     before = tracebacks.printed_before(stderr)
     if before is not None and before.type:
         at = f" at {before.where}" if before.where else ""
         return f"{before.type}: {headline(before, _MOST_WORDS)}{at}"
-    stdout = ""
-    if report is None or went_on or report.kind is not FailureKind.PRINTED:
-        try:
-            stdout = logs.stdout_of(end.local_rank)
-        except OSError:
-            pass  # the file was removed
-    return last_words.words(stderr, stdout)
+    is_older = report is not None and report.kind is FailureKind.PRINTED
+    if is_older and not _went_on(logs, end.local_rank):
+        return last_words.words(stderr, "")
+    return last_words.words(stderr, _text(logs.stdout_of, end.local_rank))
 
 
 def _of_start(evidence: str, command: Command) -> str:

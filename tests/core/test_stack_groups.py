@@ -7,12 +7,15 @@ from relight.core.stacks import (
     Frame,
     ProcessStack,
     ThreadStack,
+    child_at_work,
+    doing,
     few_or_many,
     groups,
     place,
     render,
     runs_program,
     traceback_lines,
+    waits_for_children,
 )
 
 LIB = "/usr/lib/python3.11"
@@ -57,7 +60,7 @@ def process(
                 Frame(f"{TORCH}/utils/data/dataloader.py", 733, "_BaseDataLoaderIter.__next__"),
                 MAIN,
             ),
-            CodePlace("select", MAIN),
+            CodePlace("__next__", MAIN),
         ),
         (
             (Frame(f"{LIB}/threading.py", 320, "Condition.wait"), MAIN),
@@ -225,3 +228,59 @@ def test_a_program_that_python_has_left_does_not_run(frames: tuple[Frame, ...], 
     stack = process(*frames)
     assert runs_program(stack) is runs
     assert runs_program(stack._replace(threads=(*stack.threads, loader))) is runs
+
+
+LOADER = f"{TORCH}/utils/data/dataloader.py"
+NEXT = process(
+    Frame(f"{LIB}/selectors.py", 416, "_PollLikeSelector.select"),
+    Frame(LOADER, 1300, "_MultiProcessingDataLoaderIter._try_get_data"),
+    Frame(LOADER, 733, "_BaseDataLoaderIter.__next__"),
+    MAIN,
+)
+FORKED = (
+    Frame(f"{TORCH}/utils/data/_utils/worker.py", 374, "_worker_loop"),
+    Frame(f"{LIB}/multiprocessing/process.py", 314, "BaseProcess._bootstrap"),
+    Frame(LOADER, 1200, "_MultiProcessingDataLoaderIter.__init__"),
+    MAIN,
+)
+FETCH = Frame(f"{TORCH}/utils/data/_utils/fetch.py", 54, "_MapDatasetFetcher.fetch")
+ITEM = Frame("/home/u/train.py", 11, "Data.__getitem__")
+NFS = ProcessStack(7, "D", (ThreadStack(7, "pt_data_worker", "pread64", True, ()),))
+
+
+@pytest.mark.parametrize(
+    ("child", "expected"),
+    [
+        (process(ITEM, FETCH, *FORKED), "whose loader process is in __getitem__ (train.py:11)"),
+        (
+            process(Frame(f"{SITE}/PIL/Image.py", 9, "open"), FETCH, *FORKED, state="T"),
+            "whose loader process is stopped (SIGSTOP) in open (Image.py:9)",
+        ),
+        (NFS, "whose loader process is uninterruptible (state D), system call pread64"),
+    ],
+    ids=["own data", "library's data", "state D"],
+)
+def test_rank_that_waits_for_its_data_names_the_loader_process(
+    child: ProcessStack, expected: str
+) -> None:
+    assert waits_for_children(NEXT)
+    found = doing(NEXT, child_at_work(child))
+    assert found.place == f" in __next__ (train.py:88), {expected}"
+    assert f"loader process {child.pid}:" in found.stack
+
+
+@pytest.mark.parametrize(
+    "child",
+    [
+        process(Frame(f"{LIB}/multiprocessing/queues.py", 113, "Queue.get"), *FORKED),
+        process(*READ),
+        ProcessStack(7, "Z", ()),
+    ],
+    ids=["waits for work", "no process of multiprocessing", "has ended"],
+)
+def test_idle_child_is_not_named(child: ProcessStack) -> None:
+    assert child_at_work(child) is None
+
+
+def test_rank_in_a_collective_waits_for_no_child() -> None:
+    assert not waits_for_children(process(*REDUCE))

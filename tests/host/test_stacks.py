@@ -1,6 +1,7 @@
 """The Python stacks of real processes, taken from outside: each CPython that is installed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,14 +13,16 @@ import pytest
 from conftest import LIMIT_S
 
 from relight.core.printed_traceback import Program
-from relight.core.stacks import Frame, ProcessStack, ThreadStack
+from relight.core.stacks import Frame, ProcessStack, ThreadStack, waits_for_children
 from relight.errors import UsageError
 from relight.host import system
-from relight.host.stacks import workers
+from relight.host.loop import Loop
+from relight.host.stacks import native, workers
 from relight.host.stacks.doing import doing, program_of
 from relight.host.stacks.memory import StackError
 from relight.host.stacks.repeated import MainThread
 from relight.host.stacks.take import take, take_all
+from relight.host.stacks.threads import state_of
 
 VERSIONS = Path.home() / ".pyenv" / "versions"
 PYTHONS = {
@@ -122,6 +125,75 @@ def test_a_function_that_sleeps_is_shown_with_its_callers_innermost_first(
         ("script.py", 9, "outer"),
         ("script.py", 11, "<module>"),
     ]
+
+
+POOL = """\
+import multiprocessing, os, time
+
+def read(number):
+    print("up")
+    time.sleep(600)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("{how}")
+    with context.Pool(3) as pool:
+        pool.map(read, [1])
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_process_that_a_worker_waits_for_is_shown(python: Path, run: Run, how: str) -> None:
+    """The other two wait for work, and a fork has its parent's frames."""
+    process = run(python, POOL.format(how=how))
+    try:
+        until(process.pid, waits_for_children)
+        deadline = time.monotonic() + LIMIT_S
+        while (
+            ", whose child process is in "
+            not in (found := doing({0: process.pid}, are_frozen=False)[0]).place
+        ):
+            assert time.monotonic() < deadline, found
+        assert re.fullmatch(
+            r" in \w+ \(script\.py:10\), whose child process is in read \(script\.py:5\)",
+            found.place,
+        )
+        (begin,) = [n for n, line in enumerate(found.stack) if line.startswith("child process ")]
+        assert found.stack[-1].endswith('script.py", line 5, in read')
+        assert len([line for line in found.stack[begin:] if "script.py" in line]) == 1
+    finally:
+        for pid in system.tree(process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+UNINTERRUPTIBLE = """\
+import ctypes
+libc = ctypes.CDLL(None)
+stack = ctypes.create_string_buffer(1 << 16)
+top = ctypes.c_void_p(ctypes.addressof(stack) + (1 << 15))
+print("up")
+libc.clone(libc.pause, top, 0x4000 | 17, None)  # CLONE_VFORK, SIGCHLD: as for vfork(2)
+"""
+
+
+def test_process_in_state_d_shows_its_system_call(python: Path, run: Run) -> None:
+    """Its memory, which may be locked, is only read in a thread of its own."""
+    process = run(python, UNINTERRUPTIBLE)
+    deadline = time.monotonic() + LIMIT_S
+    while state_of(process.pid) != "D":
+        assert time.monotonic() < deadline
+    try:
+        found = doing({0: process.pid}, are_frozen=False)
+        assert found[0].place == " is uninterruptible (state D), system call clone"
+        loop, done = Loop(), []
+        assert native.add(loop, {0: process.pid}, found, lambda: done.append(True))
+        loop.run_until(lambda: bool(done), LIMIT_S)
+        assert found[0].place == (
+            " is uninterruptible (state D) in <module> (script.py:6), system call clone"
+        )
+        loop.close()
+    finally:
+        for pid in system.tree(process.pid):
+            os.kill(pid, signal.SIGKILL)
 
 
 HANDLES = """\

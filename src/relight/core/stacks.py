@@ -40,6 +40,16 @@ _PERHAPS_COLLECTIVE = re.compile(
 _NO_COLLECTIVE = re.compile(r"/torch/distributed/(?:checkpoint|pipelining|rpc)/")
 _OF_PAIRS = re.compile(r"i?send|i?recv|batch_isend_irecv|send_object_list|recv_object_list")
 """Functions in which two ranks meet: a stage of a pipeline waits for the stage before."""
+_OF_LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
+_OF_CHILDREN = re.compile(
+    r"/torch/utils/data/dataloader\.py$|/concurrent/futures/"
+    r"|/multiprocessing/(?:connection|managers|pool|popen_\w+|process|queues)\.py$"
+)
+"""Where a process waits for those that it has started with multiprocessing."""
+_BOOTSTRAP = re.compile(r"/multiprocessing/process\.py$")
+"""Where such a process begins; below that, a fork has its parent's frames."""
+_FETCH = re.compile(r"/torch/utils/data/_utils/fetch\.py$")
+"""Where a loader process reads data; the data set may be one of a library."""
 _MOST_FRAMES = 30
 _GENERIC = re.compile(r"wrapper|inner|wrapped|decorate_\w+|new_func|\w*_fn")
 """Functions that decorators put around the one that the user has called."""
@@ -140,7 +150,10 @@ def place(frames: Sequence[Frame]) -> CodePlace:
     """
     own = next((n for n, frame in enumerate(frames) if not _LIBRARY.search(frame.file)), 0)
     called = frames[:own]
-    name = _public([frame for frame in called if _TORCH.search(frame.file)]) or _public(called)
+    name = _public([frame for frame in called if _TORCH.search(frame.file)])
+    if not name and any(_OF_LOADER.search(frame.file) for frame in called):
+        name = "__next__"  # all that it calls is private
+    name = name or _public(called)
     if not name:
         name = _short(called[-1].function if called else frames[own].function)
     return CodePlace(name, frames[own])
@@ -163,15 +176,45 @@ def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
     return sorted(found, key=_likeliest_first)
 
 
-def doing(stack: ProcessStack | str) -> Doing:
+def waits_for_children(stack: ProcessStack) -> bool:
+    """Return whether the main thread of a process waits for processes of multiprocessing."""
+    thread = main_thread(stack)
+    return thread is not None and any(_OF_CHILDREN.search(each.file) for each in _called(thread))
+
+
+def child_at_work(child: ProcessStack) -> ProcessStack | None:
+    """Return a process of multiprocessing without its parent's frames; None if it waits for work,
+    or is no such process.
+    """
+    thread = main_thread(child)
+    if thread is None:
+        return child if child.state == "D" else None
+    begins = [n for n, frame in enumerate(thread.frames) if _BOOTSTRAP.search(frame.file)]
+    frames = thread.frames[: begins[0]] if begins else ()
+    works = any(not _LIBRARY.search(each.file) or _FETCH.search(each.file) for each in frames)
+    waits_in = thread.waits_in if child.state == "D" else ""
+    own = thread._replace(frames=frames, waits_in=waits_in)
+    return child._replace(threads=(own,)) if works else None
+
+
+def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Doing:
     """Return what a worker does, for the report of a failure.
 
     Args:
         stack: of its process; a text is the reason why there is none.
+        child: the process that it waits for, as of `child_at_work`.
     """
     _, text, has_stack = _describe(stack)
     thread = None if isinstance(stack, str) or not has_stack else main_thread(stack)
     lines = traceback_lines(thread.frames[:_MOST_FRAMES]) if thread else []
+    if child is not None:
+        loads = thread is not None and any(_OF_LOADER.search(each.file) for each in _called(thread))
+        name = "loader process" if loads else "child process"
+        _, at, _ = _describe(child)
+        text += f", whose {name}{' is' if at.startswith(' in ') else ''}{at}"
+        inner = main_thread(child)
+        lines.append(f"{name} {child.pid}:")
+        lines += traceback_lines(inner.frames[:_MOST_FRAMES]) if inner else []
     handled = thread.handled if thread else None
     return Doing(
         text,
@@ -185,6 +228,11 @@ def doing(stack: ProcessStack | str) -> Doing:
 def is_halted(doing: Doing) -> bool:
     """Return whether a worker could not run: it was stopped, or in an uninterruptible call."""
     return doing.place.startswith(tuple(_STATES.values()))
+
+
+def is_locked(found: Doing) -> bool:
+    """Return whether a worker was in state D, and nobody has read its stack."""
+    return found.place.startswith(_STATES["D"]) and not found.stack
 
 
 def render(
@@ -266,6 +314,9 @@ def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]
         return ("Z",), " has ended (zombie)", False
     condition = _STATES.get(stack.state, "")
     thread = main_thread(stack)
+    if thread is None and stack.state == "D":
+        call = next((each.waits_in for each in stack.threads if each.is_main), "")
+        return (condition, None, call), f"{condition}{_in_call(call)}", False
     if thread is None:
         text = f"{condition}, without Python code" if condition else " runs no Python code"
         return (condition, None), text, False
@@ -276,8 +327,17 @@ def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]
     says_more = stack.state == "D" or (not condition and where == thread.frames[0])
     if says_more and thread.waits_in not in _IDLE_CALLS:
         call = thread.waits_in
-    text += f", system call {call}" if call else ""
+    text += _in_call(call)
     return (condition, what, where.file, where.line, call), text, True
+
+
+def _in_call(call: str) -> str:
+    return f", system call {call}" if call else ""
+
+
+def _called(thread: ThreadStack) -> list[Frame]:
+    """Return the frames of libraries that the user's innermost line has called."""
+    return list(takewhile(lambda frame: _LIBRARY.search(frame.file), thread.frames))
 
 
 def _expects_peers(stack: ProcessStack | str) -> bool:

@@ -22,9 +22,10 @@ from relight.host.pipe_reader import (
     HEAD_SIZE,
     TAIL_SIZE,
     TRACEBACK,
+    LongOutput,
     PipeReader,
     channel,
-    joined,
+    ends,
 )
 from relight.spec import LaunchSpec
 from relight.typed import NamedTuple
@@ -32,8 +33,6 @@ from relight.values import STDERR, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import BinaryIO
-
     from relight.core.printed_traceback import PrintedTraceback, Program
     from relight.host.file_tails import FileTails
     from relight.host.log_filters import FilteredFile, LineFilter
@@ -44,6 +43,7 @@ _STDOUT_SIZE = 4 * 1024
 """Bytes of a worker's stdout that are read for its failure report."""
 _STEP, _MOST_READ = 1 << 20, 8 << 20
 """How much of a file is searched for the beginning of a long traceback: at a time, and in all."""
+_FRAME = '\n  File "'
 _MOST_UNSHOWN = 3
 """How many ended generations' output is kept while the consoles are blocked."""
 _SHOW_S = 5.0
@@ -130,24 +130,22 @@ class Logs:
 
     def stderr_of(self, local_rank: int) -> str:
         """Return the end of what a worker wrote to stderr, and of a last traceback that is longer
-        also the beginning; a line between them has how many lines are missing.
+        also the beginning; a line between them has how many lines are left out.
         """
         source = self._stderr.get(local_rank)
-        if isinstance(source, PipeReader):
-            source.read()
-            return source.end()
         if source is None:
             return ""
-        with open(source, "rb") as file:
-            tail_at = max(0, os.fstat(file.fileno()).st_size - TAIL_SIZE)
-            file.seek(tail_at)
-            tail = file.read()
-            head, head_at, newlines = b"", 0, 0
-            if tail_at and TRACEBACK not in tail:
-                head, head_at = _last_traceback(file, tail_at)
-                file.seek(head_at + len(head))
-                newlines = file.read(max(0, tail_at - file.tell())).count(b"\n")
-        return joined(head, head_at, tail, tail_at, newlines)
+        if isinstance(source, PipeReader):
+            source.read()
+            found = source.end()
+        else:
+            found = _end_of(source)
+        tail = found.tail.decode(errors="replace")
+        if not found.head or _FRAME in tail:  # it is not the message that is long
+            return tail
+        from relight.core.tracebacks import keep
+
+        return keep(found.head.decode(errors="replace"), tail, found.newlines)
 
     def stdout_of(self, local_rank: int) -> str:
         """Return the end of what a worker wrote to stdout; an empty text where that is unknown, or
@@ -450,16 +448,24 @@ class UnshownOutput:
             self._consoles.stderr.say(f"relight: {size} bytes of {what} were not shown: {why}")
 
 
-def _last_traceback(file: "BinaryIO", end: int) -> tuple[bytes, int]:
-    """Return the beginning of the last traceback that begins before `end`, and where that is; no
-    bytes if it is too far away.
+def _end_of(path: str) -> LongOutput:
+    """Return the end of a file, and the beginning of its last traceback, if that is not too far
+    away.
     """
-    at = end
-    while at > max(0, end - _MOST_READ):
-        before, at = at, max(0, at - _STEP)
-        file.seek(at)
-        found = file.read(before - at + len(TRACEBACK)).rfind(TRACEBACK)
-        if found >= 0:
+    with open(path, "rb") as file:
+        tail_at = max(0, os.fstat(file.fileno()).st_size - TAIL_SIZE)
+        file.seek(tail_at)
+        tail = file.read()
+        at, newlines = tail_at, tail.count(b"\n")
+        while TRACEBACK not in tail and at > max(0, tail_at - _MOST_READ):
+            before, at = at, max(0, at - _STEP)
+            file.seek(at)
+            part = file.read(before - at + len(TRACEBACK))  # the header may be cut there
+            found = part.rfind(TRACEBACK)
+            if found < 0:
+                newlines += part.count(b"\n", 0, before - at)
+                continue
+            newlines += part.count(b"\n", found, before - at)
             file.seek(at + found)
-            return file.read(HEAD_SIZE), at + found
-    return b"", 0
+            return ends(file.read(HEAD_SIZE), at + found, tail, tail_at, newlines)
+        return LongOutput(b"", 0, tail)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from relight.host.console import ConsoleStream
 from relight.host.loop import Loop
+from relight.typed import NamedTuple
 
 TAIL_SIZE = 64 * 1024
 """Bytes of a worker's stderr that are kept for its failure report."""
@@ -19,6 +20,16 @@ TRACEBACK = b"Traceback (most recent call last):"
 _CHUNK = 64 * 1024
 _LARGEST_PIPE = 1024 * 1024
 """The usual maximum capacity of a pipe (fs.pipe-max-size of pipe(7))."""
+
+
+class LongOutput(NamedTuple):
+    """The end of an output and, if it is not in there, the beginning of its last traceback;
+    `newlines` are those between the two.
+    """
+
+    head: bytes
+    newlines: int
+    tail: bytes
 
 
 class PipeReader:
@@ -45,9 +56,9 @@ class PipeReader:
         self._head = bytearray()
         """The beginning of the last traceback."""
         self._head_at = 0
-        self._newlines = 0
-        """How many there were between the beginning of `_head` and that of `tail`."""
         """How many bytes came before it."""
+        self._newlines = 0
+        """From its beginning on."""
         self._on_traceback = on_traceback
         self._loop = loop
         self._stream = stream
@@ -63,13 +74,12 @@ class PipeReader:
         stream = self._stream
         return self.fd < 0 and (stream is None or stream.over or stream.broken)
 
-    def end(self) -> str:
-        """Return the beginning of the last traceback, as far as it was looked for, and the end of
-        what was read; a line between them has how many lines are missing.
+    def end(self) -> LongOutput:
+        """Return the end of what was read, and the beginning of the last traceback if it is not in
+        there, as far as it was looked for.
         """
         tail_at = self.size - len(self.tail)
-        newlines = self._newlines - self._head.count(b"\n")
-        return joined(bytes(self._head), self._head_at, bytes(self.tail), tail_at, newlines)
+        return ends(bytes(self._head), self._head_at, bytes(self.tail), tail_at, self._newlines)
 
     def finish(self) -> None:
         """Read what is left, whether the console has room or not, and close; the workers are gone.
@@ -162,8 +172,6 @@ class PipeReader:
         if self._on_traceback is not None:
             self._find_traceback(data, self._on_traceback)
         if len(self.tail) > 2 * TAIL_SIZE:
-            if self._head:
-                self._newlines += self.tail.count(b"\n", 0, len(self.tail) - TAIL_SIZE)
             del self.tail[:-TAIL_SIZE]
         if self._stream is not None:
             self._stream.feed(data)
@@ -175,24 +183,30 @@ class PipeReader:
         if at >= 0:
             self._head = self.tail[at : at + HEAD_SIZE]
             self._head_at = self.size - len(self.tail) + at
-            self._newlines = -self.tail.count(b"\n", 0, at)
+            self._newlines = self.tail.count(b"\n", at)
             tell()
-        elif self._head and len(self._head) < HEAD_SIZE:
-            self._head += data[: HEAD_SIZE - len(self._head)]
+        elif self._head:
+            self._newlines += data.count(b"\n")
+            if len(self._head) < HEAD_SIZE:
+                self._head += data[: HEAD_SIZE - len(self._head)]
 
 
-def joined(head: bytes, head_at: int, tail: bytes, tail_at: int, newlines: int) -> str:
-    """Return two parts of an output, given where each begins: the second alone if it has all of the
-    first. A line between them has how many lines are missing, given the newlines there.
+def ends(head: bytes, head_at: int, tail: bytes, tail_at: int, newlines: int) -> LongOutput:
+    """Return two parts of an output, given where each begins.
+
+    Args:
+        head: the first; it is left out if the second has all of it.
+        head_at: how many bytes came before it.
+        tail: the second, the end.
+        tail_at: how many bytes came before it.
+        newlines: how many there are from the first one's beginning on.
     """
     missing = tail_at - (head_at + len(head))
     if not head or head_at >= tail_at:
-        return tail.decode(errors="replace")
+        return LongOutput(b"", 0, tail)
     if missing <= 0:
-        return (head + tail[-missing:]).decode(errors="replace")
-    from relight.core.tracebacks import keep  # only after a failure
-
-    return keep(head.decode(errors="replace"), tail.decode(errors="replace"), newlines)
+        return LongOutput(b"", 0, head + tail[-missing:])
+    return LongOutput(head, newlines - head.count(b"\n") - tail.count(b"\n"), tail)
 
 
 def channel(console_fd: int) -> tuple[int, int]:

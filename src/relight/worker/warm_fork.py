@@ -295,12 +295,6 @@ def _become(
     os.environ.update((x, y) for x, y in plan.variables.items() if x not in changes.removed)
     os.environ.update(changes.changed)
     sys.orig_argv[:] = plan.argv
-    if plan.argv[1].endswith("faulthandler"):
-        import faulthandler  # built in; as cold, only with the flag
-
-        sys._xoptions["faulthandler"] = True  # multiprocessing passes it on
-        if not faulthandler.is_enabled():  # by an import, to a file
-            faulthandler.enable(file=2)
     _, _, first, *rest = plan.argv
     sys.argv[:] = ["-m", *rest[1:]] if first == "-m" else [first, *rest]
     _reopen_streams()

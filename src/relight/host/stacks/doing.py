@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from relight.core import stacks
 from relight.core.exits import Doing
 from relight.core.printed_traceback import Program
-from relight.core.stacks import ProcessStack
+from relight.core.stacks import ProcessStack, ThreadStack
+from relight.host import system
 from relight.host.stacks import elf, workers
 from relight.host.stacks.memory import StackError
 from relight.host.stacks.take import take, take_all
+from relight.host.stacks.threads import state_of, tasks
+
+_MOST_CHILDREN = 32
+"""Processes of one worker that are looked at; each takes some milliseconds."""
 
 
 def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Doing]:
@@ -21,20 +26,48 @@ def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Doing]:
         are_frozen: whether relight itself has stopped them; then that is not told.
     """
     found = stacks_of(pids, are_frozen=are_frozen)
-    return {rank: stacks.doing(stack) for rank, stack in found.items()}
+    return {rank: stacks.doing(stack, _child(stack)) for rank, stack in found.items()}
 
 
 def stacks_of(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, ProcessStack | str]:
     """Return the stacks of workers, by local rank, or why there are none; arguments and time are
     those of `doing`.
     """
-    found = take_all({rank: workers.python_of(pid) for rank, pid in pids.items()}, may_wait=False)
-    return {
-        rank: stack._replace(state="S")
-        if are_frozen and isinstance(stack, ProcessStack) and stack.state == "T"
-        else stack
-        for rank, stack in found.items()
-    }
+    found: dict[int, ProcessStack | str] = {}
+    for rank, pid in pids.items():
+        stack = _stack_of(workers.python_of(pid))
+        if are_frozen and isinstance(stack, ProcessStack) and stack.state == "T":
+            stack = stack._replace(state="S")
+        found[rank] = stack
+    return found
+
+
+def _stack_of(pid: int) -> ProcessStack | str:
+    """Return the stack of a process, or why there is none; of one in state D, whose memory may be
+    locked, only the system call.
+    """
+    stack = take_all({0: pid}, may_wait=False)[0]
+    try:
+        if isinstance(stack, str) and state_of(pid) == "D":
+            main = tasks(pid)[0]
+            thread = ThreadStack(pid, main.name, main.waits_in, True, ())
+            return ProcessStack(pid, "D", (thread,))
+    except (StackError, IndexError):
+        pass  # it has ended
+    return stack
+
+
+def _child(stack: ProcessStack | str) -> ProcessStack | None:
+    """Return the process that a worker waits for, such as one of its data loader."""
+    if isinstance(stack, str) or not stacks.waits_for_children(stack):
+        return None
+    children = [pid for pid in system.tree(stack.pid) if elf.is_python(pid)]
+    for pid in children[:_MOST_CHILDREN]:
+        child = _stack_of(pid)
+        at_work = stacks.child_at_work(child) if isinstance(child, ProcessStack) else None
+        if at_work is not None:
+            return at_work
+    return None
 
 
 def program_of(pid: int) -> Program:

@@ -1,12 +1,17 @@
-"""Adds functions of C and C++ to what workers of a job that hangs do, where py-spy is installed."""
+"""Looks closer at workers of a job that hangs: at the memory of those in state D, which may be
+locked, and at functions of C and C++, where py-spy is installed.
+"""
 
 from collections.abc import Callable, Mapping
 
+from relight.core import stacks
 from relight.core.exits import Doing
 from relight.core.stacks import native_lines
 from relight.host import background
 from relight.host.loop import Loop
 from relight.host.stacks import spy, workers
+from relight.host.stacks.memory import StackError
+from relight.host.stacks.take import take
 
 LIMIT_S = 8.0
 """How long it may take: with torch, py-spy reads some seconds."""
@@ -27,26 +32,39 @@ def add(
         done: called once, or more often.
 
     Returns:
-        Whether py-spy is installed; if not, nothing follows.
+        Whether there is anything to look at; if not, nothing follows.
     """
-    if not spy.is_installed():
+    stuck = [rank for rank in pids if rank in doing and stacks.is_locked(doing[rank])]
+    has_spy = spy.is_installed()
+    if not (has_spy or stuck):
         return False
     first_at = {doing[rank].place: rank for rank in sorted(pids, reverse=True) if rank in doing}
     chosen = sorted(first_at.values())[:_MOST]
 
-    def look() -> dict[int, tuple[str, ...]]:
+    def look() -> dict[int, Doing]:
         found = {}
-        for rank in chosen:
+        for rank in stuck:
+            found[rank] = _read(workers.python_of(pids[rank]), doing[rank])
+        for rank in chosen if has_spy else ():
             pid = workers.python_of(pids[rank])
-            found[rank] = spy.native(pid, LIMIT_S / _MOST).get(pid, ())
+            functions = spy.native(pid, LIMIT_S / _MOST).get(pid, ())
+            seen = found.get(rank, doing[rank])
+            found[rank] = seen._replace(stack=(*seen.stack, *native_lines(functions)))
         return found
 
-    def take(found: dict[int, tuple[str, ...]] | Exception) -> None:
-        for rank, functions in () if isinstance(found, Exception) else found.items():
-            stack = (*doing[rank].stack, *native_lines(functions))
-            doing[rank] = doing[rank]._replace(stack=stack)
+    def note(found: dict[int, Doing] | Exception) -> None:
+        if not isinstance(found, Exception):
+            doing.update(found)
         done()
 
-    background.call(loop, look, take)
+    background.call(loop, look, note)
     loop.call_after(LIMIT_S, done)
     return True
+
+
+def _read(pid: int, seen: Doing) -> Doing:
+    """Return what a worker in state D does; the read may wait as long as it is there."""
+    try:
+        return stacks.doing(take(pid))
+    except StackError:
+        return seen

@@ -9,8 +9,9 @@ _CALLS = {
     "x86_64": {
         0: "read", 1: "write", 7: "poll", 16: "ioctl", 17: "pread64", 18: "pwrite64", 19: "readv",
         20: "writev", 23: "select", 34: "pause", 35: "nanosleep", 42: "connect", 43: "accept",
-        44: "sendto", 45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4", 72: "fcntl",
-        73: "flock", 74: "fsync", 128: "rt_sigtimedwait", 130: "rt_sigsuspend", 202: "futex",
+        44: "sendto", 45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 56: "clone", 58: "vfork",
+        61: "wait4", 72: "fcntl", 73: "flock", 74: "fsync",
+        128: "rt_sigtimedwait", 130: "rt_sigsuspend", 202: "futex",
         219: "restart_syscall", 230: "clock_nanosleep", 232: "epoll_wait", 247: "waitid",
         257: "openat", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait", 288: "accept4",
     },
@@ -20,7 +21,7 @@ _CALLS = {
         73: "ppoll", 82: "fsync", 95: "waitid", 98: "futex", 101: "nanosleep",
         115: "clock_nanosleep", 128: "restart_syscall", 133: "rt_sigsuspend",
         137: "rt_sigtimedwait", 202: "accept", 203: "connect", 206: "sendto", 207: "recvfrom",
-        211: "sendmsg", 212: "recvmsg", 242: "accept4", 260: "wait4",
+        211: "sendmsg", 212: "recvmsg", 220: "clone", 242: "accept4", 260: "wait4",
     },
 }  # fmt: skip
 """System calls that wait, by their numbers (arch/x86/entry/syscalls/syscall_64.tbl,
