@@ -95,6 +95,8 @@ def test_all_outlets_show_the_same_headline(
     assert listed[1].endswith(f"  {headline}")
     page = WatchedJob(JobDirectory(variables), job.id, ()).look()
     assert page["job"]["notice"] == f"exit code {found.returncode}: {headline}"
+    word = page["ranks"][1][3].partition(" ")[0]
+    assert word == {EXIT_HUNG: "hung", 7: "failed", 1: "failed"}.get(found.returncode, "killed")
     assert message.read_text() == headline
     assert reports.line_in(str(parent)) == headline
 
