@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import RELIGHT, clean_environment
+from warm_torch import run_agents
 
 from relight import postmortem
 from relight.core.exits import Failure
@@ -93,6 +95,8 @@ def test_all_outlets_show_the_same_headline(
     assert listed[1].endswith(f"  {headline}")
     page = WatchedJob(JobDirectory(variables), job.id, ()).look()
     assert page["job"]["notice"] == f"exit code {found.returncode}: {headline}"
+    word = page["ranks"][1][3].partition(" ")[0]
+    assert word == {EXIT_HUNG: "hung", 7: "failed", 1: "failed"}.get(found.returncode, "killed")
     assert message.read_text() == headline
     assert reports.line_in(str(parent)) == headline
 
@@ -143,3 +147,20 @@ def test_container_without_a_termination_log_gets_none(tmp_path: Path) -> None:
         "rank 0 raised KeyError: 3", Environment({"RELIGHT_TERMINATION_LOG": str(path)})
     )
     assert not path.exists()
+
+
+def test_both_nodes_of_a_job_show_the_same_headline(
+    script: Callable[[str], Path], here: Command, variables: dict[str, str], tmp_path: Path
+) -> None:
+    path = script(SHOWN + FAILURES["exception"][0])
+    headline = FAILURES["exception"][1].replace(" at ", f" at {tmp_path}/")
+    flags = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=file", "--rdzv-id=1",
+             f"--rdzv-endpoint={tmp_path}/meet")  # fmt: skip
+    found = run_agents(
+        (*RELIGHT, "run", *flags, str(path)), 2, tmp_path, clean_environment(**variables)
+    )
+    assert [each.returncode for each in found] == [1, 1], found
+    listed = here("list", "--json").stdout
+    assert [job["message"] for job in json.loads(listed)] == [headline, headline]
+    for job in JobDirectory(variables).ended():
+        assert here("status", job.id).stdout.splitlines()[1].endswith(f": {headline}")

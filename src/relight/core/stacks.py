@@ -4,7 +4,8 @@ Of each process the main thread counts. Its place is the innermost line of the u
 it is in there is the name of the library's function that this line has called, such as
 `all_reduce`. Ranks with the same place are one line. In a job that hangs, the one to look at is the
 one that has not come to the collective, or else the odd one out. So groups that wait for their
-peers come last, and of the others the smallest is first.
+peers come last; of the others, those that can't run (stopped, or in an uninterruptible call) come
+first, then the smallest.
 """
 
 import re
