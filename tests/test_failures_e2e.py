@@ -21,7 +21,8 @@ ROWS, COLUMNS = 25, 80
 
 def report_of(stderr: str) -> list[str]:
     """The report: what relight says last."""
-    begin = max(stderr.rfind("\nrelight: rank"), 0)
+    begins = re.finditer(r"^relight: (?:probably |the |no )?ranks? ", stderr, re.MULTILINE)
+    begin = max((match.start() for match in begins), default=0)
     return stderr[begin:].strip("\n").split("\n")
 
 

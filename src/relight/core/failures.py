@@ -153,7 +153,8 @@ class Diagnosis(NamedTuple):
         if report is not None and report.cause and symptom.is_explained:
             at = f" at {report.cause_where}" if report.cause_where else ""
             lines.append(f"caused by {report.cause.partition(chr(10))[0]}{at}")
-        if symptom.is_explained and symptom.evidence:
+        is_crash = report is not None and report.kind is FailureKind.CRASHED
+        if symptom.is_explained and symptom.evidence and not is_crash:
             lines.append(symptom.evidence)
         elif symptom.is_explained and self._adds_something(symptom):
             lines.append(f"before that, it printed: {symptom.words}")
@@ -164,7 +165,9 @@ class Diagnosis(NamedTuple):
     def _adds_something(self, failure: Failure) -> bool:
         """Return whether the words of a worker tell another error than its exception."""
         report, words = failure.report, failure.words
-        if report is None or report.kind is FailureKind.CRASHED or not is_error(words):
+        if report is None or report.kind is FailureKind.CRASHED or failure.aborted_at_exit:
+            return False
+        if not is_error(words):
             return False
         said = headline(report, _WHAT)
         return not said or (said not in words and words not in said)
