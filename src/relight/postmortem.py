@@ -25,6 +25,8 @@ _IN_POD, _TERMINATION_LOG = "KUBERNETES_SERVICE_HOST", "RELIGHT_TERMINATION_LOG"
 _MOST_MESSAGE = 4096
 """Bytes of a termination message that the kubelet reads."""
 _MOST_WORDS = 200
+_JUST_S = 1.0
+_MOST_LEFT = 100
 _FAULT = "Fatal Python error: Aborted\n"
 _AT_EXIT = f"terminate called without an active exception\n{_FAULT}"
 """libstdc++ prints the first line if a thread still runs when the process exits, as in torch."""
@@ -47,9 +49,20 @@ def gather(
     and the ranks that had succeeded before the first failure.
     """
     found = [_failure(end, logs, workers, command, host) for end in ends if end.exitcode]
+    left = [end for end in ends if not end.exitcode and not end.asked]
+    found = [each._replace(just_left=_just_left(each, left, workers)) for each in found]
     first = min(failure.at for failure in found)
-    succeeded = [end for end in ends if not end.exitcode and not end.asked and end.at <= first]
+    succeeded = [end for end in left if end.at <= first]
     return failures.shared(found, now), tuple(workers.ranks[end.local_rank] for end in succeeded)
+
+
+def _just_left(failure: Failure, left: Sequence[WorkerEnd], workers: Workers) -> tuple[int, ...]:
+    ranks = [
+        workers.ranks[end.local_rank]
+        for end in left
+        if failure.at - _JUST_S <= end.at <= failure.at
+    ]
+    return tuple(ranks[:_MOST_LEFT])
 
 
 def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:

@@ -155,6 +155,14 @@ def test_a_connection_that_may_have_been_one_to_a_peer_is_likely_at_most() -> No
     assert (verdict.root.rank, verdict.certainty) == (0, Certainty.LIKELY)
 
 
+def test_a_connection_that_broke_just_after_a_rank_had_ended_was_one_to_it() -> None:
+    """Or as one was leaving its script; not if others had ended long before."""
+    verdict = judge(end(0, at=1.0, report=RESET, just_left=(1,)), succeeded=(1, 2))
+    assert (verdict.says, verdict.ranks) == ("rank 1 had ended with exit code 0", (1,))
+    verdict = judge(end(0, at=1.0, report=RESET), stopped(1, OVER))
+    assert (verdict.says, verdict.root.rank) == ("rank 1 had left the script", 1)
+
+
 @pytest.mark.parametrize(
     ("ends", "succeeded", "says", "ranks"),
     [

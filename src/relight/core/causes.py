@@ -269,6 +269,9 @@ def lost_connection(known: Known) -> Verdict | None:
     if not found:
         return None
     root = found[0]
+    over = _left_script(known)
+    if root.just_left or over:
+        return _left_early(root, over[0] if over else root, _ranks_of(over) or root.just_left)
     others = [f for f in known.ends if f is not root and role(f) is Role.STOPPED]
     seen = all(f.doing is not None and f.doing.place.startswith(_IN) for f in others)
     earlier = [f for f in known.ends if f is not root and since(f) < since(root)]
@@ -301,29 +304,35 @@ def left_early(known: Known) -> Verdict | None:
     victims = known.of(Role.VICTIM)
     if not victims:
         return None
-    symptom, hint = victims[0], "check that all ranks have as many batches"
-    left = [failure for failure in known.ends if left_script(failure)]
-    if left:
-        ranks = tuple(sorted(failure.rank for failure in left))
-        says = f"{named_ranks(ranks)} came to the end of the script"
-        why = f"{says}; others still needed {'it' if len(ranks) == 1 else 'them'}"
+    aborted = [failure for failure in known.ends if left_script(failure)]
+    if aborted:
+        says = f"{named_ranks(_ranks_of(aborted))} came to the end of the script"
         says += " and aborted at exit (SIGABRT)"
-        return Verdict(
-            "left early", Certainty.LIKELY, why, left[0], symptom, ranks, says, "; then ", hint
-        )
+        return _left_early(victims[0], aborted[0], _ranks_of(aborted), says)
+    if known.succeeded_ranks:
+        return _left_early(victims[0], victims[0], known.succeeded_ranks)
+    over = _left_script(known)
+    return _left_early(victims[0], over[0], _ranks_of(over)) if over else None
+
+
+def _left_script(known: Known) -> list[Failure]:
+    """Return the workers that were seen to have left their script, if others had not."""
     over = [f for f in known.ends if f.doing is not None and f.doing.place == _NOT_RUNNING]
     over = [failure for failure in over if not failure.is_explained]
-    if known.succeeded_ranks:
-        ranks = known.succeeded_ranks
-        says = f"{named_ranks(ranks)} had ended with exit code 0"
-    elif over and len(over) < len(known.ends):
-        ranks = tuple(sorted(failure.rank for failure in over))
-        says = f"{named_ranks(ranks)} had left the script"
-    else:
-        return None
-    root = over[0] if over and not known.succeeded_ranks else symptom
+    return over if len(over) < len(known.ends) else []
+
+
+def _left_early(symptom: Failure, root: Failure, ranks: tuple[int, ...], says: str = "") -> Verdict:
+    if not says:
+        left = "left the script" if root is not symptom else "ended with exit code 0"
+        says = f"{named_ranks(ranks)} had {left}"
     why = f"{says}; others still needed {'it' if len(ranks) == 1 else 'them'}"
+    hint = "check that all ranks have as many batches"
     return Verdict("left early", Certainty.LIKELY, why, root, symptom, ranks, says, "; then ", hint)
+
+
+def _ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
+    return tuple(sorted(failure.rank for failure in failures))
 
 
 def elsewhere(known: Known) -> Verdict | None:

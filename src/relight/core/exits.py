@@ -83,7 +83,8 @@ class Failure(NamedTuple):
     negative, as nodes have no common clock. `asked_s`: how many seconds before its end it was asked
     to stop. `printed_s`: how many seconds before its end the exception of `report` was printed,
     None if nobody has seen that; `went_on` whether its program ran on after that. `words` is the
-    line of its other output that tells most.
+    line of its other output that tells most. `just_left` are the ranks of its node that had ended
+    with 0 in the last second before.
     """
 
     rank: int
@@ -104,6 +105,7 @@ class Failure(NamedTuple):
     printed_s: float | None = None
     went_on: bool | None = None
     words: str = ""
+    just_left: tuple[int, ...] = ()
 
     @property
     def is_explained(self) -> bool:

@@ -167,7 +167,7 @@ class Diagnosis(NamedTuple):
         report, words = failure.report, failure.words
         if report is None or report.kind is FailureKind.CRASHED or failure.aborted_at_exit:
             return False
-        if not is_error(words):
+        if not (is_error(words) or (words and report.type == "CalledProcessError")):
             return False
         said = headline(report, _WHAT)
         return not said or (said not in words and words not in said)

@@ -1,4 +1,4 @@
-# truth: rank=2 line=26 kind=exception says=json.decoder.JSONDecodeError
+# truth: rank=2 line=26 kind=exception says=JSONDecodeError
 # also: TrainingFailed
 # never: (?i)(?<!not the )(?<!not a )\bcause\b(?:(?!rank)[^\n]){0,12}\brank (?:0|1)\b
 # run: {L} --nproc-per-node=3 {C}/41_long_chain_of_causes.py
