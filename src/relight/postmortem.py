@@ -5,6 +5,7 @@ The agent loads this only after a failure. It reads, with `host`; `core/failures
 
 import errno
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,7 @@ JOB = "RELIGHT_JOB_ID"
 _IN_POD, _TERMINATION_LOG = "KUBERNETES_SERVICE_HOST", "RELIGHT_TERMINATION_LOG"
 _MOST_MESSAGE = 4096
 """Bytes of a termination message that the kubelet reads."""
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _MOST_WORDS = 200
 _JUST_S = 1.0
 _MOST_LEFT = 100
@@ -81,7 +83,8 @@ def blames_peer(logs: Logs, local_rank: int) -> bool:
     """Return whether a worker that has failed says that another one is gone or late."""
     stderr = _stderr(logs, local_rank)
     raised = _reported(logs, local_rank, stderr)
-    return blame.of(raised, tracebacks.last_lines(stderr)) is not blame.Blame.NOBODY
+    words = last_words.words(stderr, "")
+    return blame.of(raised, tracebacks.last_lines(stderr), words) is not blame.Blame.NOBODY
 
 
 def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
@@ -265,8 +268,10 @@ def _of_report(
     full = exit_evidence.full_disks(texts, (".", log, temporary))
     if full or report is None:
         return full
-    lacks_module = report.type == "ModuleNotFoundError" and not command.spec.no_python
-    return interpreter.remedy(command.python, command.env) if lacks_module else ""
+    lacked = _NO_MODULE.search(report.message)
+    if report.type != "ModuleNotFoundError" or lacked is None or command.spec.no_python:
+        return ""
+    return interpreter.remedy(command.python, command.env, lacked[1])
 
 
 def _of_disk(end: WorkerEnd, log: str) -> str:

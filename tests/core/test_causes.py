@@ -87,6 +87,20 @@ def test_what_a_stopped_rank_raised_counts_if_it_had_failed_before(
     assert role(stopped(exitcode=1, report=error(), **known)) is expected
 
 
+def test_the_end_of_a_pipe_is_a_lost_connection_and_that_of_a_file_is_not() -> None:
+    """Both are an EOFError without words."""
+    report = error("", "EOFError")
+    assert role(end(report=report)) is Role.OWN
+    line = '  File "/usr/lib/python3.11/multiprocessing/connection.py", line 383, in _recv'
+    assert role(end(report=report._replace(lines=(line,)))) is Role.VICTIM
+
+
+def test_what_nccl_says_before_it_aborts_the_process_blames_a_peer() -> None:
+    words = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"
+    aborted = error("Aborted", "fatal error", FailureKind.CRASHED, "")
+    assert role(end(exitcode=-signal.SIGABRT, report=aborted, words=words)) is Role.VICTIM
+
+
 def test_a_rank_that_fails_at_its_clean_up_is_not_the_cause() -> None:
     """The first failure is a lost connection to some server, which sounds like a lost peer."""
     first = end(1, at=1.0, report=RESET)
@@ -230,11 +244,14 @@ def test_tensors_of_different_sizes_are_named_without_a_place_in_gloo() -> None:
     text = "[enforce fail at /x/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes."
     aborted = error(f"{text} 1336 vs 668", "EnforceNotMet", FailureKind.CRASHED, "")
     lost = traceback("all_reduce", 8)._replace(message=LOST.message)
-    verdict = judge(end(0, -signal.SIGABRT, report=aborted), end(1, at=0.3, report=lost))
+    ends = end(0, -signal.SIGABRT, report=aborted), end(1, at=0.3, report=lost)
+    verdict = judge(*ends, world_size=3)
     assert verdict.says == (
         "ranks passed tensors of different sizes or types to all_reduce (train.py:8): "
-        "rank 0 was sent 1336 bytes and expected 668"
+        "rank 0 was sent 1336 bytes by rank 1 and expected 668"
     )
+    assert verdict.ranks == (0, 1)
+    assert judge(*ends).why == "rank 0 was sent 1336 bytes and expected 668"
 
 
 def test_nobody_is_blamed_if_every_rank_blames_another() -> None:
@@ -275,7 +292,6 @@ def test_if_all_were_stopped_the_first_to_raise_something_is_named() -> None:
         "ConnectionResetError: [Errno 104] Connection reset by peer",
         "ConnectionRefusedError: [Errno 111] Connection refused",
         "BrokenPipeError: [Errno 32] Broken pipe",
-        "EOFError: ",
     ],
 )
 def test_a_worker_that_says_that_a_peer_is_gone_is_a_victim(message: str) -> None:

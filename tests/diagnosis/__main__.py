@@ -149,7 +149,8 @@ def score(fault: Fault, lines: Sequence[str], found: dict[str, object]) -> Score
     shown = str(found.get("headline", "")).strip()
     return Score(
         rank=rank,
-        line=not fault.line or f"{fault.path.name}:{fault.line}" in place,
+        line=not fault.line
+        or any(f"{fault.path.name}{sep}{fault.line}" in place for sep in (":", ": line ")),
         reason=fault.says in head and all(re.search(each, head) for each in fault.also),
         true=not any(re.search(each, text) for each in fault.never),
         agrees=shown.startswith(first) and found.get("text") == list(lines),

@@ -41,11 +41,13 @@ _PEER = re.compile(
 )
 _CONNECTION = re.compile(
     r"""Connection(?:Reset|Aborted|Refused)Error | BrokenPipeError | DistNetworkError
-    | \bEOFError:\ $
     | Connection\ (?:reset|closed|aborted|refused)\ by\ (?:remote\ )?peer
     | Connection\ closed | Broken\ pipe""",
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
+_END = re.compile(r"^EOFError: ?$", re.MULTILINE)
+"""A pipe of multiprocessing has ended; but so has a file that is read."""
+_DISTRIBUTED = "/torch/distributed/"
 _OWN = re.compile(r"server socket has failed to listen|EADDRINUSE")
 """A port that is taken, or an address that this machine lacks."""
 _TIMEOUT = re.compile(
@@ -60,15 +62,19 @@ _KEY_OF_RANK = re.compile(r"keys: /default_pg/0//(?:cpu|cuda)//0/(\d+)\b")
 OTHER_ADDRESS = "relight had set MASTER_ADDR="
 
 
-def of(report: ErrorReport | None, last_lines: Sequence[str]) -> Blame:
+def of(report: ErrorReport | None, last_lines: Sequence[str], words: str = "") -> Blame:
     """Return whom a worker blames.
 
     Args:
         report: its exception, if any.
         last_lines: the end of its stderr.
+        words: the line of its other output that tells most.
     """
     lines = report.lines if report is not None else ()
-    found = _of_text(text_of(report, last_lines), lines)
+    text = text_of(report, last_lines)
+    if report is not None and report.kind is FailureKind.CRASHED:
+        text += f"\n{words}"  # what a library said before it aborted
+    found = _of_text(text, lines)
     if report is not None and report.kind is FailureKind.PRINTED and found is Blame.CONNECTION:
         return Blame.NOBODY  # it did not end the worker
     return found
@@ -81,7 +87,11 @@ def of_failure(failure: Failure) -> Blame:
     doing = failure.doing
     if failure.asked and doing is not None and doing.handling:
         return _of_text(doing.handling, ())
-    return of(failure.report, failure.last_lines)
+    return of(failure.report, failure.last_lines, failure.words)
+
+
+def _is_pipe(line: str) -> bool:
+    return "/multiprocessing/connection.py" in line
 
 
 def _of_text(text: str, lines: Sequence[str]) -> Blame:
@@ -89,9 +99,9 @@ def _of_text(text: str, lines: Sequence[str]) -> Blame:
         return Blame.NOBODY
     if _PEER.search(text):
         return Blame.PEER
-    if not _CONNECTION.search(text):
+    if not (_CONNECTION.search(text) or (_END.search(text) and any(map(_is_pipe, lines)))):
         return Blame.NOBODY
-    return Blame.PEER if any("/torch/" in line for line in lines) else Blame.CONNECTION
+    return Blame.PEER if any(_DISTRIBUTED in line for line in lines) else Blame.CONNECTION
 
 
 def says_late(failure: Failure) -> bool:

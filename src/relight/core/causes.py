@@ -289,14 +289,25 @@ def different_sizes(known: Known) -> Verdict | None:
         if sizes is None:
             continue
         places = {found for each in known.ends if (found := collective(each))}
-        where = ""
+        where, by, ranks = "", "", (failure.rank,)
         if len(places) == 1:
             name, at = places.pop()
             where = f" to {name} ({at})"
-        why = f"rank {failure.rank} was sent {sizes.sent} bytes and expected {sizes.expected}"
+            sender = _sender(name, failure.rank, known.world_size)
+            if sender is not None:
+                by, ranks = f" by rank {sender}", tuple(sorted((failure.rank, sender)))
+        why = f"rank {failure.rank} was sent {sizes.sent} bytes{by} and expected {sizes.expected}"
         says = f"ranks passed tensors of different sizes or types{where}: {why}"
-        return Verdict("different sizes", Certainty.PROVEN, why, failure, failure, says=says)
+        return Verdict("different sizes", Certainty.PROVEN, why, failure, failure, ranks, says)
     return None
+
+
+def _sender(collective: str, rank: int, world_size: int) -> int | None:
+    """Return who sends to a rank in gloo's rings (gloo/allreduce.cc, gloo/allgather.cc of torch
+    2.13), None for other collectives, or if the number of ranks is not known.
+    """
+    step = {"all_reduce": 1, "all_gather": -1}.get(collective)
+    return None if step is None or world_size < 2 else (rank + step) % world_size
 
 
 def left_early(known: Known) -> Verdict | None:

@@ -53,7 +53,7 @@ class Hang(NamedTuple):
         """
         from relight.core import flight_recorder
 
-        root, lines = self.root, [self._what()]
+        root, lines = self.root, [self._what(), *self._apart()]
         where = (
             f"  {f'first rank {root.rank} ' if self.same else ''}on {root.host}: "
             f"local rank {root.local_rank}, pid {root.pid}; "
@@ -71,6 +71,13 @@ class Hang(NamedTuple):
 
     def _what(self) -> str:
         return cut(_line([self.root, *self.same], hangs=True), 2 * WIDTH - 40)
+
+    def _apart(self) -> list[str]:
+        """Return that ranks wait for each other in different calls, if they do."""
+        waiting = [group for group in self.others if _waits(group)]
+        if not (waiting and _waits([self.root])):
+            return []
+        return [cut(f"  waits for ranks that wait elsewhere: {_line(waiting[0])}", 2 * WIDTH)]
 
     def _elsewhere(self) -> list[str]:
         if not self.others:
@@ -101,6 +108,10 @@ def diagnose(failures: Iterable[Failure], cause: str) -> Hang | None:
 def hung(failure: Failure) -> str:
     """Return where a rank hangs, as half a line: `hangs in read (data.py:41)`."""
     return _doing([failure], hangs=True).strip(": ")
+
+
+def _waits(group: Sequence[Failure]) -> bool:
+    return group[0].doing is not None and group[0].doing.expects_peers
 
 
 def _likeliest_first(group: Sequence[Failure]) -> tuple[bool, bool, bool, int, int]:

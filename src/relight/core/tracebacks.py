@@ -538,7 +538,7 @@ def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
         match = _TERMINATE.match(lines[terminate])
         what = [line.strip() for line in lines[terminate + 1 : terminate + 2]]
         if match is not None and what and what[0].startswith("what():"):
-            type_ = match["type"].rpartition("::")[2]
+            type_ = match["type"]
             message = what[0].removeprefix("what():").strip()
             shown += lines[terminate : terminate + 2]
     if fatal is not None:

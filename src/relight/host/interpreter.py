@@ -16,6 +16,10 @@ import sys
 
 from relight.env import Environment
 
+_FINDS = "import importlib.util as u, sys; sys.exit(u.find_spec(sys.argv[1]) is None)"
+_LOOK_S = 1.0
+"""How long another Python is waited for."""
+
 
 def choose(env: Environment) -> str:
     """Return the workers' interpreter, as a path or as a name on PATH."""
@@ -35,16 +39,29 @@ def explain(python: str, env: Environment) -> str:
     return f"workers run {python} (from {source}); relight runs {sys.executable}"
 
 
-def remedy(python: str, env: Environment) -> str:
-    """Return a hint for a module that the workers' Python lacks, if another Python may have it."""
+def remedy(python: str, env: Environment, module: str) -> str:
+    """Return a hint for a module that the workers' Python lacks, if another Python is on PATH.
+
+    Args:
+        python: the workers'.
+        env: their environment.
+        module: its name, as in the error.
+    """
     import shutil  # only after a failure
+
+    from relight.host import helper
 
     places = env.get("PATH", os.defpath)
     usual = shutil.which("python", path=places) or shutil.which("python3", path=places)
-    if usual and _is_same(os.path.dirname(usual), os.path.dirname(python)):
+    if not usual or _is_same(os.path.dirname(usual), os.path.dirname(python)):
         return ""
-    other = f"set PYTHON_EXEC={usual}" if usual else "name it in PYTHON_EXEC"
-    return f"workers ran {python}: activate the environment that has it, or {other}"
+    command = [usual, "-c", _FINDS, module.partition(".")[0]]
+    try:
+        has_it = not helper.run(command, env.variables, _LOOK_S).exitcode
+    except OSError:
+        has_it = False
+    other = f"; {usual} has it: activate its environment, or set PYTHON_EXEC" if has_it else ""
+    return f"workers ran {python}{other}"
 
 
 def _active(env: Environment) -> str:
