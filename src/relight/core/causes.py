@@ -289,7 +289,8 @@ def different_sizes(known: Known) -> Verdict | None:
         if sizes is None:
             continue
         places = {found for each in known.ends if (found := collective(each))}
-        where, by, ranks = "", "", (failure.rank,)
+        where, by = "", ""
+        ranks: tuple[int, ...] = (failure.rank,)
         if len(places) == 1:
             name, at = places.pop()
             where = f" to {name} ({at})"
