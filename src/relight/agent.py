@@ -292,7 +292,8 @@ class Agent:
         from relight.sight.sight import Sight
 
         def look() -> View:
-            return View(self.node.state, self.node.workers, self.node.restart, self.journal)
+            node = self.node
+            return View(node.state, node.workers, node.restart, self.journal, node.end)
 
         began = time.time() - _SHOWN_AFTER_S
         self._sight = Sight(self.loop, self.job, self.journal, began, look, self.link)

@@ -9,9 +9,11 @@ import os
 import socket
 import time
 
+from relight.core.causes import role
 from relight.core.exits import ErrorReport, Failure
-from relight.core.failures import classify, what_happened
+from relight.core.failures import what_happened
 from relight.core.fields import plain
+from relight.core.hangs import hung
 from relight.core.messages import JobEnded, NodeReady
 from relight.errors import UsageError, signal_name
 from relight.host import files
@@ -67,14 +69,19 @@ def write(path: str, end: JobEnded, ready: NodeReady | None, job: NodeJob, resta
         "host": socket.gethostname(),
         "written_at": _now(),
         "exit_code": end.exit_code,
+        "headline": end.headline,
         "reason": end.reason,
         "verdict": end.verdict,
+        "ranks": end.ranks,
+        "certainty": end.certainty,
+        "why": end.why,
         "restarts": restarts,
         "max_restarts": str(spec.max_restarts),
         "restart_policy": spec.restart_policy,
-        "cause": end.root and _failure(end.root),
+        "cause": end.root and _failure(end.root, end),
+        "symptom": end.symptom and _failure(end.symptom, end),
         "same_ranks": end.same_ranks,
-        "failures_here": [_failure(failure) for failure in own],
+        "failures_here": [_failure(failure, end) for failure in own],
         "text": end.report,
     }
     try:
@@ -84,7 +91,8 @@ def write(path: str, end: JobEnded, ready: NodeReady | None, job: NodeJob, resta
     return ""
 
 
-def _failure(failure: Failure) -> dict[str, Any]:
+def _failure(failure: Failure, end: JobEnded) -> dict[str, Any]:
+    hangs = end.hung and failure.rank in end.ranks
     return {
         "rank": failure.rank,
         "local_rank": failure.local_rank,
@@ -93,8 +101,8 @@ def _failure(failure: Failure) -> dict[str, Any]:
         "exit_code": failure.exitcode,
         "signal": signal_name(-failure.exitcode) if failure.exitcode < 0 else None,
         "stopped_with": signal_name(failure.asked) if failure.asked else None,
-        "class": classify(failure).name.lower(),
-        "what": what_happened(failure),
+        "class": "hung" if hangs else role(failure).value,
+        "what": hung(failure) if hangs else what_happened(failure),
         "exception": failure.report and _exception(failure.report),
         "evidence": failure.evidence,
         "last_lines": failure.last_lines,
@@ -103,6 +111,8 @@ def _failure(failure: Failure) -> dict[str, Any]:
             "place": failure.doing.place.strip(": "),
             "stack": failure.doing.stack,
             "expects_peers": failure.doing.expects_peers,
+            "handling": failure.doing.handling,
+            "handling_where": failure.doing.handling_where,
         },
         "collectives": plain(failure.collectives),
         "log": failure.log,
@@ -116,6 +126,8 @@ def _exception(report: ErrorReport) -> dict[str, Any]:
         "message": report.message,
         "where": report.where,
         "source": report.source,
+        "cause": report.cause,
+        "cause_where": report.cause_where,
         "traceback": report.lines,
         "certainty": report.kind.name.lower(),
     }

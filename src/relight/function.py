@@ -29,7 +29,7 @@ from relight.host.files import remove_tree
 from relight.host.ports import bind
 from relight.rendezvous.meeting import TOKEN
 from relight.values import MOST_SECONDS, parse_nproc, whole
-from relight.worker import call, main_module
+from relight.worker import call, cells, main_module
 
 R = TypeVar("R")
 WORKER = "relight.worker.call"
@@ -83,6 +83,7 @@ def launch(
             before the function returned.
         UsageError: an argument is wrong, or can't be pickled; nothing was started.
     """
+    __tracebackhide__ = True  # IPython and pytest then show the caller's own line
     main_module.refuse_while_importing()
     check_call(function, args, kwargs)
     nodes = _number("nnodes", nnodes, least=1)
@@ -133,7 +134,7 @@ def pack(
         UsageError: it can't be sent to them.
     """
     try:
-        payload = call.dumps((function, args, kwargs))
+        payload, sources = _dumps((function, args, kwargs))
         check = main_module.Unpickler(payload)
         check.load()
     except Exception as error:
@@ -143,7 +144,14 @@ def pack(
             "sockets can't be sent",
         ) from None
     script = _script(check.of_main, hosts) if check.of_main else None
-    return pickle.dumps((bool(hosts), sys.path, script, payload))
+    return pickle.dumps((bool(hosts), sys.path, script, payload, sources))
+
+
+def _dumps(value: Any) -> tuple[bytes, cells.Sources]:
+    try:
+        return cells.dumps(value)
+    except ImportError:  # without cloudpickle
+        return call.dumps(value), {}
 
 
 def put(packed: bytes, directory: str) -> None:

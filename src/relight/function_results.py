@@ -56,6 +56,7 @@ def collect(
         WorkersFailedError: a worker failed otherwise, or ended before the function returned.
         UsageError: a flag was wrong.
     """
+    __tracebackhide__ = True  # IPython and pytest then show the caller's own line
     if any(exit_codes):
         raise _failure(directory, exit_codes, refusal)
     last = _last_attempt(directory, name)

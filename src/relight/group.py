@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 Recipient = Callable[[FromCoordinator], None]
 
 LOADED_LATER = (
-    "relight.core.agreement", "relight.core.flapping", "relight.core.flight_recorder",
-    "relight.core.hangs", "relight.core.restarts", "relight.core.slow_ranks",
-    "relight.core.verdict",
+    "relight.core.agreement", "relight.core.early_exits", "relight.core.flapping",
+    "relight.core.flight_recorder", "relight.core.hangs", "relight.core.restarts",
+    "relight.core.slow_ranks", "relight.core.verdict",
 )  # fmt: skip
 """What a group needs after it has formed; an agent has no time for it at its start."""
 LOADED_FOR_NODES = (

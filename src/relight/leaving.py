@@ -132,11 +132,14 @@ class Leaving:
         self._show_tracebacks(report)
         self._journal.say_with_traceback(report)
         path = env.get("TORCHELASTIC_ERROR_FILE")
-        if path and end.root is not None:  # set by a program that runs this agent as its worker
+        failure = end.symptom or end.root
+        if path and failure is not None:  # set by a program that runs this agent as its worker
             workers = node.workers
-            ours = workers is not None and workers.is_of(end.root)
-            postmortem.tell_parent(path, end.root, workers.logs if workers and ours else None)
-        return end.exit_code, end.reason
+            ours = workers is not None and workers.is_of(failure)
+            logs = workers.logs if workers and ours else None
+            postmortem.tell_parent(path, failure, logs, end.headline)
+        postmortem.tell_container(end.headline, env)
+        return end.exit_code, end.headline
 
     def _give_up(
         self,

@@ -7,10 +7,11 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from relight.core import failures, last_words, tracebacks
+from relight.core import blame, failures, last_words, tracebacks
 from relight.core.commands import Command
+from relight.core.excerpts import headline
 from relight.core.exits import ErrorReport, Failure, FailureKind
 from relight.core.messages import JobEnded, NodeReady
 from relight.core.supervision import WorkerEnd as WorkerEnd
@@ -20,6 +21,10 @@ from relight.host.logs import Logs
 from relight.host.process import Workers
 
 JOB = "RELIGHT_JOB_ID"
+_IN_POD, _TERMINATION_LOG = "KUBERNETES_SERVICE_HOST", "RELIGHT_TERMINATION_LOG"
+_MOST_MESSAGE = 4096
+"""Bytes of a termination message that the kubelet reads."""
+_MOST_WORDS = 200
 _FAULT = "Fatal Python error: Aborted\n"
 _AT_EXIT = f"terminate called without an active exception\n{_FAULT}"
 """libstdc++ prints the first line if a thread still runs when the process exits, as in torch."""
@@ -47,13 +52,23 @@ def gather(
     return failures.shared(found, now), tuple(workers.ranks[end.local_rank] for end in succeeded)
 
 
+def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
+    """Return a failure with a note if the worker has looked for torch's store at another address
+    than that in its variables.
+    """
+    found = blame.address(failure)
+    told = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
+    if found is None or failure.evidence or (found[0], str(found[1])) == told:
+        return failure
+    evidence = f"{blame.OTHER_ADDRESS}{told[0]} and MASTER_PORT={told[1]}"
+    return failure._replace(evidence=evidence)
+
+
 def blames_peer(logs: Logs, local_rank: int) -> bool:
     """Return whether a worker that has failed says that another one is gone or late."""
     stderr = _stderr(logs, local_rank)
     raised = _reported(logs, local_rank, stderr)
-    if raised is not None and raised.cause and failures.blames_peer(None, [raised.cause]):
-        return True
-    return failures.blames_peer(raised, tracebacks.last_lines(stderr))
+    return blame.of(raised, tracebacks.last_lines(stderr)) is not blame.Blame.NOBODY
 
 
 def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
@@ -74,26 +89,43 @@ def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
     ours = any((each.rank, each.pid, each.host) == of for each in own)
     if ours or not env.get(JOB):
         return "\n".join(end.report)
-    return f"{end.report[0]}; its own node reports it. Exit code {end.exit_code}"
+    return f"{end.headline}; its own node reports it. Exit code {end.exit_code}"
 
 
-def tell_parent(path: str, root: Failure, logs: Logs | None) -> None:
-    """Write the root cause to the error file of the program that started this agent.
+def tell_parent(path: str, failure: Failure, logs: Logs | None, headline: str) -> None:
+    """Write a failure to the error file of the program that started this agent.
 
     Args:
         path: the error file.
-        root: the root cause.
+        failure: the one that ended the job.
         logs: of the failed worker; None if it was on another node or in an earlier generation.
+        headline: why the job failed, in one line.
     """
+    source = logs.error_file(failure.local_rank) if logs is not None else ""
     try:
-        reports.write(path, root, logs.error_file(root.local_rank) if logs is not None else "")
+        reports.write(path, failure, source, headline)
     except (OSError, ValueError):
+        return  # optional: the report is also on stderr
+
+
+def tell_container(headline: str, env: Environment) -> None:
+    """Write the headline where the kubelet looks for a container's termination message
+    (terminationMessagePath): `kubectl describe pod` and `relight status` show it.
+    """
+    path = env.get(_TERMINATION_LOG) or ("/dev/termination-log" if env.get(_IN_POD) else "")
+    if not path:
+        return
+    try:
+        # Only a file that is there, as the kubelet makes it before the container starts.
+        fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "wb") as log:
+            log.write(headline.encode(errors="replace")[:_MOST_MESSAGE])
+    except OSError:
         return  # optional: the report is also on stderr
 
 
 def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, host: str) -> Failure:
     stderr = _stderr(logs, end.local_rank)
-    stdout = _text(logs.stdout_of, end.local_rank)
     report = _reported(logs, end.local_rank, stderr)
     printed_s, went_on = _printed(end, logs, report)
     log = logs.stderr_path(end.local_rank)
@@ -120,7 +152,7 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         asked_s=round(end.asked_s, 6),
         printed_s=printed_s,
         went_on=went_on,
-        words=last_words.words(stderr, stdout),
+        words=_words(end, logs, stderr, report),
     )
 
 
@@ -172,6 +204,21 @@ def _printed(
     if report.kind is FailureKind.CRASHED:  # that is no traceback
         return None, None
     return round(max(0.0, end.at - printed.at), 6), printed.went_on
+
+
+def _words(end: WorkerEnd, logs: Logs, stderr: str, report: ErrorReport | None) -> str:
+    """Return the line of a worker's output that tells most, and if a thread or the program has
+    printed another exception before the one that ended it, that one. What stands on stdout may be
+    older than a traceback, unless the program ran on after that.
+    """
+    before = tracebacks.printed_before(stderr)
+    if before is not None and before.type:
+        at = f" at {before.where}" if before.where else ""
+        return f"{before.type}: {headline(before, _MOST_WORDS)}{at}"
+    is_older = report is not None and report.kind is FailureKind.PRINTED
+    if is_older and not _went_on(logs, end.local_rank):
+        return last_words.words(stderr, "")
+    return last_words.words(stderr, _text(logs.stdout_of, end.local_rank))
 
 
 def _of_start(evidence: str, command: Command) -> str:

@@ -47,7 +47,7 @@ from relight.host.console import Consoles
 from relight.host.files import attempt_directory
 from relight.host.journal import Journal
 from relight.host.logs import Logs
-from relight.host.loop import Loop
+from relight.host.loop import Alarm, Loop
 from relight.host.process import Fork, ProcessEvent, WorkerPlan
 from relight.host.scratch import Scratch
 from relight.host.supervisor import Supervisor
@@ -57,6 +57,7 @@ from relight.typed import NamedTuple
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.activity import Quiet
+    from relight.core.early_exits import EarlyExits
     from relight.core.printed_traceback import Program
     from relight.host.preloading import Preload
     from relight.host.store_port import StorePort
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
 
 _INIT_REPORT_S = 60
 """When to report which workers have not reached init_process_group, in seconds after the start."""
+_FINISHED_S = 30.0
+"""When to look first for ranks that have finished before others (core/early_exits)."""
 _AFTER_ERROR = (1, -signal.SIGABRT)
 """How a worker ends that blames a peer: by an exception, or by the watchdog of NCCL."""
 _HELD_S = 5.0
@@ -139,6 +142,8 @@ class WorkerGroup:
         self._services = services
         self._job = job
         self._send = send
+        self._early_exits: EarlyExits | None = None
+        self._early_alarm = Alarm(services.loop, self._tell_early_exits)
         self._memory: WorkerMemory | None = None
         self._progress = Outcome()
         directory = job.run_directory or services.scratch.make()
@@ -200,6 +205,7 @@ class WorkerGroup:
         if not supervisor.workers.close(job.grace_s):
             self._tell_left(supervisor)
         arrivals.cancel()
+        self._early_alarm.set(None)
         if self._watches is not None:
             self._watches.close()
         self._record_steps()
@@ -275,12 +281,14 @@ class WorkerGroup:
             succeeded = [all_ranks[end.local_rank] for end in supervisor.ends if not end.asked]
             return self._progress._replace(succeeded_ranks=tuple(succeeded))
         from relight.core.failures import waited_for_others
-        from relight.postmortem import gather
+        from relight.postmortem import gather, with_address
 
         now, command, host = self._services.loop.now(), self._job.command, self._services.host
         failures, succeeded_ranks = gather(
             supervisor.ends, self.logs, supervisor.workers, command, host, now
         )
+        variables = {plan.local_rank: plan.variables for plan in self._plans}
+        failures = tuple(with_address(each, variables[each.local_rank]) for each in failures)
         if any(waited_for_others(failure) for failure in failures):
             from relight.host.flight_recorder import with_collectives
 
@@ -512,6 +520,29 @@ class WorkerGroup:
             if self.logs.worker_ended(event.local_rank, failed=bool(event.exitcode)):
                 self._services.loop.call_after(_HELD_S, self.show_tracebacks)
             self._report_first_failure(event)
+            if not event.exitcode and self._early_alarm.when is None:
+                self._early_alarm.set_after(_FINISHED_S if self._early_exits is None else 0.0)
+
+    def _tell_early_exits(self) -> None:
+        """Print which ranks have finished, if others still run and are not to stop."""
+        supervisor = self.supervisor
+        if supervisor is None or not supervisor.is_running or self.stopped_by is not None:
+            return
+        if supervisor.are_frozen:
+            self._early_alarm.set_after(_FINISHED_S)
+            return
+        from relight.core.early_exits import EarlyExits, of_ranks
+
+        self._early_exits = found = self._early_exits or EarlyExits(self.began)
+        rank_of, now = supervisor.workers.ranks, self._services.loop.now()
+        for end in supervisor.ends:
+            if not (end.exitcode or end.asked):
+                found.finish(rank_of[end.local_rank], end.at)
+        running = [rank_of[local_rank] for local_rank in supervisor.alive]
+        if running and found.is_due(now):
+            where = " on this node" if self.formed.place.group_world_size > 1 else ""
+            self._services.journal.say(of_ranks([*found.at], found.ages(now), running, where))
+        self._early_alarm.set(found.deadline())
 
     def _program_of(self, local_rank: int) -> "Program":
         """Return what a worker that has printed a traceback does."""

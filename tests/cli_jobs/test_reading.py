@@ -253,7 +253,9 @@ def test_a_job_that_its_scheduler_forgot_is_listed(
         (today, "SUCCEEDED"), (handle, "FAILED")
     ]  # fmt: skip
     found = relight("status", handle)
-    assert found.stdout == f"{handle} FAILED\n  its scheduler no longer knows it\n"
+    why = "sh/0 failed with exit code 4"
+    assert found.stdout == f"{handle} FAILED\n  {why}; its scheduler no longer knows it\n"
+    assert [job["message"] for job in shown] == ["", why]
     assert "command" in relight("describe", handle).stdout
 
 

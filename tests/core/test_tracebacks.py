@@ -65,7 +65,6 @@ EXPECTED = [
     ("indent-3.13", RAISED, "IndentationError",
      "expected an indented block after function definition on line 1", "2", "return 1"),
     ("json-3.12", RAISED, "JSONDecodeError", NO_KEY, "4 in load", "return json.loads(text)"),
-    ("json-log-3.11", RAISED, "ValueError", "bad sample", "6", 'raise ValueError("bad sample")'),
     ("kbd-3.11", RAISED, "KeyboardInterrupt", "", "1", "raise KeyboardInterrupt"),
     ("local-3.12", RAISED, "MyError", "boom", "3 in f", "raise MyError('boom')"),
     ("logging-3.11", RAISED, "KeyError", "'a'", "3", "{}['a']"),
@@ -231,6 +230,15 @@ MAIN = HEADER + '  File "/srv/job/train.py", line 9, in <module>\n    main()\n'
         # A log with an exception, and life went on.
         (
             "2026-01-02 03:04:05,678 - train - ERROR - skipped\n" + MAIN + "ValueError: bad\nok\n",
+            (PRINTED, "bad", "/srv/job/train.py:9"),
+        ),
+        # A log of JSON.
+        (
+            json.dumps({"level": "ERROR", "exc": MAIN + 'ValueError: bad "row"', "step": 3}),
+            (RAISED, 'bad "row"', "/srv/job/train.py:9"),
+        ),
+        (
+            json.dumps({"level": "ERROR", "exc": MAIN + "ValueError: bad"}) + "\nstep 4\n",
             (PRINTED, "bad", "/srv/job/train.py:9"),
         ),
         # A quote in the path, and one that looks like a place.
@@ -429,6 +437,7 @@ def test_exception_of_a_thread_before_the_last_one_is_known(
 MISMATCHES = {
     "alike": [f"tensor[{n}] = {n * 0.5}" for n in range(15_000)],
     "indented": [f"    {'xyz'[n % 3] * n}" for n in range(1_000)],
+    "pydantic": [f"{'  ' * (n % 2)}layers.{n // 2}.{n % 2}" for n in range(400)],
     "two kinds": [f"{'weight' if n % 2 else 'bias'} of layer {n}: {n / 7}" for n in range(180)],
 }
 
@@ -451,6 +460,13 @@ def test_long_message_keeps_its_type_first_line_and_place(name: str, most: int) 
         int(number.replace(",", "")) for number in re.findall(r"… ([\d,]+) more", str(lines))
     ]
     assert sum(left_out) + sum(line in message for line in lines) == len(message)
+
+
+def test_program_that_prints_on_for_long_did_not_end_by_the_exception() -> None:
+    steps = "".join(f"step {n}: loss {n / 7}\n" for n in range(300))
+    report = from_stderr(f"{MAIN}ImportError: No module named 'apex'\n{steps}")
+    assert report is not None
+    assert report.kind is PRINTED
 
 
 @pytest.mark.parametrize("later", ["step 7\n" * 60, " 10%|#   | 1/10\n" * 60])

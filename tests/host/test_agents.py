@@ -1,5 +1,7 @@
 """Which agents run on this machine, as the system shows them."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -167,3 +169,28 @@ def test_agents_of_other_users_are_left_out(start: Start, script: Callable[[str]
         check=True,
     )
     assert found.stdout == "[]\n"
+
+
+ORPHANS = """
+import os, signal
+if not os.fork():
+    if os.fork():
+        os._exit(0)  # the other one has no parent of this job any more
+    print("up", flush=True)
+    signal.pause()
+signal.pause()
+"""
+
+
+def test_a_fork_that_has_lost_its_parent_is_no_agent(tmp_path: Path) -> None:
+    path = tmp_path / "relight"
+    path.write_text(ORPHANS)
+    command = [sys.executable, str(path), "run"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            found = [each.pid for each in agents.running() if str(path) in each.command]
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert found == [process.pid]

@@ -443,11 +443,12 @@ def gather(
     endings = workers.world.endings
     raised = ErrorReport(FailureKind.RECORDED, "ValueError", "bad", "train.py:1", "", ())
     failures = []
-    for local_rank, exitcode, at, asked in ends:
+    for local_rank, exitcode, at, asked, asked_s in ends:
         if exitcode:
             failures.append(Failure(
                 rank=workers.ranks[local_rank], local_rank=local_rank, host=host, pid=1,
-                exitcode=exitcode, at=at - now, asked=asked, last_lines=(), evidence="", log="",
+                exitcode=exitcode, at=at - now, asked=asked, asked_s=asked_s, last_lines=(),
+                evidence="", log="",
                 report=raised if exitcode == 1 and endings.random() < 0.4 else None,
             ))  # fmt: skip
     return tuple(failures), ()

@@ -334,6 +334,9 @@ class Watch:
         self.world.log(f"C{coordinator.number} leaves out {node[:4]}")
         if not any(node in pair for pair in self._tries[coordinator.number].failed):
             raise Failure(f"{node} is left out, and all have reached it")
+        formation = self._by_coordinator.get(coordinator.number)
+        if formation is not None:
+            formation.lose(node, self.world.now)  # it may come again, as another one
 
     def _see_reached(self, coordinator: "WatchedMembership", nodes: Collection[str]) -> None:
         """See whether the nodes of a generation reach each other, but for those that ran before."""

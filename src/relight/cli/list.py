@@ -10,6 +10,7 @@ from relight.cli.jobs import (
     shown_time,
     table,
 )
+from relight.core.fields import printable
 from relight.errors import EXIT_OK
 from relight.job.app import AppState
 from relight.runner.runner import Runner
@@ -18,7 +19,10 @@ from relight.values import one_of
 
 PAGE = Page(
     "list [flags]",
-    ("Lists the jobs submitted from this machine, also those that are over, newest first.",),
+    (
+        "Lists the jobs submitted from this machine, also those that are over, newest first.",
+        "REASON is why a job has failed, in one line.",
+    ),
     (
         Flag("scheduler", str, "", "NAME", "only its jobs, also those submitted from elsewhere",
              short="s", from_env=False),
@@ -56,6 +60,11 @@ def main(argv: list[str]) -> int:
     if not jobs:
         say("there are no jobs")
         return EXIT_OK
-    rows = [(job.handle, job.name, job.state.name, shown_time(job.submitted)) for job in jobs]
-    print("\n".join(table(rows, ("JOB", "NAME", "STATE", "SUBMITTED"))))
+    rows = [
+        (job.handle, job.name, job.state.name, shown_time(job.submitted), printable(job.message))
+        for job in jobs
+    ]
+    says_why = any(job.message for job in jobs)
+    heads = ("JOB", "NAME", "STATE", "SUBMITTED", "REASON" if says_why else "")
+    print("\n".join(table(rows, heads)))
     return EXIT_OK

@@ -124,7 +124,9 @@ def _cut(text: str, size: int, least: int = 0) -> str:
     least = max(least, size // 2)
     sentence = max(text.rfind(mark, least, size - 2) for mark in (". ", "; ")) + 1
     end = sentence or text.rfind(" ", least, size - 1)
-    return f"{text[:end]} …" if end > 0 else f"{text[: size - 1]}…"
+    if end <= 0 or text[end - 1] == ":":
+        return f"{text[: size - 1]}…"
+    return f"{text[:end]} …"
 
 
 def cut_left(text: str, size: int) -> str:

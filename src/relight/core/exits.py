@@ -10,7 +10,7 @@ CRASHES = tuple(
     for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
     if hasattr(signal, name)  # Windows, from which jobs may be submitted, has no SIGBUS
 )
-_AT_EXIT = "terminate called without an active exception"
+AT_EXIT = "terminate called without an active exception"
 """Printed by libstdc++ if a thread still runs when the process exits, as in torch at times."""
 
 
@@ -121,4 +121,4 @@ class Failure(NamedTuple):
     def aborted_at_exit(self) -> bool:
         """Whether an exception had ended the program before a signal ended the process."""
         raised = self.report is not None and self.report.kind is FailureKind.RAISED
-        return raised and self.exitcode == -signal.SIGABRT and _AT_EXIT in self.last_lines
+        return raised and self.exitcode == -signal.SIGABRT and AT_EXIT in self.last_lines

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from relight.core import fields
 from relight.core.excerpts import WIDTH, cut
 from relight.core.exits import Collective, Failure
-from relight.core.failures import named_ranks
 from relight.core.fields import Malformed
+from relight.core.ranks import named_ranks
 from relight.typed import NamedTuple
 
 MOST_GROUPS = 8

@@ -2,15 +2,16 @@
 
 Nothing has failed by itself in a hang, so the ranks are compared by where they were when they were
 stopped (`Failure.doing`). Ranks that wait for their peers in a collective come last: the cause is
-rather one that has not come there. Otherwise the smallest group comes first. Loaded only after a
-hang.
+rather one that has not come there. Of the others, those that can't run (stopped, or in an
+uninterruptible call) come first, then the smallest group. Loaded only after a hang.
 """
 
 from collections.abc import Iterable, Sequence
 
+from relight.core import stacks
 from relight.core.excerpts import WIDTH, cut, excerpt, rows_of
 from relight.core.exits import Failure
-from relight.core.failures import named_ranks
+from relight.core.ranks import named_ranks
 from relight.core.waiting import duration
 from relight.errors import EXIT_HUNG
 from relight.typed import NamedTuple
@@ -97,14 +98,24 @@ def diagnose(failures: Iterable[Failure], cause: str) -> Hang | None:
     return Hang(first[0], tuple(first[1:]), tuple(map(tuple, others)), cause)
 
 
-def _likeliest_first(group: Sequence[Failure]) -> tuple[bool, bool, int, int]:
+def hung(failure: Failure) -> str:
+    """Return where a rank hangs, as half a line: `hangs in read (data.py:41)`."""
+    return _doing([failure], hangs=True).strip(": ")
+
+
+def _likeliest_first(group: Sequence[Failure]) -> tuple[bool, bool, bool, int, int]:
     doing = group[0].doing
     waits = doing is not None and doing.expects_peers
-    return doing is None, waits, len(group), group[0].rank
+    can_run = doing is None or not stacks.is_halted(doing)
+    return doing is None, waits, can_run, len(group), group[0].rank
 
 
 def _line(group: Sequence[Failure], *, hangs: bool = False) -> str:
     """Return `rank 2 in read (data.py:41)`, or `rank 2 hangs in …`."""
+    return f"{named_ranks([failure.rank for failure in group])}{_doing(group, hangs=hangs)}"
+
+
+def _doing(group: Sequence[Failure], *, hangs: bool) -> str:
     doing, many = group[0].doing, len(group) > 1
     place = doing.place if doing else _UNKNOWN
     for one, plural in _MANY.items():
@@ -112,4 +123,4 @@ def _line(group: Sequence[Failure], *, hangs: bool = False) -> str:
             place = plural + place.removeprefix(one)
     says_state = place.startswith((*_STATES, *_MANY.values()))
     verb = "" if says_state or not hangs else " hang" if many else " hangs"
-    return f"{named_ranks([failure.rank for failure in group])}{verb}{place}"
+    return f"{verb}{place}"

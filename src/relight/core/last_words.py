@@ -74,6 +74,11 @@ def words(stderr_tail: str, stdout_tail: str) -> str:
     return (found or (after[-1] if after else ""))[:_LONGEST]
 
 
+def is_error(line: str) -> bool:
+    """Return whether a line says that it tells an error."""
+    return _ERROR.search(line[:_LONGEST]) is not None
+
+
 def _first_error(lines: Sequence[str]) -> str:
     for known in (_ERROR, _LIKELY):
         for line, following in zip(lines, [*lines[1:], ""], strict=False):

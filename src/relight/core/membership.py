@@ -44,6 +44,8 @@ Rules:
 - A node that does not get ready although its workers must have exited is dropped: its connection
   is closed, and the others wait until its lease has expired. If a stop takes long, all nodes are
   told which nodes it waits for.
+- If the workers of some nodes have succeeded while others run for long, all nodes are told so, once
+  (core/early_exits); nothing else follows.
 - Nodes may report how much of the time their workers wait for others. All nodes are told which
   ranks are slow (core/slow_ranks); nothing else follows.
 - Where nodes ask for it, those of the next generation first try to reach each other, and some are
@@ -103,6 +105,7 @@ from relight.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_OK, EXIT_USAGE, many
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.agreement import Agreement
+    from relight.core.early_exits import EarlyExits
     from relight.core.reachability import Reachability
     from relight.core.restarts import RestartHistory
 
@@ -205,6 +208,7 @@ class _Ending:
 
     def __init__(self, formed_at: float) -> None:
         self.formed_at = formed_at
+        self.world_size = 0  # not known of a generation that another coordinator has formed
         self.preempted: dict[str, NodePreempted] = {}  # by node
         self.agreement: Agreement | None = None  # while workers agree on when to save
         self.saves = False  # a former coordinator has told the workers to save and leave
@@ -217,6 +221,8 @@ class _Ending:
         self.membership_changed = False  # a node was lost or let in during this stop
         self.has_lost_node = False
         self.hung = False
+        self.early_exits: EarlyExits | None = None  # nodes that have succeeded while others run
+        self.hosts: dict[int, str] = {}  # of these nodes, by group rank
         self.progressed: bool | None = None  # None: not known
         self.failures: list[Failure] = []  # `at` on our clock
         self.succeeded_ranks: set[int] = set()
@@ -305,6 +311,9 @@ class Membership:
                 times.append(quiet.too_long_at)
             if self._success_reports.is_pending:
                 times.append(self._success_reports.at)
+            early = self._ending.early_exits
+            if early is not None and (due := early.deadline()) is not None:
+                times.append(due)
             if self.roster.done:
                 times.append(next(iter(self.roster.done.values())) + settings.exit_barrier_s)
         elif (
@@ -544,6 +553,16 @@ class Membership:
         self._success_reports.is_pending = True
         if self._ending.agreement is not None:
             self._ending.agreement.remove(node)
+        if self.roster.active:
+            self._note_early_exit(node, now)
+
+    def _note_early_exit(self, node: str, now: float) -> None:
+        from relight.core.early_exits import EarlyExits
+
+        ending, group_rank = self._ending, self.roster.group_ranks[node]
+        ending.early_exits = ending.early_exits or EarlyExits(ending.formed_at)
+        ending.early_exits.finish(group_rank, now)
+        ending.hosts[group_rank] = self.members[node].join.host
 
     def _supersede(self, member: Member, now: float) -> None:
         announce = member.join.announce
@@ -767,6 +786,9 @@ class Membership:
         if quiet is not None and now >= quiet.too_long_at:
             self._stop_hung(now - quiet.since, now)
             return
+        early = self._ending.early_exits
+        if early is not None and early.is_due(now):
+            self._tell_early_exits(early, now)
         if self._success_reports.is_pending and now >= self._success_reports.at:
             self._success_reports.is_pending, self._success_reports.at = (
                 False,
@@ -788,6 +810,15 @@ class Membership:
             else:
                 self._ending.membership_changed = True
                 self._stop(cause, now)
+
+    def _tell_early_exits(self, early: "EarlyExits", now: float) -> None:
+        """Tell all nodes that the workers of some have succeeded while others still run."""
+        from relight.core.early_exits import of_nodes
+
+        finished = [self._ending.hosts[group_rank] for group_rank in early.at]
+        here = [node for node in self.roster.order if node in self.roster.active]
+        running = [self.members[node].join.host for node in here if node is not None]
+        self._tell_all(of_nodes(finished, early.ages(now), running))
 
     def _stop_hung(self, quiet_s: float, now: float) -> None:
         """Stop workers that do nothing, as after a failure."""
@@ -913,7 +944,7 @@ class Membership:
 
         ended = verdict.GenerationEnd(
             ending.failures, sorted(ending.succeeded_ranks), self._cause, ending.formed_at,
-            ending.progressed, ending.hung,
+            ending.progressed, ending.hung, ending.world_size,
         )  # fmt: skip
         outcome = verdict.judge(ended, self._restarts(now), self.restart, now)
         if isinstance(outcome, JobEnded):
@@ -1018,6 +1049,7 @@ class Membership:
             self.generation, self.restart, address, port, self._cause, failed_host
         )
         nodes = [NodeSlots(m.join.local_world_size, m.join.role) for m in members]
+        self._ending.world_size = sum(slots.local_world_size for slots in nodes)
         for member, place in zip(members, ranks.places(nodes), strict=True):
             self.members.start(member)
             self._send(member.node, GenerationFormed(generation, place))

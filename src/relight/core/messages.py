@@ -12,6 +12,7 @@ Each field of a message from the network is checked before the message is used (
 
 from relight.core.exits import Failure
 from relight.core.ranks import NO_GENERATION, Generation, GenerationId, Place
+from relight.errors import EXIT_HUNG
 from relight.typed import NamedTuple
 
 
@@ -315,7 +316,9 @@ class Note(NamedTuple):
 class JobEnded(NamedTuple):
     """The job is over, at least for this node; `others_run`: other nodes go on. `report` has lines
     for users, none if the job succeeded; `root` is the root cause, if any, `same_ranks` are those
-    that failed in the same way, and `verdict` says why there is no restart.
+    that failed in the same way, and `verdict` says why there is no restart. `ranks` are blamed,
+    with this `certainty`, because of `why` (core/causes). `symptom` is the failure that ended the
+    job, if that is another one than `root`.
     """
 
     exit_code: int
@@ -325,6 +328,36 @@ class JobEnded(NamedTuple):
     others_run: bool = False
     same_ranks: tuple[int, ...] = ()
     verdict: str = ""
+    ranks: tuple[int, ...] = ()
+    certainty: str = ""
+    why: str = ""
+    symptom: Failure | None = None
+
+    @property
+    def headline(self) -> str:
+        """Why the job ended, in one line with its place. Whatever shows a failure shows this."""
+        if not self.report:
+            return self.reason
+        first, *others = self.report
+        failure = self.symptom or self.root
+        raised = failure.report if failure is not None else None
+        doing = failure.doing if failure is not None else None
+        places = raised.where if raised else "", doing.handling_where if doing else ""
+        for place in filter(None, places):
+            line = place.partition(" in ")[0].rpartition("/")[2]
+            if f"  {place}" in others and line not in first:
+                return f"{first} at {place}"
+        return first.removeprefix("error: ")
+
+    @property
+    def blamed(self) -> tuple[int, ...]:
+        """The ranks that caused the failure, as far as that is known."""
+        return self.ranks if self.certainty in ("proven", "likely") else ()
+
+    @property
+    def hung(self) -> bool:
+        """Whether the job ended because no rank made progress, and `root` is the suspect."""
+        return self.exit_code == EXIT_HUNG and self.root is not None and self.root.asked > 0
 
 
 class Question(NamedTuple):

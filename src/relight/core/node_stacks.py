@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from relight.core import fields
-from relight.core.failures import named_ranks
 from relight.core.questions import LIMIT_S
+from relight.core.ranks import named_ranks
 from relight.core.stacks import Frame, ProcessStack, ThreadStack, few_or_many, main_thread
 from relight.typed import NamedTuple
 

@@ -22,9 +22,8 @@ many. Windows in which the job does not train don't count.
 from collections.abc import Iterable, Sequence
 from math import log, sqrt
 
-from relight.core.failures import named_ranks
 from relight.core.messages import NodePace, SlowNode
-from relight.core.ranks import Place
+from relight.core.ranks import Place, named_ranks
 from relight.errors import many
 from relight.typed import NamedTuple
 

@@ -30,7 +30,8 @@ class RankSnapshot(NamedTuple):
     """One worker. `exitcode` is None while it runs; `asked` is the signal that asked it to stop
     before it ended, 0 for none. `stdout` and `stderr` are the paths of its log
     files, empty without them; `last_line` is the last that it printed, as far as the agent saw it.
-    `use` of one that has ended is what the agent saw last, None if nobody had asked before.
+    `use` of one that has ended is what the agent saw last, None if nobody had asked before. `ended`
+    is when it did, 0 while it runs.
     """
 
     rank: int
@@ -42,6 +43,7 @@ class RankSnapshot(NamedTuple):
     stderr: str
     last_line: str
     use: RankUse | None = None
+    ended: float = 0.0
 
 
 class NodeSnapshot(NamedTuple):
@@ -49,7 +51,8 @@ class NodeSnapshot(NamedTuple):
 
     `id` is `NAME-PID`. `command` is the script and its arguments, without secrets; `directory` is
     where they were given. `generation` is -1 before the first one. `cause` is why the generation
-    was formed. `exit_code` is None until the job has ended here, and `reason` says why it has.
+    was formed. `exit_code` is None until the job has ended here, and `reason` says why it has;
+    `blamed` are the ranks that caused a failure, as far as is known, also on other nodes.
     `run_directory` has the logs and the event log, if they are kept. `account` says where the time
     has gone. `version` is the agent's version of relight.
     """
@@ -78,6 +81,7 @@ class NodeSnapshot(NamedTuple):
     ranks: tuple[RankSnapshot, ...]
     account: Account | None = None
     version: str = ""
+    blamed: tuple[int, ...] = ()
 
 
 class Output(NamedTuple):
@@ -132,6 +136,20 @@ class WholeJob(NamedTuple):
 
     nodes: tuple[NodeSnapshot, ...]
     silent: tuple[str, ...] = ()
+
+
+def early_exits(job: WholeJob) -> str:
+    """Return which ranks have finished while others still run, in one line; empty for none."""
+    own = job.nodes[0]
+    ranks = [(node, rank) for node, rank in ranks_of(job) if node.generation == own.generation]
+    ended = [rank for _, rank in ranks if rank.exitcode == 0 and not rank.asked and rank.ended]
+    running = [rank.rank for node, rank in ranks if rank.exitcode is None and node.state == RUNNING]
+    if own.state not in (RUNNING, DONE) or not (ended and running):
+        return ""
+    from relight.core.early_exits import of_ranks
+
+    ages_s = [max(0.0, own.taken - rank.ended) for rank in ended]
+    return of_ranks([rank.rank for rank in ended], ages_s, running)
 
 
 def ranks_of(job: WholeJob) -> list[tuple[NodeSnapshot, RankSnapshot]]:

@@ -4,7 +4,8 @@ Of each process the main thread counts. Its place is the innermost line of the u
 it is in there is the name of the library's function that this line has called, such as
 `all_reduce`. Ranks with the same place are one line. In a job that hangs, the one to look at is the
 one that has not come to the collective, or else the odd one out. So groups that wait for their
-peers come last, and of the others the smallest is first.
+peers come last; of the others, those that can't run (stopped, or in an uninterruptible call) come
+first, then the smallest.
 """
 
 import re
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 
 from relight.core.exits import Doing
-from relight.core.failures import named_ranks
+from relight.core.ranks import named_ranks
 from relight.typed import NamedTuple
 
 MOST_LINES = 10
@@ -160,8 +161,8 @@ def place(frames: Sequence[Frame]) -> CodePlace:
 
 
 def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
-    """Group ranks by state and place: those that wait for others last, else the smallest group
-    first, then by the lowest rank.
+    """Group ranks by state and place: those that wait for others last, those that can't run first,
+    else the smallest group first, then by the lowest rank.
 
     Args:
         stacks: by rank; a text is the reason why there is none.
@@ -173,7 +174,7 @@ def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
         ranks_of.setdefault(key, []).append(rank)
         first_of.setdefault(key, (text, has_stack, _expects_peers(stack)))
     found = [RankGroup(tuple(ranks), *first_of[key]) for key, ranks in ranks_of.items()]
-    return sorted(found, key=lambda group: (group.expects_peers, len(group.ranks), group.ranks))
+    return sorted(found, key=_likeliest_first)
 
 
 def waits_for_children(stack: ProcessStack) -> bool:
@@ -223,6 +224,11 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Doing
         handling=_named(handled) if handled else "",
         handling_where=_raised_at(handled) if handled else "",
     )
+
+
+def is_halted(doing: Doing) -> bool:
+    """Return whether a worker could not run: it was stopped, or in an uninterruptible call."""
+    return doing.place.startswith(tuple(_STATES.values()))
 
 
 def is_locked(found: Doing) -> bool:
@@ -291,6 +297,11 @@ def traceback_lines(frames: Iterable[Frame]) -> list[str]:
 def native_lines(functions: Sequence[str]) -> list[str]:
     """Return functions of C and C++ as lines below those of Python, the innermost last."""
     return [f"  in {_cut(function)}" for function in reversed(functions)]
+
+
+def _likeliest_first(group: RankGroup) -> tuple[bool, bool, int, tuple[int, ...]]:
+    can_run = not group.text.startswith(tuple(_STATES.values()))
+    return group.expects_peers, can_run, len(group.ranks), group.ranks
 
 
 def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]:

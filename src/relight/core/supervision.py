@@ -175,7 +175,7 @@ class Supervision:
 
     def explain(self, now: float) -> str:
         """Return in words what the agent is waiting for."""
-        from relight.core.failures import named_ranks
+        from relight.core.ranks import named_ranks
 
         alive = f"local {named_ranks(self.alive)}"
         match self.state:

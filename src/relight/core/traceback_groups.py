@@ -10,7 +10,8 @@ source. Loaded only after a failure.
 from collections.abc import Iterable, Mapping, Sequence
 
 from relight.core.excerpts import frames_of_torch, rows_of, with_gaps, without_starters
-from relight.core.failures import named_ranks, without_numbers
+from relight.core.failures import without_numbers
+from relight.core.ranks import named_ranks
 from relight.core.traceback_lines import frame_of, is_marks
 from relight.core.tracebacks import last_raised
 

@@ -101,13 +101,17 @@ _PACKAGE = re.compile(r".*/(?:site|dist)-packages/[^/]+")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
 
 _INTERRUPTS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")
+"""What a signal handler raises, and in generators; the last one ends no program by itself."""
 _CONTROL_FLOW = (*_INTERRUPTS, "StopIteration", "StopAsyncIteration", "CancelledError", "Empty")
 """Exceptions that are no errors, and so no causes of one."""
 
 _FOREIGN = 10
 """Most foreign lines, such as those of threads in C, between the lines of a traceback."""
 _MESSAGE = 100
-"""Most lines of a message, but for lines that are indented or resemble those before them."""
+"""Most lines of a message, but for lines that are indented, and those of a list that resemble
+those before them. A program that went on after an exception prints lines that resemble each other
+too, but after no colon, and none that are indented.
+"""
 _MOST_LINES = 200
 """Most lines of a report, whose middle is left out."""
 _LATER = 50
@@ -360,12 +364,17 @@ def _is_in_box(lines: Sequence[str]) -> bool:
 def _end_of_message(lines: Sequence[str], exception: int) -> int:
     end = exception + 1
     shapes: set[str] = set()
+    is_list = lines[exception].rstrip().endswith(":")
     while end < len(lines) and not _is_other(line := lines[end]):
+        shape = _shape(line)
+        if end == exception + 1 and line.strip():
+            is_list = is_list or _shape(lines[exception]).endswith(shape)
         if end <= exception + _MESSAGE:
-            shapes.add(_shape(line))
-        elif line.strip() and not line.startswith(" ") and _shape(line) not in shapes:
+            shapes.add(shape)
+            is_list = is_list or line.startswith("  ")
+        elif line.strip() and not line.startswith(" "):
             is_cut = end + 1 < len(lines) and is_omission(lines[end + 1])
-            if not is_cut:
+            if not is_cut and not (is_list and shape in shapes):
                 break
         end += 1
     while end > exception + 1 and lines[end - 1].strip() in ("", '"""'):
@@ -434,13 +443,9 @@ def _report(lines: Sequence[str], chain: _Chain, went_on: bool | None = None) ->
         type_, message = _split("\n".join(lines[last.exception : end]))
         report = ErrorReport(kind, type_, message, *_place(lines, last.stack), shown)
     cause, cause_where = _cause(lines, chain, report)
-    types = [_type(lines, each) for each in chain.raised]
-    return report._replace(
-        cause=cause,
-        cause_where=cause_where,
-        is_interrupted=any(type_ in _INTERRUPTS for type_ in types[:-1])
-        or types[-1] in _INTERRUPTS[:2],
-    )
+    *before_last, last_type = [_type(lines, each) for each in chain.raised]
+    interrupted = last_type in _INTERRUPTS[:2] or any(each in _INTERRUPTS for each in before_last)
+    return report._replace(cause=cause, cause_where=cause_where, is_interrupted=interrupted)
 
 
 def _was_handled(

@@ -7,6 +7,7 @@ membership is not counted (core/restarts). Loaded only after a failure.
 from collections.abc import Sequence
 
 from relight.core import failures
+from relight.core.causes import Certainty
 from relight.core.exits import Failure
 from relight.core.failures import Diagnosis
 from relight.core.messages import JobEnded
@@ -27,7 +28,7 @@ class GenerationEnd(NamedTuple):
 
     `succeeded_ranks`: the ranks that had succeeded before the failures. `stop_cause`: why it was
     stopped, for the case that no failure was reported. `progressed`: see `core/restarts`. `hung`:
-    it was stopped because its workers did nothing.
+    it was stopped because its workers did nothing. `world_size`: 0 if it is not known.
     """
 
     failures: Sequence[Failure]
@@ -36,6 +37,7 @@ class GenerationEnd(NamedTuple):
     formed_at: float
     progressed: bool | None = None
     hung: bool = False
+    world_size: int = 0
 
 
 class Restart(NamedTuple):
@@ -86,13 +88,25 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
     root = diagnosis.root
     report = diagnosis.render(formed_at=ended.formed_at, ended=root.when, verdict=reason)
     root = root._replace(at=root.at - now)  # needs no common clock
+    same = tuple(failure.rank for failure in diagnosis.same[:_MOST_SAME])
+    if not isinstance(diagnosis, Diagnosis):
+        return JobEnded(
+            diagnosis.exit_code, cause, tuple(report), root, same_ranks=same, verdict=reason,
+            ranks=(root.rank, *same), certainty=Certainty.LIKELY.value, why=diagnosis.cause,
+        )  # fmt: skip
+    found = diagnosis.verdict
+    symptom = found.symptom._replace(at=found.symptom.at - now)
     return JobEnded(
         exit_code=diagnosis.exit_code,
         reason=cause if ended.hung else "the workers failed",
         report=tuple(report),
         root=root,
-        same_ranks=tuple(failure.rank for failure in diagnosis.same[:_MOST_SAME]),
+        same_ranks=same,
         verdict=reason,
+        ranks=diagnosis.ranks[:_MOST_SAME],
+        certainty=found.certainty.value,
+        why=found.why,
+        symptom=None if found.symptom is found.root else symptom,
     )
 
 
@@ -102,4 +116,6 @@ def _diagnose(ended: GenerationEnd) -> "Diagnosis | Hang | None":
         from relight.core import hangs
 
         return hangs.diagnose(ends, ended.stop_cause)
-    return failures.diagnose(ends, ended.succeeded_ranks) if ends else None
+    if not ends:
+        return None
+    return failures.diagnose(ends, ended.succeeded_ranks, ended.world_size)

@@ -14,6 +14,8 @@ from relight.typed import NamedTuple
 
 _COLD, _WARM = "worker spawner ", "warm spawner of"
 """The spawners' process names, cut to the 15 characters that the kernel keeps."""
+_PF_FORKNOEXEC = 0x40
+"""A process was forked and has not executed a program since (include/linux/sched.h)."""
 
 
 class Running(NamedTuple):
@@ -41,6 +43,7 @@ class _Process(NamedTuple):
     pid: int
     parent: int
     session: int
+    flags: int
     name: str
     seconds: float
     words: tuple[str, ...]
@@ -89,9 +92,12 @@ def arguments(words: Sequence[str]) -> list[str] | None:
 
 
 def _is_fork(process: _Process, processes: Mapping[int, _Process]) -> bool:
-    """Return whether a process was forked by its parent and still has the parent's command line."""
+    """Return whether a process was forked by an agent and still has its command line. Its parent
+    may have ended, and gVisor shows no flags.
+    """
     parent = processes.get(process.parent)
-    return parent is not None and parent.words == process.words
+    is_parents = parent is not None and parent.words == process.words
+    return is_parents or bool(process.flags & _PF_FORKNOEXEC)
 
 
 def _describe(agent: _Process, children: dict[int, list[_Process]]) -> Running:
@@ -147,8 +153,8 @@ def _processes() -> Iterator[_Process]:
         if state not in "ZX":
             seconds = max(0.0, since_boot - int(fields[17]) / ticks)
             short = stat.partition("(")[2]
-            session = int(fields[1])
-            yield _Process(int(name), int(parent), session, short, seconds, tuple(words))
+            session, flags = int(fields[1]), int(fields[4])
+            yield _Process(int(name), int(parent), session, flags, short, seconds, tuple(words))
 
 
 def _variables(pid: int) -> dict[str, str]:

@@ -3,7 +3,8 @@
 The file's path is in TORCHELASTIC_ERROR_FILE; its format is that of torch 2.13
 (torch/distributed/elastic/multiprocessing/errors): `{"message": {"message": …, "extraInfo":
 {"py_callstack": …, "timestamp": …}}}`, or a text instead of the inner object. The agent adds
-`errorCode` to the inner object, as torchrun does: the exit code, negative for a signal.
+`errorCode` to the inner object, as torchrun does: the exit code, negative for a signal. It
+also adds `headline` beside `message`, which torch ignores: the failure in one line.
 """
 
 import json
@@ -12,6 +13,7 @@ import time
 
 from relight.core.exits import ErrorReport, Failure
 from relight.core.failures import what_happened
+from relight.core.traceback_lines import clean
 from relight.core.tracebacks import from_error_file
 from relight.host import files
 
@@ -24,13 +26,32 @@ def read(path: str) -> ErrorReport | None:
     return from_error_file(text) if text else None
 
 
-def write(path: str, failure: Failure, source: str) -> None:
+def line_in(path: str) -> str:
+    """Return why a program failed, in one line of its error file; empty if that says nothing."""
+    return line_of(_text(path))
+
+
+def line_of(text: str) -> str:
+    """Return why a program failed, from the text of its error file: the headline of an agent, or
+    else the exception.
+    """
+    report = from_error_file(text) if text else None
+    if report is None:
+        return ""
+    headline = json.loads(text).get("headline")
+    if isinstance(headline, str) and headline.strip():
+        return clean(headline)
+    return f"{report.type}: {report.message}" if report.type else report.message
+
+
+def write(path: str, failure: Failure, source: str, headline: str) -> None:
     """Write the root cause for the program that started this agent.
 
     Args:
         path: the agent's own TORCHELASTIC_ERROR_FILE.
         failure: the root cause.
         source: the worker's error file, whose content is passed on if there is one.
+        headline: the failure in one line.
 
     Raises:
         OSError: the file can't be written.
@@ -49,6 +70,7 @@ def write(path: str, failure: Failure, source: str) -> None:
     message = record["message"]
     if isinstance(message, dict):
         message["errorCode"] = failure.exitcode
+    record["headline"] = headline
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     files.replace(path, json.dumps(record), 0o666)
 

@@ -67,12 +67,13 @@ class Prepared(NamedTuple):
 
 
 class Job(NamedTuple):
-    """One line of a list of jobs."""
+    """One line of a list of jobs. `message` says why a job has failed, where that is known."""
 
     handle: str
     name: str
     state: AppState
     submitted: str
+    message: str = ""
 
 
 class Runner:
@@ -246,10 +247,12 @@ class Runner:
                 why = "it is being submitted"
             elif state is AppState.UNSUBMITTED:
                 why = "relight submit ended before it was done; relight delete removes what is left"
-            found = AppStatus(state if state.is_over else AppState.UNKNOWN, why)
+            said = record.get("message") if state is AppState.FAILED else ""
+            why = f"{said}; {why}" if said else why
+            return AppStatus(state if state.is_over else AppState.UNKNOWN, why)
         if found is None:
             raise UsageError(f"there is no job {job}", hint="relight list shows what there is")
-        submitted.record_state(record, found.state)
+        submitted.record_state(record, found)
         return found
 
     def wait(self, handle: str | Handle, timeout: float | None = None) -> AppStatus:
@@ -454,7 +457,10 @@ class Runner:
 
         cfg = self._cfg_of_settings(scheduler) if scheduler else {}
         found = submitted.listed(self.scheduler, scheduler, self.session, cfg)
-        return [Job(*each) for each in found]
+        return [
+            job if job.state is AppState.FAILED else job._replace(message="")
+            for job in (Job(*each) for each in found)
+        ]
 
     def describe(self, handle: str | Handle) -> dict[str, Any]:
         """Return the record of a job: what was submitted, where and when, without secrets, and its

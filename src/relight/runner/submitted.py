@@ -75,10 +75,13 @@ def record_of(job: Handle) -> Record | None:
     return None
 
 
-def record_state(record: Record | None, state: AppState) -> None:
-    """Record the state of a job that is over: its scheduler will forget it."""
-    if record is not None and state.is_over and record.get("state") != state.name:
-        record["state"] = state.name
+def record_state(record: Record | None, found: AppStatus | None) -> None:
+    """Record how a job has ended: its scheduler will forget it."""
+    if record is None or found is None or not found.state.is_over:
+        return
+    known = {"state": found.state.name, "message": privacy.of_text(found.message)}
+    if not known.items() <= record.items():
+        record |= known
         try:
             records.write(record["id"], record)
         except RelightError:
@@ -87,17 +90,17 @@ def record_state(record: Record | None, state: AppState) -> None:
 
 def state_now(find: Callable[[str], Scheduler], record: Record) -> AppState:
     """Return the state of a recorded job; UNKNOWN if its scheduler does not answer."""
-    state = _state_in(record, _states(find, [record]))
-    record_state(record, state)
-    return state
+    found = _unfinished(find, [record])
+    record_state(record, found.get(record["handle"]))
+    return _state_in(record, found)
 
 
 def listed(
     find: Callable[[str], Scheduler], scheduler: str, session: str, cfg: Mapping[str, Any]
-) -> Iterator[tuple[str, str, AppState, str]]:
-    """Return handle, name, state and time of jobs, newest first: those recorded here, those of
-    `relight run` on this machine and, if a scheduler is given, all others that it knows, with its
-    options `cfg` of the settings.
+) -> Iterator[tuple[str, str, AppState, str, str]]:
+    """Return handle, name, state, time and message of jobs, newest first: those recorded here,
+    those of `relight run` on this machine and, if a scheduler is given, all others that it knows,
+    with its options `cfg` of the settings.
 
     Raises:
         RelightError: the given scheduler does not answer.
@@ -107,12 +110,13 @@ def listed(
         for record in records.every()
         if record.get("handle") and (not scheduler or registry.same(record["scheduler"], scheduler))
     ]
-    states = _states(find, found)
+    statuses = _unfinished(find, found)
     lines = []
     for record in found:
-        state = _state_in(record, states)
-        record_state(record, state)
-        lines.append((record["handle"], record["name"], state, record["submitted"]))
+        state = _state_in(record, statuses)
+        record_state(record, statuses.get(record["handle"]))
+        message = str(record.get("message", ""))
+        lines.append((record["handle"], record["name"], state, record["submitted"], message))
     if not scheduler:
         lines += _of_run(find, session)
     if scheduler:
@@ -120,38 +124,38 @@ def listed(
         for each in find(scheduler).list(cfg):
             if each.app_id not in known:
                 handle = str(Handle(scheduler, session, each.app_id))
-                lines.append((handle, each.name, each.state, each.submitted))
+                lines.append((handle, each.name, each.state, each.submitted, each.message))
     yield from sorted(lines, key=lambda line: records.instant(line[3]), reverse=True)
 
 
 def _of_run(
     find: Callable[[str], Scheduler], session: str
-) -> Iterator[tuple[str, str, AppState, str]]:
+) -> Iterator[tuple[str, str, AppState, str, str]]:
     try:
         for each in find(handles.RUN).list({}):
             handle = str(Handle(handles.RUN, session, each.app_id))
-            yield handle, each.name, each.state, each.submitted
+            yield handle, each.name, each.state, each.submitted, each.message
     except RelightError:
         pass  # this user has no directory for their sockets
 
 
-def _state_in(record: Record, states: Mapping[str, AppState]) -> AppState:
-    return states.get(record["handle"], AppState[record.get("state", "UNKNOWN")])
+def _state_in(record: Record, statuses: Mapping[str, AppStatus]) -> AppState:
+    known = statuses.get(record["handle"])
+    return AppState[record.get("state", "UNKNOWN")] if known is None else known.state
 
 
-def _states(find: Callable[[str], Scheduler], found: list[Record]) -> dict[str, AppState]:
-    """Return the states of jobs whose recorded state is not final."""
+def _unfinished(find: Callable[[str], Scheduler], found: list[Record]) -> dict[str, AppStatus]:
+    """Return the statuses of jobs whose recorded state is not final."""
     unfinished: dict[str, list[Record]] = {}
     for record in found:
         if not AppState[record.get("state", "UNKNOWN")].is_over:
             unfinished.setdefault(record["scheduler"], []).append(record)
-    states: dict[str, AppState] = {}
+    statuses: dict[str, AppStatus] = {}
     for name, group in unfinished.items():
         known = _status(find, name, [record["app_id"] for record in group])
         for record in group:
-            status = known.get(record["app_id"])
-            states[record["handle"]] = AppState.UNKNOWN if status is None else status.state
-    return states
+            statuses[record["handle"]] = known.get(record["app_id"], AppStatus(AppState.UNKNOWN))
+    return statuses
 
 
 def _status(

@@ -68,12 +68,13 @@ class Request(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """One line of a list of jobs."""
+    """One line of a list of jobs. `message` says why a job has failed, where that is known."""
 
     app_id: str
     state: AppState
     name: str
     submitted: str = ""
+    message: str = ""
 
 
 class LogQuery(NamedTuple):

@@ -11,7 +11,7 @@ _TAIL = 8192
 
 
 def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
-    """Return the exception in a replica's error file or, as not every program writes one, the last
+    """Return the failure in a replica's error file or, as not every program writes one, the last
     line of its stderr; empty if neither exists.
 
     Args:
@@ -21,12 +21,7 @@ def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
     """
     from relight.host import reports
 
-    report = reports.read(error_file)
-    if report is not None:
-        text = f"{report.type}: {report.message}" if report.type else report.message
-    else:
-        text = last_words(_lines(stderr), exitcode)
-    return in_a_line(text)
+    return in_a_line(reports.line_in(error_file) or last_words(_lines(stderr), exitcode))
 
 
 def in_a_line(text: str) -> str:

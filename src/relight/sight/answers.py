@@ -164,11 +164,12 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
         nodes=formed.place.group_world_size if formed is not None else 0,
         world_size=formed.place.world_size if formed is not None else 0,
         exit_code=exit_code,
-        reason=reason,
+        reason=privacy.of_text(reason),
         run_directory=job.run_directory,
         ranks=_ranks(server, view.workers) if view.workers is not None else (),
         account=view.account,
         version=__version__,
+        blamed=view.end.blamed if view.end is not None else (),
     )
 
 
@@ -191,6 +192,7 @@ def _ranks(server: JobSocket, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
     if supervisor is None:
         return ()
     ends = {end.local_rank: end for end in supervisor.ends}
+    boot = time.time() - server.loop.now()
     pids = supervisor.workers.pids
     latest = server.uses | _uses(workers)
     server.uses = {pid: latest[pid] for pid in pids.values() if pid in latest}
@@ -205,6 +207,7 @@ def _ranks(server: JobSocket, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
             stderr=workers.logs.path(local_rank, STDERR),
             last_line=_last_line(workers, local_rank),
             use=server.uses.get(pids.get(local_rank, 0)),
+            ended=boot + ends[local_rank].at if local_rank in ends else 0.0,
         )
         for local_rank, rank in enumerate(supervisor.workers.ranks)
     )

@@ -15,7 +15,14 @@ from collections.abc import Callable
 from functools import partial
 
 from relight.core.goodput import Account
-from relight.core.messages import Answer, GenerationFormed, NodeAnswered, NodeReady, Question
+from relight.core.messages import (
+    Answer,
+    GenerationFormed,
+    JobEnded,
+    NodeAnswered,
+    NodeReady,
+    Question,
+)
 from relight.events import Recorded
 from relight.host import files, user_sockets
 from relight.host.journal import Journal
@@ -45,14 +52,15 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 
 class View(NamedTuple):
-    """The agent's state, its latest workers, the number of the last restart, its events, and where
-    the time has gone.
+    """The agent's state, its latest workers, the number of the last restart, its events, how the
+    job has ended, and where the time has gone.
     """
 
     state: NodeReady | GenerationFormed | WorkerGroup | None
     workers: WorkerGroup | None
     restart: int
     journal: Journal
+    end: JobEnded | None
     account: Account | None = None
 
 

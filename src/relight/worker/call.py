@@ -14,11 +14,13 @@ import sys
 import threading
 import time
 import traceback
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from relight.errors import EXIT_FAILED, EXIT_OK, UsageError, WorkersFailedError
+from relight.worker import cells
 from relight.worker.main_module import Unpickler
 
 RESULT, ERROR, BEGUN = "result", "error", "begun"
@@ -85,7 +87,10 @@ def main(directory: str) -> None:
         if function is None and isinstance(error, UsageError):  # its message is complete
             save_error(error, "")
             sys.exit(EXIT_FAILED)
+        error.__traceback__ = _of_function(error.__traceback__)
         save_error(_portable(error), "".join(traceback.format_exception(error)))
+        if sys.excepthook is sys.__excepthook__:
+            sys.excepthook = _show
         raise
     try:
         _save(directory, f"{rank}.{RESULT}", (begun.attempt, result))
@@ -95,6 +100,29 @@ def main(directory: str) -> None:
         save_error(WorkersFailedError(why, hint=hint), "")
         sys.exit(EXIT_FAILED)
     leave(EXIT_OK)
+
+
+def _of_function(found: types.TracebackType | None) -> types.TracebackType | None:
+    """Return the part of a traceback that begins in the user's function, if it comes there."""
+    own, each = found, found
+    while each is not None:
+        if each.tb_frame.f_code.co_filename == __file__:
+            own = each.tb_next
+        each = each.tb_next
+    return own or found
+
+
+def _show(
+    kind: type[BaseException], error: BaseException, found: types.TracebackType | None
+) -> None:
+    """Print an uncaught exception as Python does, without relight's frames, and with the source of
+    code that has no file, which Python 3.12 and earlier don't show (Python/traceback.c).
+    """
+    error.__traceback__ = found = _of_function(found)
+    if sys.version_info < (3, 13):
+        traceback.print_exception(error)
+    else:
+        sys.__excepthook__(kind, error, found)
 
 
 def leave(exit_code: int) -> NoReturn:
@@ -125,10 +153,11 @@ def _keep_operators() -> None:
 def _received(directory: str) -> Any:
     """Return the function, its arguments and its keyword arguments."""
     with open(os.path.join(directory, "call.pickle"), "rb") as file:
-        elsewhere, path, main_module, payload = pickle.load(file)  # noqa: S301  # by the caller
+        elsewhere, path, main_module, payload, sources = pickle.load(file)  # noqa: S301  # by the caller
     sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)] * elsewhere or path
     if main_module:
         main_module.load()
+    cells.take(sources)
     return Unpickler(payload).load()
 
 

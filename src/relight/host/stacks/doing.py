@@ -36,6 +36,8 @@ def stacks_of(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Process
     found: dict[int, ProcessStack | str] = {}
     for rank, pid in pids.items():
         stack = _stack_of(workers.python_of(pid))
+        if isinstance(stack, str) and elf.has_left(pid):
+            stack = ProcessStack(pid, "Z", ())
         if are_frozen and isinstance(stack, ProcessStack) and stack.state == "T":
             stack = stack._replace(state="S")
         found[rank] = stack

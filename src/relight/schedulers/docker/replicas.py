@@ -9,7 +9,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from relight.core.tracebacks import from_error_file
+from relight.host import reports
 from relight.job.app import AppState
 from relight.schedulers.api import AppStatus, ReplicaStatus
 from relight.schedulers.causes import last_words
@@ -184,16 +184,14 @@ def _error(inspected: Mapping[str, Any]) -> str:
 
 
 def _cause(client: Any, replica: Container) -> str:
-    """Return the exception in the replica's error file or, as not every program writes one, the
+    """Return the failure in the replica's error file or, as not every program writes one, the
     last line of stderr; empty if neither exists.
     """
     import docker
 
     try:
-        report = from_error_file(_error_file(client, replica.id))
-        if report is not None:
-            text = f"{report.type}: {report.message}" if report.type else report.message
-        else:
+        text = reports.line_of(_error_file(client, replica.id))
+        if not text:
             # Docker's `tail` counts the lines of both streams, whichever is requested.
             said = client.logs(replica.id, stdout=False, stderr=True, tail=_LINES)
             text = last_words(said.decode(errors="replace").splitlines(), replica.exitcode)

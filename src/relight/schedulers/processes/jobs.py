@@ -191,7 +191,9 @@ class ProcessJobs:
             state = _read(app_id)
             if state is not None and state["scheduler"] == self._scheduler:
                 status = AppState[state["state"]]
-                found.append(Listed(app_id, status, state["name"], state["submitted"]))
+                found.append(
+                    Listed(app_id, status, state["name"], state["submitted"], state["message"])
+                )
         return sorted(found, key=lambda each: each.submitted, reverse=True)
 
     def close(self) -> None:

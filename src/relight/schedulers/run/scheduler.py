@@ -20,6 +20,7 @@ from relight.core.snapshot import (
     Output,
     RankSnapshot,
     WholeJob,
+    early_exits,
     ranks_of,
 )
 from relight.core.waiting import duration, names
@@ -174,7 +175,10 @@ class Run:
         every = [*running, *(job for job in self._jobs.ended() if job.id not in ids)]
         return [
             *(Listed(job.id, AppState.RUNNING, job.name, "") for job in silent),
-            *(Listed(each.id, _state(each), each.name, _time(each.started)) for each in every),
+            *(
+                Listed(each.id, _state(each), each.name, _time(each.started), each.reason)
+                for each in every
+            ),
         ]
 
     def close(self) -> None:
@@ -225,7 +229,7 @@ def _status(job: WholeJob) -> AppStatus:
         for node, each in ranks_of(job)
     )  # fmt: skip
     url = f"file:{own.run_directory}" if own.run_directory else ""
-    message = _message(own) + _unseen(job)
+    message = "; ".join(filter(None, (_message(own) + _unseen(job), early_exits(job))))
     return AppStatus(_state(own), message, replicas, own.restart, url, own.account)
 
 
@@ -266,7 +270,7 @@ def _state(job: NodeSnapshot) -> AppState:
 def _state_of(worker: RankSnapshot, job: NodeSnapshot) -> AppState:
     if worker.exitcode is None:
         return AppState.RUNNING if job.exit_code is None else AppState.UNKNOWN
-    if worker.asked:
+    if worker.asked and worker.rank not in job.blamed:
         return AppState.CANCELLED
     return AppState.FAILED if worker.exitcode else AppState.SUCCEEDED
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from relight.core.event_lines import Line, shown
 from relight.core.goodput import Account
 from relight.core.rates import Rates
-from relight.core.snapshot import ENDED, NodeSnapshot, RankSnapshot, WholeJob, ranks_of
+from relight.core.snapshot import ENDED, NodeSnapshot, RankSnapshot, WholeJob, early_exits, ranks_of
 from relight.core.timeline import History
 from relight.core.waiting import names
-from relight.errors import EXIT_OK, exit_code_of_signal, signal_name
+from relight.errors import EXIT_HUNG, EXIT_OK, exit_code_of_signal, signal_name
 from relight.job import privacy
 
 LOST = "lost"
@@ -148,6 +148,8 @@ def _notice(reading: Reading, state: str) -> tuple[str, str]:
         return f"No answer from {names(silent)}: their ranks are not shown.", "warn"
     if own.generation < 0:
         return "It waits for a group.", ""
+    if early := early_exits(reading.job):
+        return early, ""
     return (f"generation {own.generation}: {own.cause}" if own.generation else ""), ""
 
 
@@ -193,8 +195,10 @@ def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
     """Return the state of a rank in a word; how it ended may follow."""
     if rank.exitcode is None:
         return "running" if node.exit_code is None else "unknown"
-    if rank.asked:
+    if rank.asked and rank.rank not in node.blamed:
         return "stopped"
+    if rank.asked and node.exit_code == EXIT_HUNG:
+        return "hung"
     if rank.exitcode < 0:
         return f"killed ({signal_name(-rank.exitcode)})"
     return f"failed ({rank.exitcode})" if rank.exitcode else "succeeded"

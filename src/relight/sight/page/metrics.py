@@ -44,7 +44,7 @@ COUNTERS = frozenset({
 Samples = list[tuple[dict[str, str], float]]
 """Labels and values."""
 _STATES = ("waiting", "running", "stopping", "done", "succeeded", "failed", "cancelled", "lost")
-_RANK_STATES = ("running", "succeeded", "failed", "killed", "stopped", "unknown")
+_RANK_STATES = ("running", "succeeded", "failed", "killed", "hung", "stopped", "unknown")
 
 
 def exposition(read: Callable[[], Reading]) -> tuple[str, bytes]:

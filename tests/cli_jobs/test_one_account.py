@@ -1,0 +1,166 @@
+"""One text tells why a job has failed, wherever it is shown."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import RELIGHT, clean_environment
+from warm_torch import run_agents
+
+from relight import postmortem
+from relight.core.exits import Failure
+from relight.core.messages import JobEnded
+from relight.env import Environment
+from relight.errors import EXIT_HUNG
+from relight.host import reports
+from relight.host.run_jobs import JobDirectory
+from relight.sight.page.watched_job import WatchedJob
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+SHOWN = "import os, sys, time\ntime.sleep(1.2)  # until commands see the job\n"
+FAILURES = {
+    "exception": (
+        """\
+def load():
+    raise ValueError("bad sample")
+if os.environ["RANK"] == "1":
+    load()
+time.sleep(600)
+""",
+        "rank 1 raised ValueError: bad sample at train.py:4 in load",
+    ),
+    "exit code": (
+        "if os.environ['RANK'] == '1':\n    sys.exit(7)\ntime.sleep(600)\n",
+        "rank 1 exited with code 7",
+    ),
+    "signal": (
+        "if os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 10)\ntime.sleep(600)\n",
+        "rank 1 was killed by SIGUSR1: relight did not send it",
+    ),
+    "hang": (
+        """\
+def read():
+    os.kill(os.getpid(), 19)
+if os.environ["RANK"] == "1":
+    read()
+time.sleep(600)
+""",
+        "rank 1 is stopped (SIGSTOP) in read (train.py:4)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "headline"), FAILURES.values(), ids=FAILURES)
+def test_all_outlets_show_the_same_headline(
+    relight: Command,
+    here: Command,
+    script: Callable[[str], Path],
+    variables: dict[str, str],
+    tmp_path: Path,
+    text: str,
+    headline: str,
+) -> None:
+    message = tmp_path / "termination-log"
+    message.touch()
+    report, parent = tmp_path / "why.json", tmp_path / "error.json"
+    path = script(SHOWN + text)
+    headline = headline.replace(" at train", f" at {path.parent}/train")
+    found = relight(
+        "run", "--nproc-per-node=2", "--hang-timeout=3", f"--failure-report={report}", path,
+        TORCHELASTIC_ERROR_FILE=str(parent), RELIGHT_TERMINATION_LOG=str(message),
+    )  # fmt: skip
+    assert found.returncode
+    first, second = re.split(r"^relight: ", found.stderr, flags=re.MULTILINE)[-1].splitlines()[:2]
+    assert headline in (first, f"{first} at {second.strip()}")
+
+    written = json.loads(report.read_text())
+    assert written["headline"] == headline
+    what, _, where = headline.removeprefix("rank 1 ").partition(" at /")
+    assert written["cause"]["what"] == what
+    assert written["cause"]["rank"] == 1
+    assert not where or written["cause"]["exception"]["where"] == f"/{where}"
+
+    (job,) = JobDirectory(variables).ended()
+    status = json.loads(here("status", "--json", job.id).stdout)
+    assert status["state"] == "FAILED"
+    assert status["msg"].endswith(f"exit code {found.returncode}: {headline}")
+    states = [each["state"] for each in status["roles"][0]["replicas"]]
+    assert states == ["CANCELLED", "FAILED"]
+    listed = here("list").stdout.splitlines()
+    assert listed[0].split() == ["JOB", "NAME", "STATE", "SUBMITTED", "REASON"]
+    assert listed[1].endswith(f"  {headline}")
+    page = WatchedJob(JobDirectory(variables), job.id, ()).look()
+    assert page["job"]["notice"] == f"exit code {found.returncode}: {headline}"
+    word = page["ranks"][1][3].partition(" ")[0]
+    assert word == {EXIT_HUNG: "hung", 7: "failed", 1: "failed"}.get(found.returncode, "killed")
+    assert message.read_text() == headline
+    assert reports.line_in(str(parent)) == headline
+
+
+def test_json_names_the_rank_that_hangs(
+    relight: Command, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    found = relight(
+        "run", "--nproc-per-node=2", "--hang-timeout=3", f"--failure-report={tmp_path}/why.json",
+        script(SHOWN + FAILURES["hang"][0]),
+    )  # fmt: skip
+    assert found.returncode == EXIT_HUNG
+    written = json.loads((tmp_path / "why.json").read_text())
+    assert written["cause"]["class"] == "hung"
+    known = {each["rank"]: each["class"] for each in written["failures_here"]}
+    assert known == {0: "stopped", 1: "hung"}
+
+
+def test_submitted_jobs_show_the_headline_of_their_agent(
+    relight: Command, here: Command, place: Path
+) -> None:
+    (place / "train.py").write_text(SHOWN + FAILURES["exception"][0])
+    headline = FAILURES["exception"][1].replace(" at ", f" at {place}/")
+    found = relight("submit", "-s", "local", "--json", "dist.ddp", "-j", "2x1",
+                    "--script", "train.py")  # fmt: skip
+    status: dict[str, Any] = json.loads(found.stdout)
+    assert status["state"] == "FAILED"
+    assert headline in status["msg"]
+    assert headline in here("status", status["handle"]).stdout
+    assert headline in here("list").stdout
+
+
+def test_headline_without_a_worker_is_the_reason() -> None:
+    assert JobEnded(3, "gave up after 5 s", (), None).headline == "gave up after 5 s"
+    refused = JobEnded(4, "the node leaves", ("error: no GPU", "  hint: look"), None)
+    assert refused.headline == "no GPU"
+
+
+def test_worker_that_exits_like_a_timeout_does_not_hang() -> None:
+    root = Failure(0, 0, "h", 1, EXIT_HUNG, 0.0, 0, None, (), "", "")
+    assert not JobEnded(EXIT_HUNG, "the workers failed", ("x",), root).hung
+    assert JobEnded(EXIT_HUNG, "no progress", ("x",), root._replace(asked=15)).hung
+
+
+def test_container_without_a_termination_log_gets_none(tmp_path: Path) -> None:
+    path = tmp_path / "none"
+    postmortem.tell_container(
+        "rank 0 raised KeyError: 3", Environment({"RELIGHT_TERMINATION_LOG": str(path)})
+    )
+    assert not path.exists()
+
+
+def test_both_nodes_of_a_job_show_the_same_headline(
+    script: Callable[[str], Path], here: Command, variables: dict[str, str], tmp_path: Path
+) -> None:
+    path = script(SHOWN + FAILURES["exception"][0])
+    headline = FAILURES["exception"][1].replace(" at ", f" at {tmp_path}/")
+    flags = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=file", "--rdzv-id=1",
+             f"--rdzv-endpoint={tmp_path}/meet")  # fmt: skip
+    found = run_agents(
+        (*RELIGHT, "run", *flags, str(path)), 2, tmp_path, clean_environment(**variables)
+    )
+    assert [each.returncode for each in found] == [1, 1], found
+    listed = here("list", "--json").stdout
+    assert [job["message"] for job in json.loads(listed)] == [headline, headline]
+    for job in JobDirectory(variables).ended():
+        assert here("status", job.id).stdout.splitlines()[1].endswith(f": {headline}")

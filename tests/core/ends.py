@@ -1,0 +1,44 @@
+"""Ends of workers, for tests of what is concluded from them."""
+
+import signal
+from typing import Any
+
+from relight.core.exits import Doing, ErrorReport, Failure, FailureKind
+
+TERM, KILL, SEGV, ABRT = signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT
+AT_EXIT = ("ValueError: bad batch", "terminate called without an active exception")
+
+
+def error(
+    message: str = "bad batch",
+    type_: str = "ValueError",
+    kind: FailureKind = FailureKind.RAISED,
+    where: str = "/srv/job/train.py:12 in step",
+) -> ErrorReport:
+    lines = ("Traceback (most recent call last):", f"{type_}: {message}")
+    return ErrorReport(kind, type_, message, where, "step(batch)", lines)
+
+
+LOST = error("[/x/gloo/transport/tcp/pair.cc:5] Connection reset by peer", "RuntimeError")
+"""What gloo says when a peer is gone."""
+RESET = error("[Errno 104] Connection reset by peer", "ConnectionResetError")
+"""What Python says when a connection of the script is reset, by a peer or by any server."""
+WAITED = error("Timed out waiting 3000ms for recv operation", "RuntimeError")
+READS = Doing(" in read (data.py:41)", ('File "data.py", line 41, in read',), False)
+REDUCES = Doing(" in all_reduce (train.py:8)", ("line",), True)
+PRINTED = error(kind=FailureKind.PRINTED)
+CRASHED = error("Segmentation fault", "fatal error", FailureKind.CRASHED)
+
+
+def end(rank: int = 0, exitcode: int = 1, at: float = 0.0, **known: Any) -> Failure:
+    defaults: dict[str, Any] = {
+        "local_rank": rank,
+        "host": "vm",
+        "pid": 100 + rank,
+        "asked": 0,
+        "report": None,
+        "last_lines": (),
+        "evidence": "",
+        "log": "",
+    }
+    return Failure(rank=rank, exitcode=exitcode, at=at, **{**defaults, **known})

@@ -1,0 +1,292 @@
+"""Who is to blame for a failed generation, how certain that is, and why."""
+
+import signal
+from typing import Any
+
+import pytest
+from ends import (
+    CRASHED,
+    KILL,
+    LOST,
+    PRINTED,
+    READS,
+    REDUCES,
+    RESET,
+    TERM,
+    WAITED,
+    end,
+    error,
+)
+
+from relight.core import causes
+from relight.core.causes import Certainty, Role, Verdict, role
+from relight.core.exits import Doing, ErrorReport, Failure, FailureKind
+
+OVER = Doing(" runs no Python code", (), False)
+CLEANS_UP = Doing(" in sleep (a.py:9)", ("line",), False, "ValueError: bad record", "a.py:7")
+
+
+def judge(*ends: Failure, succeeded: tuple[int, ...] = (), world_size: int = 0) -> Verdict:
+    return causes.judge(ends, succeeded, world_size)
+
+
+def stopped(rank: int = 0, doing: Doing | None = None, **known: Any) -> Failure:
+    """A worker that was asked to stop two seconds before its end."""
+    known = {"exitcode": -TERM, "asked": TERM, "asked_s": 2.0, "at": 3.0, **known}
+    return end(rank, doing=doing, **known)
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (end(exitcode=7), Role.OWN),
+        (end(report=error()), Role.OWN),
+        (end(exitcode=-KILL, evidence="out of memory"), Role.OWN),
+        (end(exitcode=7, report=PRINTED), Role.OWN),
+        (end(report=LOST), Role.VICTIM),
+        (end(report=RESET), Role.VICTIM),
+        (end(last_lines=("ConnectionResetError: [Errno 104]",)), Role.VICTIM),
+        (end(report=error()._replace(cause="ConnectionResetError: lost")), Role.VICTIM),
+        (stopped(), Role.STOPPED),
+        (stopped(exitcode=-KILL), Role.STOPPED),
+        (stopped(exitcode=143), Role.STOPPED),
+        (stopped(exitcode=1), Role.STOPPED),
+        (stopped(report=PRINTED), Role.STOPPED),
+        (stopped(report=CRASHED), Role.STOPPED),
+        (stopped(exitcode=127, evidence="it could not be started"), Role.REPORTED),
+        (stopped(exitcode=1, report=error("", "KeyboardInterrupt")), Role.STOPPED),
+        (stopped(exitcode=1, report=error("got SIGTERM", "Stop")), Role.STOPPED),
+        (stopped(exitcode=1, report=error("loader is killed by signal: 15")), Role.STOPPED),
+        (stopped(exitcode=1, report=error()._replace(is_interrupted=True)), Role.STOPPED),
+    ],
+)
+def test_each_end_is_the_workers_own_or_caused_by_a_peer_or_the_agent(
+    failure: Failure, expected: Role
+) -> None:
+    assert role(failure) is expected
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ({"printed_s": 2.5}, Role.REPORTED),
+        ({"printed_s": 1.5}, Role.STOPPED),
+        ({"doing": READS}, Role.STOPPED),
+        ({"doing": OVER}, Role.REPORTED),
+        ({"doing": CLEANS_UP}, Role.REPORTED),
+        ({"doing": CLEANS_UP._replace(handling="SystemExit: 1")}, Role.STOPPED),
+        ({}, Role.STOPPED),
+    ],
+    ids=["printed before", "printed after", "was working", "was over", "was cleaning up",
+         "was leaving", "nobody knows"],
+)  # fmt: skip
+def test_what_a_stopped_rank_raised_counts_if_it_had_failed_before(
+    known: dict[str, Any], expected: Role
+) -> None:
+    """By the time of its traceback, or by what it was doing just before it was stopped."""
+    assert role(stopped(exitcode=1, report=error(), **known)) is expected
+
+
+def test_a_rank_that_fails_at_its_clean_up_is_not_the_cause() -> None:
+    """The first failure is a lost connection to some server, which sounds like a lost peer."""
+    first = end(1, at=1.0, report=RESET)
+    verdict = judge(stopped(0, READS, exitcode=1, report=error()), first)
+    assert verdict.root is first
+    assert verdict.certainty is Certainty.PROVEN
+    assert verdict.why == "no other rank had failed or ended"
+
+
+def test_a_rank_that_cleans_up_after_its_exception_comes_before_those_that_lost_it() -> None:
+    """It closes its connections first, and ends last."""
+    culprit = stopped(3, CLEANS_UP)
+    verdict = judge(end(0, at=1.0, report=RESET), end(1, at=1.0, report=LOST), culprit)
+    assert verdict.root is culprit
+    assert verdict.certainty is Certainty.LIKELY
+    assert verdict.why == "it was handling ValueError: bad record before it was stopped"
+
+
+def test_a_rank_that_was_handling_a_lost_connection_is_a_victim_too() -> None:
+    first = end(0, at=1.0, report=LOST)
+    doing = CLEANS_UP._replace(handling=f"RuntimeError: {LOST.message}")
+    assert judge(first, stopped(1, doing)).symptom is first
+    doing = CLEANS_UP._replace(handling="ConnectionResetError: lost")
+    verdict = judge(first, stopped(1, doing))  # perhaps one to some server
+    assert (verdict.root.rank, verdict.certainty) == (1, Certainty.LIKELY)
+
+
+def test_a_late_culprit_comes_before_its_early_victim() -> None:
+    """Its traceback was printed after the other one had gone, as far as anybody saw."""
+    culprit = end(1, 9, at=3.0)
+    verdict = judge(end(0, at=1.0, report=RESET), culprit)
+    assert verdict.root is culprit
+    assert verdict.certainty is Certainty.LIKELY
+    assert verdict.why == "rank 0 had lost a connection 2.0 s before, perhaps to it"
+    verdict = judge(end(0, at=1.0, report=LOST), culprit)  # there was no other one to lose
+    assert (verdict.root, verdict.certainty) == (culprit, Certainty.PROVEN)
+
+
+def test_a_late_exit_counts_from_when_its_traceback_was_printed() -> None:
+    """Python with torch needs seconds to end."""
+    culprit = end(1, at=3.0, report=error(), printed_s=2.5)
+    verdict = judge(end(0, at=1.0, report=LOST), culprit)
+    assert verdict.root is culprit
+    assert verdict.certainty is Certainty.PROVEN
+    assert judge(end(0, at=1.0), culprit).root is culprit
+
+
+def test_of_two_own_failures_the_first_counts() -> None:
+    assert judge(end(1, at=2.0), end(0, at=1.0)).root.rank == 0
+
+
+def test_an_exception_at_the_time_of_the_stop_is_the_likely_cause_of_lost_peers() -> None:
+    """Where nobody saw when it was printed, and nobody could look at the rank."""
+    culprit = stopped(1, exitcode=1, report=error())
+    verdict = judge(end(0, at=1.0, report=LOST), culprit)
+    assert verdict.root is culprit
+    assert verdict.certainty is Certainty.LIKELY
+    assert judge(end(0, at=1.0, report=RESET), culprit).root.rank == 0
+
+
+def test_a_connection_that_may_have_been_one_to_a_peer_is_likely_at_most() -> None:
+    """A peer had ended, or nobody could look at it."""
+    for others in ([stopped(1)], [end(1, at=0.5, report=LOST)]):
+        assert judge(end(0, at=1.0, report=RESET), *others).certainty is Certainty.LIKELY
+    verdict = judge(end(0, at=1.0, report=RESET), succeeded=(1,))
+    assert (verdict.root.rank, verdict.certainty) == (0, Certainty.LIKELY)
+
+
+@pytest.mark.parametrize(
+    ("ends", "succeeded", "says", "ranks"),
+    [
+        ([end(0, report=WAITED), stopped(1, READS), stopped(2, REDUCES)], (),
+         "rank 1 in read (data.py:41)", (1,)),
+        ([end(0, report=LOST), stopped(1, READS)], (), "rank 1 in read (data.py:41)", (1,)),
+        ([end(0, report=LOST)], (2, 1), "ranks 1-2 had ended with exit code 0", (1, 2)),
+        ([end(0, report=LOST), stopped(1, OVER)], (), "rank 1 had left the script", (1,)),
+        (
+            [end(0, report=LOST),
+             end(1, -signal.SIGABRT, last_lines=("terminate called without an active exception",))],
+            (), "rank 1 came to the end of the script and aborted at exit (SIGABRT)", (1,),
+        ),
+        (
+            [end(0, report=WAITED), stopped(1, Doing(" in barrier (a.py:9)", ("x",), True)),
+             stopped(2, REDUCES), stopped(3, REDUCES)], (),
+            "the ranks were in different collectives: rank 1 in barrier (a.py:9), "
+            "ranks 2-3 in all_reduce (train.py:8)", (1,),
+        ),
+    ],
+    ids=["late", "lost, elsewhere", "ended early", "leaves", "aborted at exit", "other order"],
+)  # fmt: skip
+def test_who_was_waited_for_is_named_if_nobody_failed(
+    ends: list[Failure], succeeded: tuple[int, ...], says: str, ranks: tuple[int, ...]
+) -> None:
+    verdict = judge(*ends, succeeded=succeeded)
+    assert (verdict.says, verdict.ranks, verdict.symptom.rank) == (says, ranks, 0)
+    assert verdict.certainty is Certainty.LIKELY
+
+
+def traceback(function: str, line: int) -> ErrorReport:
+    """What a rank raises in a collective."""
+    text = (
+        "Traceback (most recent call last):",
+        f'  File "/srv/train.py", line {line}, in <module>',
+        f"    dist.{function}(x)",
+        '  File "/x/site-packages/torch/distributed/c10d_logger.py", line 83, in wrapper',
+        "    return func(*args, **kwargs)",
+        f'  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 3, in {function}',
+        "    work.wait()",
+        "RuntimeError: Timed out waiting 10000ms for recv operation to complete",
+    )
+    report = error("Timed out waiting 10000ms for recv operation to complete", "RuntimeError")
+    return report._replace(lines=text, where=f"/srv/train.py:{line}")
+
+
+def test_ranks_that_time_out_in_different_collectives_are_compared_by_their_tracebacks() -> None:
+    """Whoever is first to end, the same rank is named."""
+    reduces, waits = traceback("all_reduce", 10), traceback("barrier", 11)
+    for order in ((0, 1, 2), (2, 1, 0)):
+        ends = [
+            end(rank, at=float(order[rank]), report=waits if rank == 1 else reduces)
+            for rank in range(3)
+        ]
+        verdict = judge(*ends)
+        assert verdict.root.rank == 1
+        assert verdict.says == (
+            "the ranks were in different collectives: rank 1 in barrier (train.py:11), "
+            "ranks 0, 2 in all_reduce (train.py:10)"
+        )
+
+
+def test_tensors_of_different_sizes_are_named_without_a_place_in_gloo() -> None:
+    """Gloo aborts the rank that is sent too much; the others lose it."""
+    text = "[enforce fail at /x/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes."
+    aborted = error(f"{text} 1336 vs 668", "EnforceNotMet", FailureKind.CRASHED, "")
+    lost = traceback("all_reduce", 8)._replace(message=LOST.message)
+    verdict = judge(end(0, -signal.SIGABRT, report=aborted), end(1, at=0.3, report=lost))
+    assert verdict.says == (
+        "ranks passed tensors of different sizes or types to all_reduce (train.py:8): "
+        "rank 0 was sent 1336 bytes and expected 668"
+    )
+
+
+def test_nobody_is_blamed_if_every_rank_blames_another() -> None:
+    verdict = judge(end(1, at=1.0, report=WAITED), stopped(0, REDUCES), stopped(2, REDUCES))
+    assert (verdict.root.rank, verdict.certainty) == (1, Certainty.UNKNOWN)
+
+
+def test_a_rank_that_the_job_does_not_have_is_waited_for_in_vain() -> None:
+    text = "wait timeout after 8000ms, keys: /default_pg/0//cpu//0/2"
+    failure = end(0, report=error(text, "DistStoreError"))
+    verdict = judge(failure, world_size=2)
+    assert verdict.why == "it waits for rank 2; this job has 2 ranks"
+    assert verdict.certainty is Certainty.PROVEN
+    assert judge(failure, world_size=3).certainty is Certainty.UNKNOWN
+
+
+def test_if_all_were_stopped_the_first_to_raise_something_is_named() -> None:
+    quiet, loud = stopped(0, at=1.0), stopped(1, exitcode=1, report=error())
+    verdict = judge(quiet, loud)
+    assert (verdict.root, verdict.certainty) == (loud, Certainty.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection "
+        "closed by peer [127.0.0.1]:14259. This is typically caused by a remote worker crashing.",
+        "RuntimeError: [/x/gloo/transport/tcp/pair.cc:537] Read error [::1]:1: Connection reset "
+        "by peer.",
+        "RuntimeError: [/x/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation",
+        "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 3000 ms",
+        "DistStoreError: wait timeout after 3000ms, keys: /default_pg/0//cpu//0/1",
+        "DistStoreError: Timed out after 5 seconds waiting for clients. 1/2 clients joined.",
+        "DistNetworkError: The client socket has timed out after 4000ms while trying to connect",
+        "DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network "
+        "error, NCCL version 2.27.3\nncclRemoteError: A call failed possibly due to a network",
+        "DistBackendError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(1)",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "EOFError: ",
+    ],
+)
+def test_a_worker_that_says_that_a_peer_is_gone_is_a_victim(message: str) -> None:
+    """What torch, NCCL and the system say then."""
+    type_, _, text = message.partition(": ")
+    assert role(end(report=error(text, type_))) is Role.VICTIM
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "EOFError: Ran out of input",
+        "RuntimeError: CUDA error: device-side assert triggered",
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'peer.txt'",
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x4 and 5x6)",
+        "TimeoutError: the data set is locked",
+    ],
+)
+def test_a_failure_that_has_nothing_to_do_with_peers_is_the_workers_own(message: str) -> None:
+    type_, _, text = message.partition(": ")
+    assert role(end(report=error(text, type_))) is Role.OWN

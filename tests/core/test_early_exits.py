@@ -1,0 +1,141 @@
+"""Ranks that finish while others still run: when that is told, and in which words."""
+
+import pytest
+from plays import Table, table
+
+from relight.core.early_exits import EarlyExits, of_nodes, of_ranks
+from relight.core.messages import Note
+from relight.core.snapshot import DONE, RUNNING, NodeSnapshot, RankSnapshot, WholeJob, early_exits
+
+
+def times(found: EarlyExits, until: float) -> list[float]:
+    """Return when it is told, up to a time."""
+    told = []
+    while (due := found.deadline()) is not None and due <= until:
+        assert not found.is_due(due - 0.1)
+        assert found.is_due(due)
+        told.append(due)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("ran_s", "wait_s"), [(0, 30), (600, 30), (3600, 180), (4 * 3600, 600), (86400, 600)]
+)
+def test_wait_suits_the_length_of_the_job(ran_s: float, wait_s: float) -> None:
+    found = EarlyExits(100.0)
+    found.finish(1, 100.0 + ran_s)
+    assert times(found, 1e9) == [100.0 + ran_s + wait_s]
+
+
+def test_line_comes_again_only_for_more_ranks_and_twice_as_late() -> None:
+    found = EarlyExits(0.0)
+    found.finish(1, 100.0)
+    found.finish(2, 120.0)  # before the line: it has both
+    assert times(found, 1e9) == [130.0]
+    found.finish(1, 140.0)
+    assert found.deadline() is None
+    found.finish(3, 200.0)
+    assert times(found, 1e9) == [260.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (of_ranks([1], [40], [0, 2, 3]),
+         "rank 1 finished 40 s ago with exit code 0; ranks 0, 2-3 are still running"),
+        (of_ranks([0, 1], [40.2, 40], [2], " on this node"),
+         "ranks 0-1 finished 40 s ago with exit code 0; rank 2 on this node is still running"),
+        (of_ranks([0, 1], [300, 40], [2]),
+         "ranks 0-1 finished with exit code 0, the first 5 min ago; rank 2 is still running"),
+        (of_nodes(["b"], [40], ["a", "c"]),
+         "all ranks on b finished 40 s ago with exit code 0; ranks on a, c are still running"),
+    ],
+)  # fmt: skip
+def test_line_states_what_finished_and_what_runs(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def notes(played: Table, node: str) -> list[str]:
+    return [m.text for m in played.heard[node] if isinstance(m, Note) and "finished" in m.text]
+
+
+def running() -> Table:
+    return table(3, 3, exit_barrier_s=20.0).play("""
+        0 a joins
+        0 b joins
+        0 c joins
+        -> form 0: a b c
+        """)
+
+
+def test_all_nodes_are_told_of_nodes_that_finished_early() -> None:
+    """The exit barrier lets the node itself go before."""
+    played = running().play("""
+        100 b done
+        -> confirm 0, 1 done: a c
+        129 - -
+        -> end 0: b
+        """)
+    assert not notes(played, "a")
+    played.wait(2000)
+    line = "all ranks on b finished 30 s ago with exit code 0; ranks on a, c are still running"
+    assert notes(played, "a") == notes(played, "c") == [line]
+
+
+def test_nothing_is_told_of_nodes_that_finish_together() -> None:
+    played = running().play("""
+        100 a done
+        -> confirm 0, 0 done: b c
+        101 b done
+        -> confirm 0, 0 1 done: c
+        102 c done
+        -> end 0: a b c
+        """)
+    played.wait(2000)
+    assert not notes(played, "a")
+
+
+def test_nothing_is_told_while_the_workers_stop() -> None:
+    played = running().play("""
+        100 b done
+        -> confirm 0, 1 done: a c
+        110 a failed
+        -> stop 0: a b c
+        """)
+    played.wait(2000)
+    assert not notes(played, "c")
+
+
+def test_restart_begins_anew() -> None:
+    played = running().play("""
+        100 b done
+        -> confirm 0, 1 done: a c
+        110 a failed
+        -> stop 0: a b c
+        110 a ends
+        110 b c ready
+        -> form 1 restart 1: a b c
+        """)
+    played.wait(5000)
+    assert not notes(played, "c")
+
+
+def node(number: int, *ends: float | None, state: str = RUNNING, first: int = 0) -> NodeSnapshot:
+    """A node whose ranks have ended with 0 so many seconds ago, or run."""
+    ranks = tuple(
+        RankSnapshot(first + index, index, 1, None if ago is None else 0, 0, "", "", "",
+                     ended=0.0 if ago is None else 1000.0 - ago)
+        for index, ago in enumerate(ends)
+    )  # fmt: skip
+    return NodeSnapshot(
+        f"train-{number}", "train", 1, f"h{number}", "r", ("train.py",), "/", "default", 0.0,
+        1000.0, state, 0, 0, 0, "", number, 2, 4, None, "", "", ranks,
+    )  # fmt: skip
+
+
+def test_status_tells_it_of_the_whole_job() -> None:
+    job = WholeJob((node(0, 12.0, 12.0, state=DONE), node(1, None, 70.0, first=2)))
+    expected = "ranks 0-1, 3 finished with exit code 0, the first 1 min 10 s ago; rank 2 is still"
+    assert early_exits(job).startswith(expected)
+    assert not early_exits(WholeJob((node(0, None, None),)))
+    assert not early_exits(WholeJob((node(0, 5.0, None, state="stopping"),)))

@@ -1,0 +1,55 @@
+"""Which rank of a hang is the suspect, and how it is named."""
+
+import pytest
+from test_stack_groups import MAIN, MODULE, READ, REDUCE, process
+
+from relight.core import hangs
+from relight.core.exits import Failure
+from relight.core.stacks import Frame, ProcessStack, doing, groups
+
+RECEIVE = (Frame("/home/u/net.py", 7, "receive"), MAIN, MODULE)
+"""A wait for a peer of the user's own making, which nothing shows to be one."""
+
+
+def suspects(*stacks: ProcessStack) -> tuple[int, ...]:
+    failures = [
+        Failure(rank, rank, "h", 1, -15, 0.0, 15, None, (), "", "", doing=doing(stack))
+        for rank, stack in enumerate(stacks)
+    ]
+    hang = hangs.diagnose(failures, "no rank has made progress for 5 min")
+    assert hang is not None
+    shown = groups(dict(enumerate(stacks)))  # as in `relight stacks`
+    assert shown[0].ranks == (hang.root.rank, *(each.rank for each in hang.same))
+    return shown[0].ranks
+
+
+@pytest.mark.parametrize("state", ["T", "t", "D"])
+def test_rank_that_can_not_run_wins_a_tie(state: str) -> None:
+    assert suspects(process(*RECEIVE), process(*READ, state=state)) == (1,)
+
+
+def test_ranks_that_can_not_run_come_before_a_smaller_group() -> None:
+    halted = process(*READ, state="D")
+    assert suspects(process(*RECEIVE), halted, halted) == (1, 2)
+
+
+def test_rank_that_never_came_to_the_collective_is_the_suspect() -> None:
+    assert suspects(process(*REDUCE), process(*REDUCE), process(*READ)) == (2,)
+
+
+@pytest.mark.parametrize(
+    ("state", "text"),
+    [
+        ("S", "hangs in read (data.py:41)"),
+        ("D", "is uninterruptible (state D) in read (data.py:41), system call read"),
+    ],
+)
+def test_account_names_where_a_rank_hangs(state: str, text: str) -> None:
+    seen = doing(process(*READ, state=state, waits_in="read" if state == "D" else "futex"))
+    failure = Failure(2, 2, "h", 1, -15, 0.0, 15, None, (), "", "", doing=seen)
+    assert hangs.hung(failure) == text
+
+
+def test_unknown_place_is_called_so() -> None:
+    failure = Failure(2, 2, "h", 1, -15, 0.0, 15, None, (), "", "")
+    assert hangs.hung(failure) == "hangs: where they were is not known"

@@ -1,0 +1,1 @@
+"""How right the failure reports are."""

@@ -1,0 +1,27 @@
+# truth: rank=1 line=0 kind=early says=1
+# never: (?i)(?<!not the )(?<!not a )\bcause\b(?:(?!rank)[^\n]){0,12}\brank (?:0)\b
+# run: {L} --nproc-per-node=2 {C}/36_sys_exit0_mid_epoch.py
+import os, socket, sys, time
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def peers():
+    s, addr = socket.socket(socket.AF_UNIX), "\0grads-" + os.environ["MASTER_PORT"]
+    if rank == 0:
+        s.bind(addr)
+        s.listen()
+        return [s.accept()[0] for _ in range(world - 1)]
+    while s.connect_ex(addr):
+        time.sleep(0.02)
+    return [s]
+def allreduce(conns):
+    for c in conns:
+        c.sendall(b"g")
+    for c in conns:
+        if not c.recv(1):
+            raise ConnectionError("Connection closed by peer")
+conns = peers()
+for step in range(20):
+    allreduce(conns)
+    time.sleep(0.05)
+    if rank == 1 and step == 10:
+        print("patience is exhausted: early stopping at step 10")
+        sys.exit(0)

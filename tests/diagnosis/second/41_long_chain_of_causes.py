@@ -1,0 +1,35 @@
+# truth: rank=2 line=26 kind=exception says=json.decoder.JSONDecodeError
+# also: TrainingFailed
+# never: (?i)(?<!not the )(?<!not a )\bcause\b(?:(?!rank)[^\n]){0,12}\brank (?:0|1)\b
+# run: {L} --nproc-per-node=3 {C}/41_long_chain_of_causes.py
+import os, socket, sys, time
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def peers():
+    s, addr = socket.socket(socket.AF_UNIX), "\0grads-" + os.environ["MASTER_PORT"]
+    if rank == 0:
+        s.bind(addr)
+        s.listen()
+        return [s.accept()[0] for _ in range(world - 1)]
+    while s.connect_ex(addr):
+        time.sleep(0.02)
+    return [s]
+def allreduce(conns):
+    for c in conns:
+        c.sendall(b"g")
+    for c in conns:
+        if not c.recv(1):
+            raise ConnectionError("Connection closed by peer")
+import json
+class TrainingFailed(Exception): ...
+def load(depth):
+    if depth == 0:
+        return json.loads('{"lr": 0.1,}')
+    try:
+        return load(depth - 1)
+    except Exception as err:
+        raise TrainingFailed(f"layer {depth} could not be set up") from err
+conns = peers()
+allreduce(conns)
+if rank == 2:
+    load(6)
+allreduce(conns)

@@ -1,0 +1,29 @@
+# truth: rank=1 line=0 kind=signal says=SIGSEGV
+# never: (?i)(?<!not the )(?<!not a )\bcause\b(?:(?!rank)[^\n]){0,12}\brank (?:0)\b
+# run: {L} --nproc-per-node=2 {C}/63_stack_overflow_in_c.py
+import os, socket, sys, time
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def peers():
+    s, addr = socket.socket(socket.AF_UNIX), "\0grads-" + os.environ["MASTER_PORT"]
+    if rank == 0:
+        s.bind(addr)
+        s.listen()
+        return [s.accept()[0] for _ in range(world - 1)]
+    while s.connect_ex(addr):
+        time.sleep(0.02)
+    return [s]
+def allreduce(conns):
+    for c in conns:
+        c.sendall(b"g")
+    for c in conns:
+        if not c.recv(1):
+            raise ConnectionError("Connection closed by peer")
+conns = peers()
+allreduce(conns)
+class Node:
+    def __repr__(self):
+        return repr([self])  # from C to Python and back, without an end
+if rank == 1:
+    sys.setrecursionlimit(10 ** 9)
+    repr(Node())
+allreduce(conns)

@@ -1,0 +1,31 @@
+# truth: rank=0 line=24 kind=hang says=0
+# never: (?i)(?<!not the )(?<!not a )\bcause\b(?:(?!rank)[^\n]){0,12}\brank (?:1)\b
+# run: {L} --nproc-per-node=2 --hang-timeout=6 {C}/77_hang_lock_taken_twice.py
+import os, socket, sys, time
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def peers():
+    s, addr = socket.socket(socket.AF_UNIX), "\0grads-" + os.environ["MASTER_PORT"]
+    if rank == 0:
+        s.bind(addr)
+        s.listen()
+        return [s.accept()[0] for _ in range(world - 1)]
+    while s.connect_ex(addr):
+        time.sleep(0.02)
+    return [s]
+def allreduce(conns):
+    for c in conns:
+        c.sendall(b"g")
+    for c in conns:
+        if not c.recv(1):
+            raise ConnectionError("Connection closed by peer")
+import threading
+lock = threading.Lock()
+def log(text):
+    with lock:
+        print(text)
+conns = peers()
+for step in range(10):
+    allreduce(conns)
+    if rank == 0 and step == 4:
+        with lock:
+            log("the lock is held already")

@@ -1,0 +1,26 @@
+# truth: rank=2 line=0 kind=hang says=2
+# never: (?i)(?<!not the )(?<!not a )\bcause\b(?:(?!rank)[^\n]){0,12}\brank (?:0|1)\b
+# run: {L} --nproc-per-node=3 --hang-timeout=6 {C}/80_hang_sigstop.py
+import os, socket, sys, time
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def peers():
+    s, addr = socket.socket(socket.AF_UNIX), "\0grads-" + os.environ["MASTER_PORT"]
+    if rank == 0:
+        s.bind(addr)
+        s.listen()
+        return [s.accept()[0] for _ in range(world - 1)]
+    while s.connect_ex(addr):
+        time.sleep(0.02)
+    return [s]
+def allreduce(conns):
+    for c in conns:
+        c.sendall(b"g")
+    for c in conns:
+        if not c.recv(1):
+            raise ConnectionError("Connection closed by peer")
+import signal
+conns = peers()
+for step in range(10):
+    allreduce(conns)
+    if rank == 2 and step == 4:
+        os.kill(os.getpid(), signal.SIGSTOP)

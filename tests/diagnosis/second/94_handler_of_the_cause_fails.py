@@ -1,0 +1,31 @@
+# truth: rank=1 line=30 kind=exception says=TypeError
+# also: ValueError: bad record 77|bad record 77
+# never: (?i)(?<!not the )(?<!not a )\bcause\b(?:(?!rank)[^\n]){0,12}\brank (?:0|2)\b
+# run: {L} --nproc-per-node=3 {C}/94_handler_of_the_cause_fails.py
+import os, socket, sys, time
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+def peers():
+    s, addr = socket.socket(socket.AF_UNIX), "\0grads-" + os.environ["MASTER_PORT"]
+    if rank == 0:
+        s.bind(addr)
+        s.listen()
+        return [s.accept()[0] for _ in range(world - 1)]
+    while s.connect_ex(addr):
+        time.sleep(0.02)
+    return [s]
+def allreduce(conns):
+    for c in conns:
+        c.sendall(b"g")
+    for c in conns:
+        if not c.recv(1):
+            raise ConnectionError("Connection closed by peer")
+def process(n):
+    if rank == 1 and n == 7:
+        raise ValueError("bad record 77")
+conns = peers()
+for n in range(20):
+    try:
+        process(n)
+    except ValueError as err:
+        print("skipping: " + err) # the handler has a fault of its own
+    allreduce(conns)
