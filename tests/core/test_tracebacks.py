@@ -707,3 +707,36 @@ def test_hostile_pairs_take_linear_time() -> None:
     for one in HOSTILE:
         for other in HOSTILE:
             check_linear("", one + other, 32 * 1024)
+
+
+STACK = """Fatal Python error: Aborted
+
+Current thread 0x00007f4a4628ab80 (most recent call first):
+  File "/home/u/train.py", line 7 in step
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "message"),
+    [
+        ("malloc(): corrupted top size\n", "malloc(): corrupted top size"),
+        (
+            "python: a.cc:3: f: Assertion `n > 0' failed.\n",
+            "python: a.cc:3: f: Assertion `n > 0' failed.",
+        ),
+        (
+            "[rank0]:[E] x.cpp:6] [Rank 0] Watchdog caught\n",
+            "[E] x.cpp:6] [Rank 0] Watchdog caught",
+        ),
+        ("step 7 of 10\n", "Aborted"),
+        ('  File "a.py", line 3, in f\nAssertionError: x\n', "Aborted"),
+        ("", "Aborted"),
+    ],
+    ids=["libc", "assert", "NCCL", "progress", "traceback", "nothing"],
+)
+def test_abort_has_the_reason_that_was_printed_before(before: str, message: str) -> None:
+    report = from_stderr(before + STACK)
+    assert report is not None
+    assert report.kind is FailureKind.CRASHED
+    assert report.message.endswith(message)
+    assert report.where == "/home/u/train.py:7 in step"

@@ -92,6 +92,14 @@ _AFTERWARDS = re.compile(
     r"|Set the environment variable HYDRA_FULL_ERROR|[^|\n]{0,80}\d%\|)"
 )
 _STACK = re.compile(r"^(?:Current thread|Thread|Stack) .*\(most recent call first\):$")
+_ABORTED = "Aborted"
+_ABORTS = re.compile(
+    r"Assertion|assert|[Cc]heck fail|corrupt|invalid (?:pointer|size|next)|double free|malloc"
+    r"|free\(\)|Watchdog|watchdog|^(?:\[rank\d+\]:)?\[[EF]|\b(?:abort|fatal|FATAL|terminat)"
+    r"|stack smashing"
+)
+"""What is printed before abort(3), by the C library, glog and NCCL."""
+_NEAR = 5
 _TERMINATE = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
 _BOX = re.compile(r"^ +[|+]")
 _GROUP = re.compile(r"^ +\+ Exception Group Traceback")
@@ -543,6 +551,9 @@ def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
             shown += lines[terminate : terminate + 2]
     if fatal is not None:
         message = message or fatal_message(lines[fatal])
+        if message == _ABORTED and (reason := _reason(lines[:fatal])):
+            message = reason.strip()
+            shown.append(reason)
         stack = _stack(lines, fatal)
         where, source = _place_in(lines[fatal:stack][::-1])  # the innermost comes first
         shown += [line for line in lines[fatal:stack] if line.strip()]
@@ -553,6 +564,16 @@ def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
     return start, ErrorReport(
         FailureKind.CRASHED, type_, message[:_LIMIT], where, source, tuple(lines)
     )
+
+
+def _reason(before: Sequence[str]) -> str:
+    """Return why C or C++ code has called abort(3), as it prints that just before: a failed
+    assertion, damaged memory, the watchdog of NCCL. Empty if it has not.
+    """
+    near = [line for line in before[-_NEAR:] if line.strip()]
+    if not near or any(frame_of(line) for line in near):
+        return ""
+    return near[-1] if _ABORTS.search(near[-1]) else ""
 
 
 def _stack(lines: Sequence[str], fatal: int) -> int:
