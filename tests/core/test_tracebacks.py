@@ -97,7 +97,7 @@ EXPECTED = [
     ("taskgroup-3.12", RAISED, "ExceptionGroup",
      "unhandled errors in a TaskGroup (1 sub-exception): KeyError: 'k'", "4 in bad",
      "raise KeyError('k')"),
-    ("terminate-cpp", CRASHED, "DistBackendError",
+    ("terminate-cpp", CRASHED, "c10::DistBackendError",
      "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 600000 "
      "milliseconds before timing out.", None, ""),
     ("thread-3.11", PRINTED, "ValueError", "in a thread", "3 in work",

@@ -15,6 +15,8 @@ def meet():
 signal.signal(signal.SIGTERM, lambda *_: None)
 meet()
 if rank == 1:
-    time.sleep(1)
-    raise ValueError("bad batch")
+    try:
+        raise ValueError("bad batch")
+    finally:
+        time.sleep(1)
 raise ConnectionResetError(104, "Connection reset by peer")

@@ -372,7 +372,11 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
             and report.message != signal.strsignal(number)
         ):
             evidence = f"{report.type}: {_first_line(report)}"
-        elif number in CRASHES and not failure.asked and is_error(failure.words):
+        elif (
+            number in CRASHES
+            and not (failure.is_explained or failure.asked or evidence)
+            and (is_error(failure.words))
+        ):
             text += f" after printing: {failure.words}"
         elif not (evidence or failure.asked or number in CRASHES):
             evidence = "relight did not send it"
