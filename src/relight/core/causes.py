@@ -33,6 +33,7 @@ _BY_REQUEST = re.compile(
 """What a handler of the agent's SIGTERM may raise, and the exit of child processes killed by it."""
 _IN = (" in ", " is ")
 """How the place of a worker begins if it is known."""
+MISSING_RANK, ELSEWHERE = "missing rank", "elsewhere"
 _NOT_RUNNING = " runs no Python code"
 ENDED = " has ended"
 """The place of a worker that had ended when somebody looked."""
@@ -250,7 +251,7 @@ def missing_rank(known: Known) -> Verdict | None:
         if missing is not None and 0 < known.world_size <= missing:
             why = f"it waits for rank {missing}; this job has {known.world_size} ranks"
             hint = f"{why}: is the world_size of the script right?"
-            return Verdict("missing rank", Certainty.PROVEN, why, failure, failure, hint=hint)
+            return Verdict(MISSING_RANK, Certainty.PROVEN, why, failure, failure, hint=hint)
     return None
 
 
@@ -359,7 +360,7 @@ def elsewhere(known: Known) -> Verdict | None:
     hint = "late, or waiting for something that did not come"
     says = places(found)
     return Verdict(
-        "elsewhere", Certainty.LIKELY, why, first, victims[0], ranks, says, ", when ", hint
+        ELSEWHERE, Certainty.LIKELY, why, first, victims[0], ranks, says, ", when ", hint
     )
 
 

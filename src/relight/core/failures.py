@@ -158,7 +158,7 @@ class Diagnosis(NamedTuple):
             lines.append(symptom.evidence)
         elif symptom.is_explained and self._adds_something(symptom):
             lines.append(f"before that, it printed: {symptom.words}")
-        if verdict.rule == "missing rank":
+        if verdict.rule == causes.MISSING_RANK:
             lines.append(verdict.hint)
         return [cut(f"  {line}", 4 * WIDTH) for line in lines]
 
@@ -179,10 +179,10 @@ class Diagnosis(NamedTuple):
             return "a C++ thread was still running at exit (SIGABRT)"
         if blame.text_of(symptom.report, ()).startswith(("BdbQuit", "bdb.BdbQuit")):
             return "pdb was quit, or had no terminal; breakpoint() waits for `relight debug`"
-        if verdict.rule == "elsewhere":
+        if verdict.rule == causes.ELSEWHERE:
             late = [f for f in (self.root, *self.consequences) if f.rank in verdict.ranks]
             return verdict.hint + "".join(dict.fromkeys(map(_had_printed, late)))
-        if verdict.hint and verdict.rule != "missing rank":
+        if verdict.hint and verdict.rule != causes.MISSING_RANK:
             return verdict.hint
         if verdict.certainty is Certainty.UNKNOWN:
             others = [f for f in self.consequences if role(f) is Role.STOPPED]

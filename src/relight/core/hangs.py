@@ -53,7 +53,7 @@ class Hang(NamedTuple):
         """
         from relight.core import flight_recorder
 
-        root, lines = self.root, [self._what(), *self._apart()]
+        root, lines = self.root, [self._what()]
         where = (
             f"  {f'first rank {root.rank} ' if self.same else ''}on {root.host}: "
             f"local rank {root.local_rank}, pid {root.pid}; "
@@ -69,15 +69,18 @@ class Hang(NamedTuple):
             lines += ["", *excerpt([f"  {line}" for line in stack], room), ""]
         return [*lines, *elsewhere, *end]
 
-    def _what(self) -> str:
-        return cut(_line([self.root, *self.same], hangs=True), 2 * WIDTH - 40)
-
-    def _apart(self) -> list[str]:
-        """Return that ranks wait for each other in different calls, if they do."""
+    @property
+    def is_tied(self) -> bool:
+        """Whether ranks wait for each other in different calls, as many in one as in another."""
         waiting = [group for group in self.others if _waits(group)]
-        if not (waiting and _waits([self.root])):
-            return []
-        return [cut(f"  waits for ranks that wait elsewhere: {_line(waiting[0])}", 2 * WIDTH)]
+        return _waits([self.root]) and any(len(g) == 1 + len(self.same) for g in waiting)
+
+    def _what(self) -> str:
+        mine, waiting = [self.root, *self.same], [g for g in self.others if _waits(g)]
+        if not (waiting and _waits(mine)):
+            return cut(_line(mine, hangs=True), 3 * WIDTH - 40)
+        lines = ", ".join(map(_line, (mine, *waiting)))
+        return cut(f"ranks wait for each other in different calls: {lines}", 3 * WIDTH - 40)
 
     def _elsewhere(self) -> list[str]:
         if not self.others:

@@ -90,9 +90,10 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
     root = root._replace(at=root.at - now)  # needs no common clock
     same = tuple(failure.rank for failure in diagnosis.same[:_MOST_SAME])
     if not isinstance(diagnosis, Diagnosis):
+        certainty = Certainty.UNKNOWN if diagnosis.is_tied else Certainty.LIKELY
         return JobEnded(
             diagnosis.exit_code, cause, tuple(report), root, same_ranks=same, verdict=reason,
-            ranks=(root.rank, *same), certainty=Certainty.LIKELY.value, why=diagnosis.cause,
+            ranks=(root.rank, *same), certainty=certainty.value, why=diagnosis.cause,
         )  # fmt: skip
     found = diagnosis.verdict
     symptom = found.symptom._replace(at=found.symptom.at - now)
