@@ -39,6 +39,11 @@ EXIT_CODES: dict[str, str] = _TABLES["exit_codes"]
 """The names of relight's own exit codes in `relight.errors`, and what they mean."""
 SOURCES = {
     "coordinator.py": ("JobEnded",),
+    "core/blame.py": ("OTHER_ADDRESS",),
+    "core/causes.py": (
+        "missing_rank", "lost_connection", "different_sizes", "left_early", "_left_early",
+        "elsewhere", "different_collectives", "first_victim",
+    ),
     "core/failures.py": ("what_happened", "_exception", "_hint", "_consequence", "_evidence"),
     "core/link.py": ("_wait",),
     "core/membership.py": ("JobEnded", "_stop_hung"),

@@ -33,7 +33,7 @@ _BY_REQUEST = re.compile(
 """What a handler of the agent's SIGTERM may raise, and the exit of child processes killed by it."""
 _IN = (" in ", " is ")
 """How the place of a worker begins if it is known."""
-MISSING_RANK, ELSEWHERE = "missing rank", "elsewhere"
+MISSING_RANK, ELSEWHERE = "missing_rank", "elsewhere"
 _NOT_RUNNING = " runs no Python code"
 ENDED = " has ended"
 """The place of a worker that had ended when somebody looked."""
@@ -224,10 +224,10 @@ def own_failure(known: Known) -> Verdict | None:
         certainty = Certainty.LIKELY if handled else Certainty.PROVEN
         return Verdict("own failure", certainty, f"{why} before it was stopped", root, root)
     if not earlier:
-        return Verdict("own failure", Certainty.PROVEN, "no other rank had failed", root, root)
+        return Verdict("own_failure", Certainty.PROVEN, "no other rank had failed", root, root)
     later = since(root) - since(earlier[0])
     why = f"rank {earlier[0].rank} had lost a connection {later:.1f} s before, perhaps to it"
-    return Verdict("own failure", Certainty.LIKELY, why, root, root)
+    return Verdict("own_failure", Certainty.LIKELY, why, root, root)
 
 
 def raised_about_then(known: Known) -> Verdict | None:
@@ -240,7 +240,7 @@ def raised_about_then(known: Known) -> Verdict | None:
         unknown = failure.asked and had_failed_before(failure) is None
         if unknown and failure.is_explained and blame.of_failure(failure) is Blame.NOBODY:
             why = "it may have raised that before it was stopped; another rank had lost a peer"
-            return Verdict("raised about then", Certainty.LIKELY, why, failure, failure)
+            return Verdict("raised_about_then", Certainty.LIKELY, why, failure, failure)
     return None
 
 
@@ -260,7 +260,7 @@ def other_address(known: Known) -> Verdict | None:
     for failure in known.of(Role.VICTIM):
         if blame.is_at_other_address(failure):
             why = failure.evidence
-            return Verdict("other address", Certainty.PROVEN, why, failure, failure)
+            return Verdict("other_address", Certainty.PROVEN, why, failure, failure)
     return None
 
 
@@ -280,7 +280,7 @@ def lost_connection(known: Known) -> Verdict | None:
         why, certainty = "no other rank had failed or ended", Certainty.PROVEN
     else:
         why, certainty = "the connection may have been one to another rank", Certainty.LIKELY
-    return Verdict("lost connection", certainty, why, root, root)
+    return Verdict("lost_connection", certainty, why, root, root)
 
 
 def different_sizes(known: Known) -> Verdict | None:
@@ -300,7 +300,7 @@ def different_sizes(known: Known) -> Verdict | None:
                 by, ranks = f" by rank {sender}", tuple(sorted((failure.rank, sender)))
         why = f"rank {failure.rank} was sent {sizes.sent} bytes{by} and expected {sizes.expected}"
         says = f"ranks passed tensors of different sizes or types{where}: {why}"
-        return Verdict("different sizes", Certainty.PROVEN, why, failure, failure, ranks, says)
+        return Verdict("different_sizes", Certainty.PROVEN, why, failure, failure, ranks, says)
     return None
 
 
@@ -341,7 +341,7 @@ def _left_early(symptom: Failure, root: Failure, ranks: tuple[int, ...], says: s
         says = f"{named_ranks(ranks)} had {left}"
     why = f"{says}; others still needed {'it' if len(ranks) == 1 else 'them'}"
     hint = "check that all ranks have as many batches"
-    return Verdict("left early", Certainty.LIKELY, why, root, symptom, ranks, says, "; then ", hint)
+    return Verdict("left_early", Certainty.LIKELY, why, root, symptom, ranks, says, "; then ", hint)
 
 
 def _ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
@@ -380,7 +380,7 @@ def different_collectives(known: Known) -> Verdict | None:
     says = f"the ranks were in different {what}: {listed}"
     ranks = tuple(ordered[0][1])
     root = next(failure for failure in known.ends if failure.rank == ranks[0])
-    return Verdict("different collectives", Certainty.LIKELY, says, root, victims[0], ranks, says)
+    return Verdict("different_collectives", Certainty.LIKELY, says, root, victims[0], ranks, says)
 
 
 def first_victim(known: Known) -> Verdict | None:
@@ -392,7 +392,7 @@ def first_victim(known: Known) -> Verdict | None:
     says = "no rank failed by itself, as far as can be seen"
     first = victims[0]
     return Verdict(
-        "first victim", Certainty.UNKNOWN, why, first, first, says=says, joint="; first, "
+        "first_victim", Certainty.UNKNOWN, why, first, first, says=says, joint="; first, "
     )
 
 
