@@ -236,15 +236,17 @@ class RemoteLink(finders.Seeker):
             self._loop.run_until(lambda: not is_needed() or stop_waiting())
 
     def _wait_until_others_left(self, stop_waiting: Callable[[], bool]) -> None:
-        over = self._group is not None and self._group.membership.end is not None
-        if not over and self._has_others() and not stop_waiting():
+        def is_over() -> bool:
+            return self._group is not None and self._group.membership.end is not None
+
+        if not is_over() and self._has_others() and not stop_waiting():
             self.say(
                 "the workers on this node have ended; this host keeps coordinating until the other "
                 "nodes finish"
             )
+            self._loop.run_until(lambda: not self._has_others() or stop_waiting() or is_over())
         self._loop.run_until(
-            lambda: not self._has_others() or stop_waiting(),
-            self._meeting.close_s if over else None,
+            lambda: not self._has_others() or stop_waiting(), self._meeting.close_s
         )
 
     def _has_others(self) -> bool:
@@ -291,6 +293,7 @@ class RemoteLink(finders.Seeker):
         if exit_code == EXIT_GROUP:
             report = f"error: {reason}", *self._examine_endpoint()
         self._deliver(JobEnded(exit_code, reason, report, None))
+        self._finder.retire()  # its workers may run for a while, and it does not tell of them
 
     def _examine_endpoint(self) -> list[str]:
         """Examine the endpoint from this machine, for at most 2 s."""
@@ -413,6 +416,7 @@ class RemoteLink(finders.Seeker):
             self.say("this node coordinates the group now")
         # A coordinator can't drop its own node, so no stop time is sent.
         join = self.join._replace(announce=self._owner.announce(), stop_s=None)
+        self._met_coordinator |= self._finder.follows_another()
         self.send(join._replace(met_coordinator=self._met_coordinator))
         for message in self._owner.messages_after_join():
             self.send(message)

@@ -422,3 +422,17 @@ def test_hosts_far_from_each_other_with_losses_elect_and_keep_a_coordinator(
         world.run(world.now + 0.05)
         without_s += 0.0 if world.leaders() else 0.05
     assert without_s <= most_s
+
+
+def test_a_coordinator_knows_whether_another_one_came_before() -> None:
+    """From those that vote for it, also if it was started after the other one had gone."""
+    world = started(3)
+    first = world.hosts[0].elector
+    assert first is not None and not first.follows_another
+    world.crash(0)
+    world.crash(1)
+    world.start(1)
+    world.run(10.0)
+    assert world.leaders() == [1]
+    second = world.hosts[1].elector
+    assert second is not None and second.follows_another

@@ -29,13 +29,17 @@ def test_a_short_run_of_seeds_breaks_no_invariant_and_ends() -> None:
         assert not wrong, wrong
 
 
-@pytest.mark.parametrize("seed", [8_008_351, 8_021_866, 8_039_925, 8_050_320, 8_873_896, 202_094])
+@pytest.mark.parametrize(
+    "seed",
+    [8_008_351, 8_021_866, 8_039_925, 8_050_320, 8_873_896, 202_094, 216_425, 220_422, 222_215],
+)
 def test_a_seed_that_has_found_a_defect_finds_none_now(seed: int) -> None:
     """A preempted coordinator told nobody the end; a node lost while its coordinator was suspended
     was waited for; a coordinator that had lost its last node went on although its register was
     silent; a preempted node whose workers failed came back, without a restart counted, and so did
     one whose workers had succeeded before the others were told to save; the host that coordinated
-    left during a blip, as its own workers had ended.
+    left during a blip, as its own workers had ended, or never left; two generations ran after a
+    change of the coordinator to a host that had just started, or whose agent had given up.
     """
     _, _, wrong = play(seed)
     assert not wrong, wrong

@@ -186,7 +186,18 @@ class Election:
         self._last_step = now
         self._send_at = now
         self._alone = False
+        self._led_by: set[str] = set()
+        """The processes that this host itself has heard coordinate, two at most."""
+        self._follows_another = False
+        """Whether a host that votes for this one has heard another process coordinate."""
         self._effects: list[Effect] = []
+
+    @property
+    def follows_another(self) -> bool:
+        """Whether another process has coordinated before, as far as this host and its voters know.
+        Two majorities share a host, so one of them knows, unless it was restarted.
+        """
+        return bool(self._led_by) or self._follows_another
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return the effects.
@@ -279,6 +290,8 @@ class Election:
         if stage in (LEAD, ALONE):
             if self._alone and (stage == LEAD or candidate < self.me):
                 self._step_down(now)
+            if len(self._led_by) < 2:
+                self._led_by.add(incarnation)
             if self.state is not ElectionState.COORDINATOR:
                 self._sightings.hear(candidate, now)
                 self._see(candidate, now, now)
@@ -292,8 +305,9 @@ class Election:
             leader = self.me
         holder = leader if leader >= 0 else self._voter.candidate(now)
         reply = VoteReply(
-            self.me, candidate, incarnation, sent, stage, granted, holder, leader >= 0, age_s
-        )
+            self.me, candidate, incarnation, sent, stage, granted, holder, leader >= 0, age_s,
+            knows_another=bool(self._led_by - {incarnation}),
+        )  # fmt: skip
         self._effects.append(SendBallot(candidate, reply))
 
     def _on_reply(self, reply: VoteReply, now: float) -> None:
@@ -302,6 +316,7 @@ class Election:
         self._sightings.host(reply.voter, now)
         if not campaign.add(reply, now):
             return
+        self._follows_another |= reply.granted and reply.knows_another
         if is_coordinator and reply.granted and self.lease_until() == campaign.own_until:
             self._send_at = campaign.own_until + (0.25 - MARGIN) * self._vote_s
         if reply.granted or is_coordinator or not self._is_other(holder):

@@ -41,7 +41,8 @@ class VoteReply(NamedTuple):
     """The answer; `candidate`, `incarnation`, `sent` and `stage` are copied from the request.
 
     If `leads`, `holder` is a coordinator that the voter itself heard `age_s` seconds ago. Otherwise
-    it is the candidate that has its vote, -1 for none.
+    it is the candidate that has its vote, -1 for none. `knows_another`: the voter has heard another
+    process than the candidate coordinate.
     """
 
     voter: int
@@ -53,6 +54,7 @@ class VoteReply(NamedTuple):
     holder: int
     leads: bool
     age_s: float
+    knows_another: bool = False
 
 
 class VoteRelease(NamedTuple):

@@ -163,6 +163,8 @@ class ElectionFinder(Finder):
         """Pass the connection of another elector to this one."""
         if self._elector is not None:
             self._elector.take_connection(connection, settings)
+        else:
+            connection.close()
 
     def take_ballot(self, data: bytes) -> None:
         """Pass a datagram to the elector; it may come from a process outside this job."""
@@ -184,6 +186,15 @@ class ElectionFinder(Finder):
         elif elector.has_silent_host() and now < self._needed_at + self._settings.lost_after_s:
             self._wait_from = now
         return now < self._wait_from + self._settings.rejoin_s
+
+    def follows_another(self) -> bool:
+        """Return whether a host that votes knows of another coordinator."""
+        return self._elector is not None and self._elector.follows_another()
+
+    def retire(self) -> None:
+        """Take part in no election any more."""
+        self.close()
+        self._elector = None
 
     def close(self) -> None:
         """Close the elector."""
@@ -287,6 +298,10 @@ class Elector:
     def coordinator_index(self) -> int:
         """Return which host is the coordinator, -1 if that is not known."""
         return self._election.coordinator(self._loop.now())
+
+    def follows_another(self) -> bool:
+        """Return whether a host that votes knows of another coordinator."""
+        return self._election.follows_another
 
     def has_silent_host(self) -> bool:
         """Return whether nothing is heard of a host that has not closed its connection."""

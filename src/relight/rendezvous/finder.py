@@ -158,6 +158,13 @@ class Finder:
         del connected
         return False
 
+    def follows_another(self) -> bool:
+        """Return whether another process has coordinated before this one, if that is known."""
+        return False
+
+    def retire(self) -> None:
+        """Do not let this process coordinate any more, as its node has given up."""
+
     def close(self) -> None:
         """Release all resources."""
 
