@@ -197,6 +197,20 @@ MUTANTS = (
         "hosts",
     ),
     Mutant(
+        "nor one that knows of the old one only from those that vote for it",
+        "link.py",
+        "self._met_coordinator |= self._finder.follows_another()",
+        "pass",
+        "hosts",
+    ),
+    Mutant(
+        "a host whose agent has given up does not coordinate while its workers are stopped",
+        "link.py",
+        "self._finder.retire()",
+        "pass",
+        "hosts",
+    ),
+    Mutant(
         "a coordinator that hears of an unknown generation waits while its workers may run",
         "core/membership.py",
         "return max(over, self._others_run_until())",
