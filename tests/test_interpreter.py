@@ -133,8 +133,8 @@ def test_a_missing_module_is_reported_with_the_python_that_lacks_it(machine: Mac
     place = machine.place
     done = machine.run(path="{mine}/bin")
     assert "No module named 'torch'" in done.stderr
-    assert f"  workers ran {place}/tool/bin/python: activate the environment" in done.stderr
-    assert f"or set PYTHON_EXEC={place}/mine/bin/python\n" in done.stderr
+    has_it = f"{place}/mine/bin/python has it: activate its environment, or set PYTHON_EXEC"
+    assert f"  workers ran {place}/tool/bin/python; {has_it}\n" in done.stderr
     done = machine.run(path="{bare}/bin", VIRTUAL_ENV="{bare}")
     assert "No module named 'torch'" in done.stderr
     assert "PYTHON_EXEC" not in done.stderr

@@ -65,7 +65,7 @@ _SHOWN_AFTER_S = 1.0
 """When `relight status` and other commands can see the job: not while its workers start."""
 _LOADED_LATER = (
     *LOADED_LATER, "relight.event_text", "relight.host.worker_memory", "relight.leaving",
-    "relight.postmortem", "relight.core.traceback_groups",
+    "relight.postmortem", "relight.host.kernel_log", "relight.core.traceback_groups",
     "relight.core.colours", "relight.host.flight_recorder", "relight.host.missing_at_init",
     "relight.host.stacks.native", "relight.host.status_line", "relight.host.tcp_store",
     "relight.host.traceback_stream", "relight.core.printed_traceback",

@@ -137,7 +137,9 @@ class Leaving:
             workers = node.workers
             ours = workers is not None and workers.is_of(failure)
             logs = workers.logs if workers and ours else None
-            postmortem.tell_parent(path, failure, logs, end.headline)
+            postmortem.tell_parent(
+                path, failure, logs, end.headline if env.get(postmortem.JOB) else ""
+            )
         postmortem.tell_container(end.headline, env)
         return end.exit_code, end.headline
 

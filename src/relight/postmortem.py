@@ -26,6 +26,8 @@ _IN_POD, _TERMINATION_LOG = "KUBERNETES_SERVICE_HOST", "RELIGHT_TERMINATION_LOG"
 _MOST_MESSAGE = 4096
 """Bytes of a termination message that the kubelet reads."""
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
+_FUNCTION = "relight.worker.call"
+"""The module that runs a function of `relight.launch`."""
 _MOST_WORDS = 200
 _JUST_S = 1.0
 _MOST_LEFT = 100
@@ -82,7 +84,7 @@ def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
 def blames_peer(logs: Logs, local_rank: int) -> bool:
     """Return whether a worker that has failed says that another one is gone or late."""
     stderr = _stderr(logs, local_rank)
-    raised = _reported(logs, local_rank, stderr)
+    raised = _reported(logs, local_rank, stderr, in_function=True)
     words = last_words.words(stderr, "")
     return blame.of(raised, tracebacks.last_lines(stderr), words) is not blame.Blame.NOBODY
 
@@ -142,7 +144,8 @@ def tell_container(headline: str, env: Environment) -> None:
 
 def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, host: str) -> Failure:
     stderr = _stderr(logs, end.local_rank)
-    report = _reported(logs, end.local_rank, stderr)
+    in_function = command.spec.module and command.spec.script == _FUNCTION
+    report = _reported(logs, end.local_rank, stderr, in_function=in_function)
     printed_s, went_on = _printed(end, logs, report)
     log = logs.stderr_path(end.local_rank)
     evidence = (
@@ -172,12 +175,13 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
     )
 
 
-def _reported(logs: Logs, local_rank: int, stderr: str) -> ErrorReport | None:
+def _reported(logs: Logs, local_rank: int, stderr: str, *, in_function: bool) -> ErrorReport | None:
     """Return the exception of a worker, with its whole traceback: torch's `@record` writes only the
     frames below itself.
     """
     recorded = reports.read(logs.error_file(local_rank))
-    printed = tracebacks.from_stderr(stderr, _went_on(logs, local_rank))
+    went_on = _went_on(logs, local_rank)
+    printed = tracebacks.from_stderr(stderr, went_on, in_function=in_function)
     if recorded is None or printed is None:
         return recorded or printed
     same = printed._replace(kind=recorded.kind, lines=recorded.lines) == recorded

@@ -119,7 +119,7 @@ def test_a_stopped_rank_says_so_and_all_shows_every_rank(
     shown = json.loads(found.stdout)
     assert [(each["rank"], each["pid"]) for each in shown["processes"]] == sorted(pids.items())
     assert [each["state"] for each in shown["processes"]] == ["S", "T", "S"]
-    assert [each["ranks"] for each in shown["groups"]] == [[0], [1], [2]]
+    assert [each["ranks"] for each in shown["groups"]] == [[1], [0], [2]]
     assert shown["processes"][2]["threads"][0]["frames"][0]["function"] == "last"
     os.kill(pids[1], signal.SIGCONT)
 

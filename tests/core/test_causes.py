@@ -4,7 +4,7 @@ import signal
 from typing import Any
 
 import pytest
-from ends import (
+from worker_ends import (
     CRASHED,
     KILL,
     LOST,

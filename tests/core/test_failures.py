@@ -3,7 +3,9 @@
 import re
 
 import pytest
-from ends import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from worker_ends import (
     ABRT,
     AT_EXIT,
     CRASHED,
@@ -18,8 +20,6 @@ from ends import (
     end,
     error,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from relight.core.causes import Role, role
 from relight.core.excerpts import cut, rows_of

@@ -121,7 +121,7 @@ VARIABLES = (
     Case("PET_: processes", variables={"PET_MAX_RESTARTS": "2", "PET_MONITOR_INTERVAL": "0.2",
          "PET_START_METHOD": "fork", "PET_ROLE": "pet", "PET_SIGNALS_TO_HANDLE": "SIGINT",
          "PET_SHUTDOWN_TIMEOUT": "3", "PET_EVENT_LOG_HANDLER": "null", "PET_NO_PYTHON": "1"},
-         script=("./program",)),
+         script=("./program",), differs=NO_PYTHON),
     Case("PET_: logs", variables={"PET_LOG_DIR": "logs", "PET_REDIRECTS": "2", "PET_TEE": "1",
          "PET_LOCAL_RANKS_FILTER": "1", "PET_NPROC_PER_NODE": "2",
          "PET_DUPLICATE_STDOUT_FILTERS": "0.1", "PET_DUPLICATE_STDERR_FILTERS": "err"},

@@ -113,7 +113,7 @@ def record(case: Case, launcher: str, work: Path) -> Recording:
 
 def _of_a_worker(line: str) -> bool:
     """Return whether a line of stderr is one that the probe wrote, and not a quotation of it."""
-    return "probe err" in line and not line.startswith("  ")
+    return "probe err" in line and not line.startswith(("  ", "relight: "))
 
 
 def flat(value: Any, path: str = "") -> dict[str, Any]:

@@ -253,10 +253,8 @@ def repeatable(failure: Failure) -> tuple[object, ...] | None:
     if role(failure) is not Role.OWN or failure.exitcode < 0:
         return None
     if failure.is_explained:
-        # If nobody has seen that its program was over then, it may have failed for another reason.
-        words = () if failure.went_on is False else (without_numbers(failure.words),)
-        symptoms = _symptoms(failure)
-        return (*symptoms, *words) if symptoms is not None else None
+        symptoms = _symptoms(failure)  # it may have handled that, and failed for another reason
+        return (*symptoms, without_numbers(failure.words)) if symptoms is not None else None
     # argparse
     refused = failure.exitcode == 2 and any(": error: " in line for line in failure.last_lines)
     return _symptoms(failure) if refused else None

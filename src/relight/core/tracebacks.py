@@ -146,7 +146,9 @@ def keep(head: str, tail: str, newlines: int) -> str:
     return "".join([head, *([] if is_whole else [" …\n"]), *mark, rest])
 
 
-def from_stderr(text: str, went_on: bool | None = None) -> ErrorReport | None:
+def from_stderr(
+    text: str, went_on: bool | None = None, *, in_function: bool = False
+) -> ErrorReport | None:
     """Return the exception that ended a worker, from the end of its stderr; None if there is none.
 
     The last exception counts. Exceptions that do not end a process (in threads, in destructors, in
@@ -155,9 +157,11 @@ def from_stderr(text: str, went_on: bool | None = None) -> ErrorReport | None:
     Args:
         text: the end of stderr.
         went_on: whether the program ran on after the last traceback; None if nobody has seen that.
+        in_function: whether the program is a function of the user: an uncaught exception begins
+            there, and not in a module.
     """
     lines = _lines(text)
-    _, report = _ending(lines, _chains(lines), went_on)
+    _, report = _ending(lines, _chains(lines), went_on, in_function=in_function)
     return report
 
 
@@ -410,13 +414,17 @@ def _is_other(line: str) -> bool:
 
 
 def _ending(
-    lines: Sequence[str], chains: Sequence[_Chain], went_on: bool | None
+    lines: Sequence[str],
+    chains: Sequence[_Chain],
+    went_on: bool | None,
+    *,
+    in_function: bool = False,
 ) -> tuple[int, ErrorReport | None]:
     """Return what ended a worker, and how many of the chains of exceptions come before it."""
     crash = _crash(lines)
     printed: tuple[int, ErrorReport] | None = None
     for number, chain in reversed(list(enumerate(chains))):
-        report = _report(lines, chain, went_on)
+        report = _report(lines, chain, went_on, in_function=in_function)
         if report.kind is FailureKind.PRINTED:
             printed = printed or (number, report)
         elif crash is None or crash[0] < chain.end or not crash[1].where:
@@ -428,7 +436,13 @@ def _ending(
     return printed or (0, None)
 
 
-def _report(lines: Sequence[str], chain: _Chain, went_on: bool | None = None) -> ErrorReport:
+def _report(
+    lines: Sequence[str],
+    chain: _Chain,
+    went_on: bool | None = None,
+    *,
+    in_function: bool = False,
+) -> ErrorReport:
     last = chain.raised[-1]
     before = [line for line in lines[max(0, chain.start - 4) : chain.start] if line.strip()]
     rest = lines[chain.end : chain.end + _LOOKED_AT]
@@ -438,7 +452,7 @@ def _report(lines: Sequence[str], chain: _Chain, went_on: bool | None = None) ->
     if any(_NOT_FATAL.match(line) for line in before[-2:]) or after > _LATER:
         kind = FailureKind.PRINTED
     elif went_on or _was_handled(
-        lines, last, before, followed=after > 0 or end > last.exception + 1
+        lines, last, before, followed=after > 0 or end > last.exception + 1, in_function=in_function
     ):
         kind = FailureKind.PRINTED
         end = end if boxed else last.exception + 1  # what follows may be no message
@@ -457,7 +471,12 @@ def _report(lines: Sequence[str], chain: _Chain, went_on: bool | None = None) ->
 
 
 def _was_handled(
-    lines: Sequence[str], last: _Raised, before: Sequence[str], *, followed: bool
+    lines: Sequence[str],
+    last: _Raised,
+    before: Sequence[str],
+    *,
+    followed: bool,
+    in_function: bool,
 ) -> bool:
     """Return whether the program itself, or a logger, has printed an exception, and so was able to
     go on: it was caught in a function, or logged, and something follows.
@@ -466,7 +485,7 @@ def _was_handled(
         return True
     if any(_WITHOUT_STARTERS.match(line) for line in before):
         return False
-    return not _is_outermost(lines, last.stack[0])
+    return not (in_function or _is_outermost(lines, last.stack[0]))
 
 
 def _shown(lines: Sequence[str], chain: _Chain, end: int) -> tuple[str, ...]:

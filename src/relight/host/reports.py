@@ -3,8 +3,8 @@
 The file's path is in TORCHELASTIC_ERROR_FILE; its format is that of torch 2.13
 (torch/distributed/elastic/multiprocessing/errors): `{"message": {"message": …, "extraInfo":
 {"py_callstack": …, "timestamp": …}}}`, or a text instead of the inner object. The agent adds
-`errorCode` to the inner object, as torchrun does: the exit code, negative for a signal. It
-also adds `headline` beside `message`, which torch ignores: the failure in one line.
+`errorCode` to the inner object, as torchrun does: the exit code, negative for a signal. In a job of
+`relight submit`, it also adds `headline` beside `message`: the failure in one line.
 """
 
 import json
@@ -44,14 +44,14 @@ def line_of(text: str) -> str:
     return f"{report.type}: {report.message}" if report.type else report.message
 
 
-def write(path: str, failure: Failure, source: str, headline: str) -> None:
+def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
     """Write the root cause for the program that started this agent.
 
     Args:
         path: the agent's own TORCHELASTIC_ERROR_FILE.
         failure: the root cause.
         source: the worker's error file, whose content is passed on if there is one.
-        headline: the failure in one line.
+        headline: the failure in one line; empty for none, as torchrun writes none.
 
     Raises:
         OSError: the file can't be written.
@@ -70,7 +70,8 @@ def write(path: str, failure: Failure, source: str, headline: str) -> None:
     message = record["message"]
     if isinstance(message, dict):
         message["errorCode"] = failure.exitcode
-    record["headline"] = headline
+    if headline:
+        record["headline"] = headline
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     files.replace(path, json.dumps(record), 0o666)
 
