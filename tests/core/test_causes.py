@@ -73,11 +73,13 @@ def test_each_end_is_the_workers_own_or_caused_by_a_peer_or_the_agent(
         ({"printed_s": 1.5}, Role.STOPPED),
         ({"doing": READS}, Role.STOPPED),
         ({"doing": OVER}, Role.REPORTED),
+        ({"doing": OVER, "printed_s": 1.9}, Role.REPORTED),
         ({"doing": CLEANS_UP}, Role.REPORTED),
         ({"doing": CLEANS_UP._replace(handling="SystemExit: 1")}, Role.STOPPED),
         ({}, Role.STOPPED),
     ],
-    ids=["printed before", "printed after", "was working", "was over", "was cleaning up",
+    ids=["printed before", "printed after", "was working", "was over",
+         "was over, read later", "was cleaning up",
          "was leaving", "nobody knows"],
 )  # fmt: skip
 def test_what_a_stopped_rank_raised_counts_if_it_had_failed_before(

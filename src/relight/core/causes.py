@@ -136,11 +136,11 @@ def had_failed_before(failure: Failure) -> bool | None:
         return False
     if not failure.is_explained:
         return True  # it could not be started
-    if failure.printed_s is not None:
-        return failure.printed_s > failure.asked_s
-    if doing is None or not (doing.stack or doing.place == _NOT_RUNNING):
-        return None
-    return not doing.stack  # its program ran, and nothing had been raised; else it was over
+    if failure.printed_s is not None and failure.printed_s > failure.asked_s:
+        return True
+    if doing is not None and (doing.stack or doing.place == _NOT_RUNNING):
+        return not doing.stack  # its program ran, and nothing had been raised; else it was over
+    return None if failure.printed_s is None else False
 
 
 def is_by_request(failure: Failure) -> bool:
