@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from conftest import LIMIT_S, PORTABLE, RELIGHT, Launch, Start, clean_environment
@@ -19,11 +20,13 @@ _PATIENT = (
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 """relight, which starts cold if a busy machine keeps the warm process from answering in 2 s."""
-_IS_WARM = """import sys
+_TRIES = 3
+_COLD = "this worker is cold"
+_IS_WARM = f"""import sys
 
 if hasattr(sys.modules["__main__"], "__file__"):  # not in a process that the script spawns
     # Before a warm worker imports torch, its libraries are there.
-    assert "libtorch" in open("/proc/self/maps").read(), "this worker is cold"
+    assert "libtorch" in open("/proc/self/maps").read(), "{_COLD}"
 """
 _QUICK_EXIT = """import atexit, os, sys
 
@@ -99,6 +102,10 @@ class TorchProcess:
         assert made.returncode == 0 and said is not None, made.stderr
         self._pid = int(said[1])
 
+    def forget(self) -> None:
+        """Start another one next time."""
+        self._pid = 0
+
     def clear(self) -> None:
         """Remove what is in the folder, but for an empty script."""
         for entry in self.folder.iterdir():
@@ -151,18 +158,33 @@ class WarmTorch:
                 a code of its own.
             variables: of the environment.
         """
-        return self._launch(
+        return self._once_warm(lambda: [self._launch(
             *self._command(text, *flags, quick_exit=quick_exit), *arguments, command=(),
             cwd=self.folder, **{**self._process.variables, **variables},
-        )  # fmt: skip
+        )])[0]  # fmt: skip
 
     def run_agents(
         self, number: int, text: str, *flags: str | Path, quick_exit: bool = True
     ) -> list[Result]:
         """Run a script on several agents to their ends."""
-        command = self._command(text, *flags, quick_exit=quick_exit)
         variables = clean_environment(**self._process.variables)
-        return run_agents(tuple(map(str, command)), number, self.folder, variables)
+
+        def run() -> list[Result]:
+            command = self._command(text, *flags, quick_exit=quick_exit)
+            return run_agents(tuple(map(str, command)), number, self.folder, variables)
+
+        return self._once_warm(run)
+
+    def _once_warm(self, run: Callable[[], list[Result]]) -> list[Result]:
+        """Return what a run gave; run it again if the warm process has left just before, as memory
+        was scarce.
+        """
+        for _ in range(_TRIES):
+            results = run()
+            if not any(_COLD in result.stderr for result in results):
+                break
+            self._process.forget()
+        return results
 
     def begin(
         self,
