@@ -121,7 +121,7 @@ HANGS = {
             step()
         dist.barrier()
         """,
-        "rank 0 hangs in barrier (train.py:11)",
+        "ranks wait for each other in different calls: rank 0 in barrier (train.py:11), ranks 1-2",
     ),
 }
 

@@ -113,6 +113,7 @@ def _failure(failure: Failure, end: JobEnded) -> dict[str, Any]:
             "expects_peers": failure.doing.expects_peers,
             "handling": failure.doing.handling,
             "handling_where": failure.doing.handling_where,
+            "in_program": failure.doing.in_program,
         },
         "collectives": plain(failure.collectives),
         "log": failure.log,

@@ -214,7 +214,7 @@ def main() -> int:
             theirs[fault] = score_torchrun(fault, stderr)
     right = sum(each.is_right for each in ours.values())
     print(f"{right} of {len(ours)} reports are right")
-    rows = []
+    rows = ["| | faults | rank | line | reason | false |", "|---|---|---|---|---|---|"]
     for corpus in CORPORA:
         part = {f: s for f, s in ours.items() if f.path.parent.name == corpus}
         rows += _table(f"relight, {corpus} corpus", part)

@@ -138,8 +138,10 @@ def had_failed_before(failure: Failure) -> bool | None:
         return True  # it could not be started
     if failure.printed_s is not None and failure.printed_s > failure.asked_s:
         return True
-    if doing is not None and (doing.stack or doing.place == _NOT_RUNNING):
-        return not doing.stack  # its program ran, and nothing had been raised; else it was over
+    if doing is not None and doing.place == _NOT_RUNNING:
+        return True
+    if doing is not None and doing.place.startswith(_IN):
+        return not doing.in_program  # its script ran, and nothing had been raised; else it was over
     return None if failure.printed_s is None else False
 
 
@@ -172,7 +174,9 @@ def handling(failure: Failure) -> str:
 def is_elsewhere(failure: Failure) -> bool:
     """Return whether a worker, when it was stopped, was seen not to wait for others."""
     doing = failure.doing
-    return doing is not None and not doing.expects_peers and doing.place.startswith(_IN)
+    if doing is None or doing.expects_peers or not doing.in_program:
+        return False
+    return doing.place.startswith(_IN)
 
 
 def collective(failure: Failure) -> tuple[str, str] | None:
@@ -351,7 +355,7 @@ def _ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
 def elsewhere(known: Known) -> Verdict | None:
     """A rank was seen somewhere else while others waited for it."""
     victims = known.of(Role.VICTIM)
-    found = [failure for failure in known.ends if failure.asked and is_elsewhere(failure)]
+    found = [failure for failure in known.of(Role.STOPPED) if is_elsewhere(failure)]
     if not victims or not found:
         return None
     ranks = tuple(sorted(failure.rank for failure in found))

@@ -50,6 +50,7 @@ class Doing(NamedTuple):
     thread's stack, the innermost last. `expects_peers`: it waits for other workers there.
     `handling` is the exception that it was handling or cleaning up after (an `except` or `finally`
     block), such as `ValueError: bad record`, and `handling_where` is where that was raised.
+    `in_program`: its script ran; false while Python prints an exception or shuts down.
     """
 
     place: str
@@ -57,6 +58,7 @@ class Doing(NamedTuple):
     expects_peers: bool
     handling: str = ""
     handling_where: str = ""
+    in_program: bool = True
 
 
 class Collective(NamedTuple):

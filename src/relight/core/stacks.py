@@ -223,6 +223,7 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Doing
         _expects_peers(stack),
         handling=_named(handled) if handled else "",
         handling_where=_raised_at(handled) if handled else "",
+        in_program=not isinstance(stack, str) and runs_program(stack),
     )
 
 
