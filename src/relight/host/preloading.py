@@ -350,7 +350,9 @@ class Preload:
         try:
             connection = warm.send(plans, scratch, self._cold.held())
         except OSError as error:
-            self.lost(f"can't send it the workers to fork: {error.strerror}", retry=True)
+            warm.hear()  # it may have said why it closed its socket
+            if not warm.is_stopped:
+                self.lost(f"can't send it the workers to fork: {error.strerror}", retry=True)
             return None
         if warm.forks(connection):
             return connection

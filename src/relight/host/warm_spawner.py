@@ -163,6 +163,13 @@ class WarmSpawner:
         if self._child is not None:
             self._child.send(number)
 
+    def hear(self) -> None:
+        """Take what it has said so far."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        if poll.poll(0):
+            self._receive()
+
     def _receive(self) -> None:
         try:
             data = self._control.recv(65536)
