@@ -40,7 +40,7 @@ def test_cancel_leaves_a_job_that_is_over_as_it_was_and_says_so(
     relight: Command, submitted: Submitted
 ) -> None:
     """It is no error."""
-    handle = submitted("utils.sh", "sh", "-c", "exit 3")
+    handle = submitted("utils.sh", "sh", "-c", "sleep 1; exit 3")
     assert relight("wait", handle).returncode == 3
     found = relight("cancel", handle)
     assert (found.returncode, found.stderr) == (

@@ -740,3 +740,23 @@ def test_abort_has_the_reason_that_was_printed_before(before: str, message: str)
     assert report.kind is FailureKind.CRASHED
     assert report.message.endswith(message)
     assert report.where == "/home/u/train.py:7 in step"
+
+
+def test_the_thread_that_crashed_is_shown_and_no_other() -> None:
+    """The newest thread comes first in what faulthandler prints."""
+    text = """Fatal Python error: Segmentation fault
+
+Thread 0x00007f0a (most recent call first):
+  File "/x/site-packages/torch/loop.py", line 9 in _loop
+
+Current thread 0x00007f0b (most recent call first):
+  File "/srv/train.py", line 4 in step
+  File "/srv/train.py", line 8 in <module>
+
+Thread 0x00007f0c (most recent call first):
+  File "/x/other.py", line 1 in run
+"""
+    report = from_stderr(text)
+    assert report is not None
+    assert report.where == "/srv/train.py:4 in step"
+    assert len(report.lines) == 4

@@ -573,9 +573,9 @@ def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
         if message == _ABORTED and (reason := _reason(lines[:fatal])):
             message = reason.strip()
             shown.append(reason)
-        stack = _stack(lines, fatal)
-        where, source = _place_in(lines[fatal:stack][::-1])  # the innermost comes first
-        shown += [line for line in lines[fatal:stack] if line.strip()]
+        begin, end = _stack(lines, fatal)
+        where, source = _place_in(lines[begin:end][::-1])  # the innermost comes first
+        shown += [line for line in [lines[fatal], *lines[begin:end]] if line.strip()]
     if not shown:
         return None
     start = min(number for number in (fatal, terminate) if number is not None)
@@ -595,17 +595,26 @@ def _reason(before: Sequence[str]) -> str:
     return near[-1] if _ABORTS.search(near[-1]) else ""
 
 
-def _stack(lines: Sequence[str], fatal: int) -> int:
-    """Return the end of the first thread's stack after a fatal error."""
-    number = fatal + 1
-    while number < min(len(lines), fatal + 6) and not _STACK.match(lines[number]):
+def _stack(lines: Sequence[str], fatal: int) -> tuple[int, int]:
+    """Return where the stack of the thread begins and ends that had a fatal error; if it is no
+    thread of Python, that of the first one.
+    """
+    near = range(fatal + 1, min(len(lines), fatal + 6))
+    first = next((n for n in near if _STACK.match(lines[n])), None)
+    if first is None:
+        return fatal + 1, fatal + 1
+    number = begin = first
+    while number < len(lines) and (_STACK.match(lines[number]) or frame_of(lines[number])):
+        if lines[number].startswith("Current thread"):
+            begin = number
+            break
         number += 1
-    if number >= len(lines) or not _STACK.match(lines[number]):
-        return fatal + 1
-    number += 1
-    while number < len(lines) and frame_of(lines[number]):
-        number += 1
-    return number
+        if number < len(lines) and not lines[number].strip():
+            number += 1  # between two threads
+    end = begin + 1
+    while end < len(lines) and frame_of(lines[end]):
+        end += 1
+    return begin, end
 
 
 def _split(text: str) -> tuple[str, str]:
