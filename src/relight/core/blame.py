@@ -50,9 +50,6 @@ _END = re.compile(r"^EOFError: ?$", re.MULTILINE)
 _DISTRIBUTED = "/torch/distributed/"
 _OWN = re.compile(r"server socket has failed to listen|EADDRINUSE")
 """A port that is taken, or an address that this machine lacks."""
-_TIMEOUT = re.compile(
-    r"timed? ?-?out|failed to pass monitoredBarrier|reached monitoredBarrier", re.IGNORECASE
-)
 _MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 """What gloo says if a peer sends more than a rank expects (gloo/transport/tcp/pair.cc)."""
 _ADDRESS = re.compile(r"trying to connect to \(?([^\s,()]+)[,:] ?(\d+)\)?")
@@ -102,11 +99,6 @@ def _of_text(text: str, lines: Sequence[str]) -> Blame:
     if not (_CONNECTION.search(text) or (_END.search(text) and any(map(_is_pipe, lines)))):
         return Blame.NOBODY
     return Blame.PEER if any(_DISTRIBUTED in line for line in lines) else Blame.CONNECTION
-
-
-def says_late(failure: Failure) -> bool:
-    """Return whether a worker has waited for a peer until its time was over."""
-    return of_failure(failure) is Blame.PEER and bool(_TIMEOUT.search(_text(failure)))
 
 
 def mismatch(failure: Failure) -> Mismatch | None:

@@ -226,7 +226,7 @@ def own_failure(known: Known) -> Verdict | None:
         handled = handling(root)
         why = f"it was handling {handled}" if handled else "it had failed"
         certainty = Certainty.LIKELY if handled else Certainty.PROVEN
-        return Verdict("own failure", certainty, f"{why} before it was stopped", root, root)
+        return Verdict("own_failure", certainty, f"{why} before it was stopped", root, root)
     if not earlier:
         return Verdict("own_failure", Certainty.PROVEN, "no other rank had failed", root, root)
     later = since(root) - since(earlier[0])
