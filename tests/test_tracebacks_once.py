@@ -182,7 +182,8 @@ def test_each_console_of_a_job_shows_what_the_report_does_not(
             terminal.close()
     for output in outputs:
         assert output.count(b"\nValueError: bad 0") == 1
-        assert b"relight: rank 0 raised ValueError: bad 0" in output
+        # Probably, if rank 1 was a moment earlier: the connection may have been one to rank 0.
+        assert re.search(rb"rank 0,?( which)? raised ValueError: bad 0", output)
     assert sorted(output.count(b"\nConnectionResetError: bad 1") for output in outputs) in (
         [0, 1],
         [0, 0],  # it was stopped before it got that far
