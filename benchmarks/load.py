@@ -18,10 +18,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from relight.core import fields, wire
-from relight.core.exits import Failure
-from relight.core.group_types import GroupSettings, Hello
-from relight.core.messages import (
+from relight.base import fields
+from relight.core.failure import Failure
+from relight.core.group.group_types import GroupSettings, Hello
+from relight.core.group.messages import (
     Confirm,
     FromAgent,
     FromCoordinator,
@@ -31,6 +31,7 @@ from relight.core.messages import (
     NodeReady,
     StopWorkers,
 )
+from relight.core.link import wire
 from relight.core.ranks import NO_GENERATION
 
 BEAT_S = 0.25

@@ -22,8 +22,8 @@ from typing import NamedTuple
 from benchmarks import results
 from benchmarks.load import Load, Traffic
 from benchmarks.nodes import Job
-from relight.core.group_types import GroupSettings
-from relight.host.facts import collect
+from relight.core.group.group_types import GroupSettings
+from relight.host.env_fingerprint import collect
 
 AGENTS = (8, 16, 64)
 TORCHRUNS = (8, 16)

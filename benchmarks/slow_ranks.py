@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from relight.errors import many
+from relight.base.text import pluralize
 
 RANKS = 4
 COMPARED_S = 60
@@ -142,7 +142,7 @@ def table(results: list[Result]) -> list[str]:
             by = sorted(r.slower for r in group if r.slower is not None)
             cells = (
                 f"{percent} %",
-                what if percent else f"nothing; {many(nodes, 'node')}",
+                what if percent else f"nothing; {pluralize(nodes, 'node')}",
                 str(len(group)),
                 str(sum(r.found for r in group)) if percent else "-",
                 str(sum(r.wrong for r in group)),

@@ -1,9 +1,10 @@
 """How often equal ranks are called slow: `python -m benchmarks.slow_ranks_simulated`.
 
 Windows of simulated training, in which all ranks meet after each step, go through
-`relight.core.slow_ranks`: far more of them than real jobs could make. Each window has 40 steps with
-a jitter of 5 or 20 %; every 200 steps rank 0 alone saves a checkpoint, which takes as long as 10
-steps; each rank is looked at 100 times. Prints the tables of docs/slow-ranks.md.
+`relight.core.group.straggler_detector`: far more of them than real jobs could make. Each window
+has 40 steps with a jitter of 5 or 20 %; every 200 steps rank 0 alone saves a checkpoint, which
+takes as long as 10 steps; each rank is looked at 100 times. Prints the tables of
+docs/slow-ranks.md.
 """
 
 import argparse
@@ -11,9 +12,9 @@ import statistics
 
 import numpy as np
 
-from relight.core.messages import NodePace
+from relight.core.group.messages import NodePace
+from relight.core.group.straggler_detector import PaceComparison
 from relight.core.ranks import GenerationId, NodeSlots, places
-from relight.core.slow_ranks import PaceComparison
 
 STEPS, LOOKS = 40, 100
 MEETING = 0.03

@@ -122,7 +122,7 @@ class Server:
 
 def _serve_relight() -> None:
     from relight.host.loop import Loop
-    from relight.host.store_port import StorePort
+    from relight.net.store_port import StorePort
 
     loop = Loop()
     store = StorePort(loop, "127.0.0.1", 0, served=True)

@@ -40,14 +40,14 @@ from typing import Any, NamedTuple
 from benchmarks import results
 from benchmarks.jobs import family, pss
 from benchmarks.nodes import LAST_CALL, free_port, hosts
-from relight.errors import many
-from relight.host import learned
+from relight.base.text import pluralize
+from relight.warm import import_profile
 
 WORKER = str(Path(__file__).with_name("warm_worker.py"))
 MODULES = "torch,torch.nn.parallel,torch.distributed,torch._dynamo"
 LEARN_S = 6
 _SOONER = (
-    "from relight.cli.main import entry; from relight.host import watched_worker; "
+    "from relight.cli.main import entry; from relight.warm import watched_worker; "
     f"watched_worker._LEARN_S = {LEARN_S}; entry()"
 )
 LAUNCHERS = {
@@ -278,7 +278,7 @@ def _meet(nnodes: str) -> list[list[str]]:
 
 def _learn() -> None:
     """Run a job with --preload=auto, unless one has been run."""
-    if not Path(learned.directory(os.environ)).exists():
+    if not Path(import_profile.directory(os.environ)).exists():
         with directory(), agent("auto", ["--nproc-per-node=1"], "stay") as process:
             step(process)
             _settle("auto", 1)
@@ -417,7 +417,7 @@ def main() -> None:
             if "launch" in options.only:
                 for nproc in (1, 2, 4):
                     seconds, mib = launch(launcher, nproc)
-                    note(f"launch of {many(nproc, 'worker')}, s", launcher, seconds)
+                    note(f"launch of {pluralize(nproc, 'worker')}, s", launcher, seconds)
                 note("memory of 4 workers and launcher, MiB", launcher, mib)
             if "idle" in options.only and is_kept:
                 mib, switches = idle()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from documentation import messages
 from documentation.blocks import ROOT
-from relight import errors
+from relight.base import errors
 
 PAGE = ROOT / "docs" / "failure-guide.md"
 _FAULTS = ROOT / "tests" / "faults"
@@ -36,27 +36,32 @@ class Cause(NamedTuple):
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 CAUSES = tuple(Cause(**each) for each in _TABLES["cause"])
 EXIT_CODES: dict[str, str] = _TABLES["exit_codes"]
-"""The names of relight's own exit codes in `relight.errors`, and what they mean."""
+"""The names of relight's own exit codes in `relight.base.errors`, and what they mean."""
 SOURCES = {
-    "coordinator.py": ("JobEnded",),
-    "core/blame.py": ("OTHER_ADDRESS",),
-    "core/causes.py": (
+    "agent/coordinator.py": ("JobEnded",),
+    "core/diagnosis/blame.py": ("OTHER_ADDRESS",),
+    "core/diagnosis/causes.py": (
         "missing_rank", "lost_connection", "different_sizes", "left_early", "_left_early",
         "elsewhere", "different_collectives", "first_victim",
     ),
-    "core/failures.py": ("what_happened", "_exception", "_hint", "_consequence", "_evidence"),
-    "core/link.py": ("_wait",),
-    "core/membership.py": ("JobEnded", "_stop_hung"),
-    "core/restarts.py": ("_REPEATED", "why_no_restart", "_used_up"),
-    "core/waiting.py": ("refusal", "other_lost_after", "lost_after_too_long", "too_few",
-                        "coming_back", "not_ready", "last_call", "on_probation", "dropped"),
-    "host/exit_evidence.py": ("full_disks", "bus_error", "cpu_limit", "missing_interpreter",
-                              "closed_output", "_full"),
-    "host/memory.py": ("of_worker", "of_child", "_counted", "_place", "_other", "_NOBODY"),
-    "leaving.py": ("as_unfit", "as_preempted"),
-    "link.py": ("JobEnded",),
-    "postmortem.py": ("_of_disk",),
-    "worker_watches.py": ("_on_stuck", "_on_timer_expired"),
+    "core/diagnosis/failure_text.py": (
+        "what_happened", "_exception", "_hint", "_consequence", "_evidence",
+    ),
+    "core/link/link_state.py": ("_wait",),
+    "core/group/membership.py": ("JobEnded", "_stop_hung"),
+    "core/group/restart_budget.py": ("_REPEATED", "why_no_restart", "_used_up"),
+    "core/group/group_messages.py": (
+        "refusal", "other_lost_after", "lost_after_too_long", "too_few", "coming_back", "not_ready",
+        "last_call", "on_probation", "dropped",
+    ),
+    "stacks/exit_evidence.py": (
+        "full_disks", "bus_error", "cpu_limit", "missing_interpreter", "closed_output", "_full",
+    ),
+    "host/oom_detector.py": ("of_worker", "of_child", "_counted", "_place", "_other", "_NOBODY"),
+    "agent/shutdown.py": ("as_unfit", "as_preempted"),
+    "agent/link.py": ("JobEnded",),
+    "agent/postmortem.py": ("_of_disk",),
+    "agent/watchdogs.py": ("_on_stuck", "_on_timer_expired"),
 }  # fmt: skip
 """Functions, assignments and calls of the source that have messages of this kind."""
 

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from documentation.blocks import ROOT
-from relight.cli.usage import shown_default
-from relight.spec import FLAGS, Flag
+from relight.flags.spec import FLAGS, Flag
+from relight.flags.usage import shown_default
 
 PAGE = ROOT / "docs" / "from-torchrun.md"
 DIFFERENCES = ROOT / "docs" / "differences.md"

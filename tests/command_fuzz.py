@@ -38,14 +38,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import relight
+from relight.base.errors import EXIT_INTERNAL
 from relight.cli import completion, doctor, main, run
 from relight.cli.coordinator import COORDINATOR_FLAGS
 from relight.cli.launch import LAUNCH_FLAGS
-from relight.errors import EXIT_INTERNAL
+from relight.flags.spec import Flag
 from relight.host.loop import Loop
 from relight.runner.runner import Runner
 from relight.schedulers import registry
-from relight.spec import Flag
 
 LIMIT_S = 180
 _PART = 500
@@ -95,7 +95,7 @@ KNOWN = {
         "on", "10", "while:1", "while:", "while:²", "while:99999999999", "while:0", "1e-9",
     ),
     "preload": (
-        "os", "auto", "off", "os.path,json", "relight.missing", "os,auto", "..", "é",
+        "os", "auto", "off", "os.path,json", "relight.agent.not_found", "os,auto", "..", "é",
         "antigravity.x",
     ),
     "redirects": ("3", "0:3,1:2", "0:3,", "²:1", "9" * 5000 + ":1", "0:4"),

@@ -29,7 +29,7 @@ _FAKE = str(Path(__file__).parent / "portable" / "fake_system.py")
 RELIGHT = (sys.executable, _FAKE, "darwin") if PORTABLE else (sys.executable, "-m", "relight")
 FIRST_WARM = (
     sys.executable, "-c",
-    "from relight.host import preloading; preloading._waits = lambda *_: True\n"
+    "from relight.warm import preloading; preloading._waits = lambda *_: True\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 """The first generation waits for named modules, as it does on a machine with few processors."""

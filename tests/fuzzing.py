@@ -1,5 +1,5 @@
 """Values of a type, and what comes near them, made from the annotations of the types. The types are
-those that the code reads with `core/fields`, found in its text: a new one is fuzzed without being
+those that the code reads with `base/fields`, found in its text: a new one is fuzzed without being
 remembered.
 
 All chance comes from one seed, which hypothesis chooses: to build each value with its strategies
@@ -23,7 +23,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import relight
-from relight.core import fields
+from relight.base import fields
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
 

@@ -11,15 +11,15 @@ from nodes.jobs import Job, OneMachine
 from simulation import node
 from simulation.__main__ import play
 
-from relight import event_schema, events
-from relight.core.election import BallotReceived, ElectionState
-from relight.core.group_types import GroupState, NodeLost, Received
-from relight.core.link import LinkState, Opened
-from relight.core.messages import NodeLeaving
-from relight.core.supervision import SupervisionState
-from relight.core.votes import VoteRelease
-from relight.events import StateChanged, Tick, changed
-from relight.host.journal import EventLog
+from relight.core.group.group_types import GroupState, NodeLost, Received
+from relight.core.group.messages import NodeLeaving
+from relight.core.link.election import BallotReceived, ElectionState
+from relight.core.link.link_state import LinkState, Opened
+from relight.core.link.votes import VoteRelease
+from relight.core.workers.supervision import SupervisionState
+from relight.events import event_schema, event_types
+from relight.events.event_types import StateChanged, Tick, changed
+from relight.output.journal import EventLog
 
 FIRST = {
     "supervision": "running", "link": "seeking", "membership": "gathering",
@@ -92,7 +92,7 @@ def test_in_simulated_jobs_each_change_begins_where_the_last_one_ended(
     logs: list[node.EventLog] = []
     write = node.EventLog.write
 
-    def keep(log: node.EventLog, event: events.Event) -> events.Recorded:
+    def keep(log: node.EventLog, event: event_types.Event) -> event_types.Recorded:
         if isinstance(event, StateChanged):
             logs.append(log)  # so that its id is not used again
             told[id(log), event.core, event.job].append(event)
@@ -144,7 +144,7 @@ def test_the_page_of_the_events_names_all_states() -> None:
             "NodeLeaving: its agent got SIGTERM",
         ),
         (BallotReceived(VoteRelease(1, "ab", 0.0)), "VoteRelease"),
-        (events.GroupStopped(0, "x" * 9999), "GroupStopped: " + "x" * 286),
+        (event_types.GroupStopped(0, "x" * 9999), "GroupStopped: " + "x" * 286),
     ],
 )
 def test_the_cause_of_a_change_names_what_was_taken_and_its_reason(
@@ -155,7 +155,7 @@ def test_the_cause_of_a_change_names_what_was_taken_and_its_reason(
 
 def test_a_link_that_comes_and_goes_pushes_no_other_event_out_of_memory() -> None:
     log = EventLog("")
-    log.write(events.WorkerStarted(0, 0, 1))
+    log.write(event_types.WorkerStarted(0, 0, 1))
     log.write(StateChanged("election", "follower", "candidate", "Tick"))
     for _ in range(2000):
         log.write(StateChanged("link", "seeking", "joining", "Opened"))

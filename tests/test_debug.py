@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from conftest import LIMIT_S, RELIGHT, TORCHRUN
 
-from relight.cli import debug
-from relight.errors import MachineError, UsageError
-from relight.host.stacks import workers
+from relight.base.errors import MachineError, UsageError
+from relight.cli.inspect import debug
+from relight.stacks import rank_processes
 
 SCRIPT = """\
 import os
@@ -200,7 +200,7 @@ def test_threads_and_child_processes_wait_each_for_itself(tmp_path: Path) -> Non
         found = attach(job.process.pid, types="c\n")
         assert found.returncode == 2
         assert "2 processes wait at a breakpoint" in found.stderr
-        rank = workers.below(job.process.pid)[0]  # it waits for its child in the end
+        rank = rank_processes.below(job.process.pid)[0]  # it waits for its child in the end
         for pid in (*(pids - {rank}), rank):
             attach(pid, types="c\n")
         code, stdout, _ = job.ends()

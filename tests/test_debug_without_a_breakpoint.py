@@ -5,7 +5,7 @@ import sys
 
 from conftest import Launch
 
-from relight.errors import EXIT_MACHINE
+from relight.base.errors import EXIT_MACHINE
 
 
 def test_the_hint_names_breakpoint_and_the_python_that_could_attach(launch: Launch) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from conftest import LIMIT_S, Launch, Start
 
 IMPATIENT = """\
-import relight.worker_group
-from relight.core import early_exits
-relight.worker_group._FINISHED_S = early_exits.LEAST_S = 0.5
+import relight.agent.worker_group
+from relight.core.group import early_exits
+relight.agent.worker_group._FINISHED_S = early_exits.LEAST_S = 0.5
 from relight.__main__ import entry
 entry()
 """

@@ -21,8 +21,8 @@ from conftest import LIMIT_S, Start, clean_environment
 
 import relight
 from relight import RunSpec
-from relight.errors import UsageError
-from relight.events import Event, Formed
+from relight.base.errors import UsageError
+from relight.events.event_types import Event, Formed
 
 TRAIN = """
 import os, signal, sys, time
@@ -178,7 +178,7 @@ def test_in_process_is_refused_where_it_would_do_harm(caller: Caller) -> None:
         def attempt(**fields):
             try:
                 relight.run(spec._replace(**fields), in_process=True)
-            except relight.errors.UsageError as error:
+            except relight.base.errors.UsageError as error:
                 print(error, "|", error.hint)
         attempt(flags=["--preload=json"])
         wait = threading.Event()

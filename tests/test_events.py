@@ -5,46 +5,46 @@ from pathlib import Path
 
 import pytest
 
-from relight import event_schema, events
-from relight.event_text import describe
+from relight.events import event_schema, event_types
+from relight.events.event_text import describe
 
 EXAMPLES = [
-    events.Formed(0, 0, 1, 2, 8, "127.0.0.1", 1234, "start"),
-    events.WorkerStarted(1, 5, 4321),
-    events.WorkerExited(1, -9),
-    events.WorkersFrozen(True),
-    events.SignalReceived(15),
-    events.GroupStopped(2, "node3 was lost"),
-    events.ProcessRemains(77, "sleep", "nobody", True),
-    events.SpawnerLost(-9),
-    events.PreloadStarted(77, "torch"),
-    events.WarmProcessTaken(77, 1200, 95.0, 3),
-    events.WarmProcessUnfit(77, "umask is 0022, and was 0077"),
-    events.PreloadReady(77, 1200, 1.5, 210.0, "mine yours"),
-    events.PreloadWithout("wandb", "wandb starts a thread", 0.4, True),
-    events.PreloadUnfit("it can't be started", False),
-    events.WorkersWarm(False, "it is not ready"),
-    events.Mistake("a message of 10.0.0.3:41234", "KeyError: 'x' (at core/ranks.py:12)"),
-    events.Tick(),
-    events.Restarting(1, 3, "rank 1 was killed"),
-    events.HealthChecked(0.5, "disk: /tmp has 3 MiB free, less than 1 GiB"),
-    events.RanksSlow((5,), ("gpu-03",), 0.28, 0.22, 1.7e9, "rank 5 on gpu-03 is 28% slower"),
-    events.NotRestarting("all 3 restarts are used up"),
-    events.StoreReached(0, 1, 8),
-    events.FailureNoticed(0, 1, 0.002),
-    events.StepsReported(0, 41, 12.5, 60.0),
-    events.CheckpointFound(0, 1.7e9),
-    events.StateChanged("link", "joining", "connected", "GenerationFormed"),
-    events.GroupBegan("job", "0a1b", {"min_nodes": 1}),
-    events.GroupStep("job", 1.5, {"type": "tick"}, [{"type": "drop", "node": "a"}]),
-    events.Ended(0, "all workers succeeded"),
+    event_types.Formed(0, 0, 1, 2, 8, "127.0.0.1", 1234, "start"),
+    event_types.WorkerStarted(1, 5, 4321),
+    event_types.WorkerExited(1, -9),
+    event_types.WorkersFrozen(True),
+    event_types.SignalReceived(15),
+    event_types.GroupStopped(2, "node3 was lost"),
+    event_types.ProcessRemains(77, "sleep", "nobody", True),
+    event_types.SpawnerLost(-9),
+    event_types.PreloadStarted(77, "torch"),
+    event_types.WarmProcessTaken(77, 1200, 95.0, 3),
+    event_types.WarmProcessUnfit(77, "umask is 0022, and was 0077"),
+    event_types.PreloadReady(77, 1200, 1.5, 210.0, "mine yours"),
+    event_types.PreloadWithout("wandb", "wandb starts a thread", 0.4, True),
+    event_types.PreloadUnfit("it can't be started", False),
+    event_types.WorkersWarm(False, "it is not ready"),
+    event_types.Mistake("a message of 10.0.0.3:41234", "KeyError: 'x' (at core/ranks.py:12)"),
+    event_types.Tick(),
+    event_types.Restarting(1, 3, "rank 1 was killed"),
+    event_types.HealthChecked(0.5, "disk: /tmp has 3 MiB free, less than 1 GiB"),
+    event_types.RanksSlow((5,), ("gpu-03",), 0.28, 0.22, 1.7e9, "rank 5 on gpu-03 is 28% slower"),
+    event_types.NotRestarting("all 3 restarts are used up"),
+    event_types.StoreReached(0, 1, 8),
+    event_types.FailureNoticed(0, 1, 0.002),
+    event_types.StepsReported(0, 41, 12.5, 60.0),
+    event_types.CheckpointFound(0, 1.7e9),
+    event_types.StateChanged("link", "joining", "connected", "GenerationFormed"),
+    event_types.GroupBegan("job", "0a1b", {"min_nodes": 1}),
+    event_types.GroupStep("job", 1.5, {"type": "tick"}, [{"type": "drop", "node": "a"}]),
+    event_types.Ended(0, "all workers succeeded"),
 ]
 
 
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda e: type(e).__name__)
-def test_an_event_is_written_with_its_name_and_fields(event: events.Event) -> None:
+def test_an_event_is_written_with_its_name_and_fields(event: event_types.Event) -> None:
     """A line of the event log holds all of an event; and it can be said in words."""
-    line = json.loads(events.line_of(events.Recorded(7, 1.5, 2.5, event)))
+    line = json.loads(event_types.line_of(event_types.Recorded(7, 1.5, 2.5, event)))
     fields = json.loads(json.dumps(event._asdict()))
     assert line == {
         "v": 1, "n": 7, "t": 1.5, "time": 2.5, "event": type(event).__name__, **fields,
@@ -53,7 +53,7 @@ def test_an_event_is_written_with_its_name_and_fields(event: events.Event) -> No
 
 
 def test_every_event_has_an_example_here_and_words() -> None:
-    assert {type(event) for event in EXAMPLES} == set(events.Event.__args__)
+    assert {type(event) for event in EXAMPLES} == set(event_types.Event.__args__)
 
 
 def test_the_page_of_the_events_is_made_from_the_code() -> None:
@@ -82,5 +82,5 @@ def test_preloading_is_advised_only_for_modules_that_workers_can_import(
     reason: str, end: str
 ) -> None:
     """What a module costs each worker is told only where a worker can import it."""
-    text = describe(events.PreloadWithout("wandb", reason, 0.4, True))
+    text = describe(event_types.PreloadWithout("wandb", reason, 0.4, True))
     assert text.endswith(end)

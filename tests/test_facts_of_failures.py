@@ -9,7 +9,7 @@ from conftest import FIRST_WARM, RELIGHT, Launch
 
 import relight
 from relight import RunSpec
-from relight.core.exits import Failure
+from relight.core.failure import Failure
 
 
 def failure_of(folder: Path, text: str, *flags: str, rank: int = 0, count: int = 1) -> Failure:

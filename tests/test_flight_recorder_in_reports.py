@@ -9,10 +9,10 @@ import pytest
 from conftest import Launch
 from warm_torch import WarmTorch
 
-from relight.core.exits import Collective, Failure
-from relight.env import Environment
-from relight.errors import EXIT_HUNG
-from relight.host.flight_recorder import with_collectives
+from relight.base.env import Environment
+from relight.base.errors import EXIT_HUNG
+from relight.core.failure import Collective, Failure
+from relight.stacks.flight_recorder import with_collectives
 
 PLAIN = """
 import os, pickle, time

@@ -15,9 +15,9 @@ import pytest
 from conftest import LIMIT_S, Launch, Start, clean_environment
 
 import relight
-from relight.errors import UsageError, WorkersFailedError
-from relight.function import check_call
-from relight.function_hosts import append_result
+from relight.api.function import check_call
+from relight.api.function_hosts import append_result
+from relight.base.errors import UsageError, WorkersFailedError
 
 Script = Callable[..., Path]
 
@@ -121,7 +121,7 @@ def test_a_restart_counts_from_its_last_attempt(call: Call) -> None:
 def test_a_worker_that_leaves_no_exception_is_an_error_of_its_own(call: Call) -> None:
     result = call("""
         import os, relight
-        from relight.errors import WorkersFailedError
+        from relight.base.errors import WorkersFailedError
         try:
             relight.launch(os.kill, 0, 9, nproc_per_node=1)
         except WorkersFailedError as error:
@@ -133,7 +133,7 @@ def test_a_worker_that_leaves_no_exception_is_an_error_of_its_own(call: Call) ->
 def test_an_argument_that_cannot_be_pickled_is_refused_before_anything_starts(call: Call) -> None:
     result = call("""
         import threading, relight
-        from relight.errors import UsageError
+        from relight.base.errors import UsageError
         try:
             relight.launch(print, threading.Lock())
         except UsageError as error:
@@ -159,7 +159,7 @@ def test_a_result_that_cannot_be_pickled_is_an_error_of_one_line(
     """It says which rank's, and why, without a traceback of relight's own."""
     text = """
         import relight, threading
-        from relight.errors import WorkersFailedError
+        from relight.base.errors import WorkersFailedError
         try:
             relight.launch(threading.Lock)
         except WorkersFailedError as error:
@@ -237,7 +237,7 @@ def test_a_function_that_workers_cannot_import_is_an_error_of_one_line(
     ):
         result = call(text, PYTHONPATH=no_cloudpickle)
         *_, error, what_to_do = result.stderr.splitlines()
-        assert error == f"relight.errors.UsageError: {said}"
+        assert error == f"relight.base.errors.UsageError: {said}"
         assert what_to_do.startswith(f"hint: {hint}")
         assert "cloudpickle" in what_to_do
         assert result.stderr.count("Traceback") == 1
@@ -306,7 +306,9 @@ def wait(condition: Callable[[], object]) -> None:
 
 def test_importing_relight_does_not_load_relight_launch() -> None:
     """It is loaded when it is used."""
-    text = "import sys, relight; print('relight.function' in sys.modules, 'pickle' in sys.modules)"
+    text = (
+        "import sys, relight; print('relight.api.function' in sys.modules, 'pickle' in sys.modules)"
+    )
     result = subprocess.run([sys.executable, "-I", "-c", text], capture_output=True, check=True)
     assert result.stdout == b"False False\n"
 
@@ -317,7 +319,7 @@ def test_a_rank_that_ends_before_it_returns_is_named(call: Call) -> None:
     """
     result = call("""
         import os, sys, relight
-        from relight.errors import WorkersFailedError
+        from relight.base.errors import WorkersFailedError
         rank = lambda: int(os.environ["RANK"])
         def leaves(who, how):
             if rank() in who:

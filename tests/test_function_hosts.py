@@ -30,7 +30,7 @@ def call(tmp_path: Path, hosts: Sshd) -> Call:
         cfg = hosts.cfg()
         there = {"hosts": cfg.pop("hosts"), "ssh": cfg}
         path = tmp_path / "caller.py"
-        begin = "import os, relight\nfrom relight.errors import RelightError"
+        begin = "import os, relight\nfrom relight.base.errors import RelightError"
         path.write_text(f"{begin}\nthere = {there!r}\n{textwrap.dedent(text)}")
         return subprocess.run(
             [sys.executable, path],

@@ -61,9 +61,9 @@ def run(launch: Launch, folder: Path, scale: float) -> "subprocess.CompletedProc
 
 def account(folder: Path) -> dict[str, Any]:
     """Return the account that the event log leads to."""
-    from relight.core import event_lines
-    from relight.core.fields import plain
-    from relight.core.goodput import Ledger
+    from relight.base.fields import plain
+    from relight.core.status.goodput import Ledger
+    from relight.events import event_lines
 
     (path,) = folder.glob("logs/*/events.jsonl")
     lines = [event_lines.read(text) for text in path.read_text().splitlines()]

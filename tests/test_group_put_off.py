@@ -2,10 +2,10 @@
 
 from conftest import LIMIT_S
 
-from relight.core.group_types import GroupSettings, GroupState, NodeLost, Received
-from relight.core.messages import Join, NodeReady
+from relight.agent.group import Group
+from relight.core.group.group_types import GroupSettings, GroupState, NodeLost, Received
+from relight.core.group.messages import Join, NodeReady
 from relight.core.ranks import NO_GENERATION
-from relight.group import Group
 from relight.host.loop import Loop
 
 

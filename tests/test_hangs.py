@@ -11,7 +11,7 @@ import pytest
 from conftest import LIMIT_S, Launch
 from warm_torch import WarmTorch
 
-from relight.errors import EXIT_HUNG
+from relight.base.errors import EXIT_HUNG
 
 pytestmark = pytest.mark.needs_torch
 

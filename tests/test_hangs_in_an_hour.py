@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import RELIGHT, clean_environment
 
-from relight.errors import EXIT_HUNG
+from relight.base.errors import EXIT_HUNG
 
 SCRIPT = '''
 """Two ranks without torch. Argument: how many seconds a second of the hour takes."""

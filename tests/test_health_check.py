@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S
 
-from relight import health_check
-from relight.env import Environment
-from relight.errors import EXIT_MACHINE
+from relight.agent import health_check
+from relight.base.env import Environment
+from relight.base.errors import EXIT_MACHINE
+from relight.base.values import parse_health_check
 from relight.host import system
-from relight.values import parse_health_check
 
 RUN = [sys.executable, "-m", "relight", "run"]
 SCRIPT = "import os; print('rank', os.environ['RANK'], flush=True)"

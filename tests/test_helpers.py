@@ -23,7 +23,7 @@ KINDS = ("health check", "nvidia-smi", "py-spy", "event handler")
 ANY_GPU = (
     sys.executable, "-c",
     "import types\n"
-    "from relight.doctor import inspection\n"
+    "from relight.health import inspection\n"
     "found = types.SimpleNamespace(visible=9, present=9, hiding='', holders=())\n"
     "inspection.gpus = lambda env: found\n"
     "from relight.cli.main import entry; entry()",

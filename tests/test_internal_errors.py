@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from conftest import LIMIT_S, Launch, Start, clean_environment
 
-from relight.coordinator import Coordinator
-from relight.core.fields import Malformed, to_json
-from relight.core.group_types import GroupSettings, Hello
-from relight.errors import MachineError
-from relight.host.connection import Connection, Security, dial
-from relight.host.heartbeats import SIZE, Heartbeats
-from relight.host.listener import Listener
+from relight.agent.coordinator import Coordinator
+from relight.base.errors import MachineError
+from relight.base.fields import Malformed, to_json
+from relight.core.group.group_types import GroupSettings, Hello
 from relight.host.loop import Loop
-from relight.host.store_port import StorePort
+from relight.net.connection import Connection, Security, dial
+from relight.net.heartbeats import SIZE, Heartbeats
+from relight.net.listener import Listener
+from relight.net.store_port import StorePort
+from relight.rendezvous.config import Meeting
+from relight.rendezvous.discovery import Finder, Seeker
 from relight.rendezvous.election_finder import Elector
-from relight.rendezvous.finder import Finder, Seeker
-from relight.rendezvous.meeting import Meeting
 
 BROKEN = """
 import sys
@@ -89,7 +89,7 @@ def test_an_unexpected_exception_ends_the_command_with_70_and_a_line(
 
 
 BROKEN_LATER = """
-from relight.coordinator import Coordinator
+from relight.agent.coordinator import Coordinator
 def broken(*_): raise KeyError("x")
 Coordinator.{method} = broken
 from relight.cli.main import entry
@@ -222,7 +222,7 @@ def test_a_mistake_before_the_peer_is_known_ends_the_connection_alone(
     def broken(*_: Any) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr("relight.core.secret.Opening._receive_hello", broken)
+    monkeypatch.setattr("relight.core.link.authentication.Opening._receive_hello", broken)
     mistakes, there, here = serve(KeyError("y"), {})
     assert mistakes == ["a message: KeyError('x')"] and not there
     assert here == ["the peer closed the connection instead of a greeting (is it relight?)"]
@@ -374,7 +374,7 @@ def test_a_mistake_on_a_datagram_or_in_the_store_harms_nothing_else(
     beats = Heartbeats(loop, ("127.0.0.1", 0), socket.AF_INET, broken)
     assert beats._socket is not None
     store = StorePort(loop, "127.0.0.1", 0, served=True)
-    monkeypatch.setattr("relight.host.tcp_store._parse", broken)
+    monkeypatch.setattr("relight.net.tcp_store._parse", broken)
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
         socket.create_connection(("127.0.0.1", store.port)) as client,

@@ -1,4 +1,4 @@
-"""The layers of docs/ARCHITECTURE.md: imports go to the left only."""
+"""The rooms of docs/ARCHITECTURE.md: imports go to the left only."""
 
 import ast
 from collections.abc import Iterator
@@ -11,36 +11,17 @@ import relight
 
 ROOT = Path(relight.__file__).parent
 
-# Each layer may import itself and what stands before it.
-LAYERS = (
-    ("env", "errors", "typed"),
-    ("values",),
-    ("event_schema", "event_text", "events", "spec"),
-    ("core",),
-    ("shared_page",),
-    ("host", "rendezvous", "worker"),
-    ("job",),
-    ("schedulers",),
-    ("runner",),
-    ("tracker",),
-    ("postmortem",),
-    ("doctor", "function", "function_hosts", "function_results"),
-    ("sandbox",),
-    ("pytest_plugin",),
-    ("group",),
-    ("coordinator",),
-    ("link",),
-    ("failure_report", "missing", "node_job", "script"),
-    ("health_check", "network_check", "stacks_before_stop", "worker_watches"),
-    ("prepare", "worker_group"),
-    ("node",),
-    ("interruption", "leaving", "sight"),
-    ("agent",),
-    ("cli", "__main__"),
-    ("embedding",),
-    ("torch_launcher",),
-)
-RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+# Each room may import itself and what stands before it.
+ROOMS = (
+    "base", "flags", "events", "core", "host", "processes", "output", "net", "rendezvous",
+    "stacks", "health", "warm", "preload", "worker", "agent",
+    "job", "sandbox", "schedulers", "runner", "tracker", "inspect", "doctor", "cli", "__main__",
+    "api", "torch_launcher", "pytest_plugin",
+)  # fmt: skip
+LAUNCHER = ROOMS[: ROOMS.index("agent") + 1]
+"""What `relight run` needs. It stands alone."""
+RANK = {name: rank for rank, name in enumerate(ROOMS)}
+CORE = ROOT / "core"
 TOP = "relight"
 """Names what stands above it, for users, and loads it when it is asked for."""
 FACES = (TOP, "relight.job", "relight.runner", "relight.tracker")
@@ -50,10 +31,11 @@ DRIVER_ON_RAY = ROOT / "schedulers" / "ray" / "driver.py"
 """Runs on a cluster, without relight."""
 SHARED_BY_SCHEDULERS = "relight.schedulers.processes"
 PLUG_INS_MAY_IMPORT = (
-    "relight.__version__", "relight.env", "relight.errors", "relight.job.app",
-    "relight.job.launcher_file", "relight.job.macros", "relight.job.privacy", "relight.job.user",
-    "relight.job.workspaces", "relight.schedulers.api", "relight.schedulers.causes",
-    "relight.schedulers.needs", "relight.schedulers.unbroken",
+    "relight.__version__", "relight.base.env", "relight.base.errors", "relight.base.text",
+    "relight.job.app",
+    "relight.job.launcher_file", "relight.job.macros", "relight.base.redaction", "relight.job.user",
+    "relight.job.workspaces", "relight.schedulers.api", "relight.schedulers.failure_reason",
+    "relight.schedulers.resource_checks", "relight.schedulers.uninterruptible",
 )  # fmt: skip
 """What docs/clusters/your-own.md promises to schedulers of other packages."""
 LIKE_PLUG_INS = ("kubernetes", "aws_batch", "ray")
@@ -152,22 +134,42 @@ def test_no_module_imports_names_from_what_is_for_users() -> None:
         assert name not in FACES[1:] and not is_inside, f"{path} imports {name}"
 
 
-def test_no_two_packages_import_each_other() -> None:
-    """From no package do imports lead through others back to it, also not those in functions."""
-    ways: dict[str, set[str]] = {}
-    for path in modules():
-        packages = {package_of(file) if (file := file_of(name)) else "" for name in imports(path)}
-        ways.setdefault(package_of(path), set()).update(packages - {"", package_of(path)})
+def circles(arrows: dict[str, set[str]]) -> list[str]:
+    """The names from which arrows lead back to them."""
 
-    def reached(package: str) -> set[str]:
-        seen, left = set[str](), ways.get(package, set())
+    def reached(start: str) -> set[str]:
+        seen, left = set[str](), arrows.get(start, set())
         while left:
             seen |= left
-            left = {further for each in left for further in ways.get(each, ())} - seen
+            left = {further for each in left for further in arrows.get(each, ())} - seen
         return seen
 
-    circles = [(one, two) for one in ways for two in reached(one) if one in reached(two)]
-    assert not circles
+    return sorted(name for name in arrows if name in reached(name))
+
+
+def test_no_modules_import_in_a_circle() -> None:
+    """Imports in functions and for types count."""
+    arrows: dict[str, set[str]] = {}
+    for path, name in all_imports():
+        if (file := file_of(name)) and name_of(file) != TOP:
+            arrows.setdefault(name_of(path), set()).add(name_of(file))
+    assert not circles(arrows)
+
+
+def test_no_folders_of_the_core_import_in_a_circle() -> None:
+    arrows: dict[str, set[str]] = {}
+    for path, name in all_imports():
+        file = file_of(name)
+        if file and CORE in path.parents and CORE in file.parents and path.parent != file.parent:
+            arrows.setdefault(path.parent.name, set()).add(file.parent.name)
+    assert not circles(arrows)
+
+
+def test_launcher_stands_alone() -> None:
+    """It imports nothing of jobs and schedulers, of commands on jobs, or of tools."""
+    for path, name in all_imports():
+        if layer_of(path) in LAUNCHER and name.startswith("relight."):
+            assert name.split(".")[1] in (*LAUNCHER, "__version__"), f"{path} imports {name}"
 
 
 def test_no_module_imports_from_the_folder_of_another_scheduler() -> None:
@@ -197,7 +199,7 @@ def test_a_scheduler_needs_nothing_that_another_package_may_not_use(folder: Path
 
 def test_the_core_touches_neither_machine_nor_clock_nor_chance() -> None:
     for path, name in all_imports():
-        if path.parent == ROOT / "core":
+        if CORE in path.parents:
             top = name.split(".")[0]
             assert top == "relight" or top in PURE_MAY_IMPORT, f"{path} imports {name}"
 
@@ -212,8 +214,8 @@ def test_the_launcher_never_imports_torch() -> None:
 
 def test_only_env_reads_the_environment() -> None:
     """os.environ and os.getenv stand in env.py alone; what runs inside workers has its own."""
-    may = {ROOT / "env.py", RANK_OF_A_TEST, DRIVER_ON_RAY}
-    may.update(path for path in modules() if layer_of(path) == "worker")
+    may = {ROOT / "base" / "env.py", RANK_OF_A_TEST, DRIVER_ON_RAY}
+    may.update(path for path in modules() if layer_of(path) in ("preload", "worker"))
     for path in {*modules()} - may:
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Attribute):

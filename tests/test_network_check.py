@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 from conftest import LIMIT_S
 
-from relight.core.fields import Malformed
-from relight.core.messages import NodesProbed, StartProbes, Target, Unreached
-from relight.doctor.probes import new_cookie
+from relight.agent.network_check import NetworkCheck
+from relight.base.fields import Malformed
+from relight.core.group.messages import NodesProbed, StartProbes, Target, Unreached
+from relight.health.probes import new_cookie
 from relight.host.loop import Loop
-from relight.network_check import NetworkCheck
 
 
 @pytest.fixture

@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from relight.cli.arguments import parse, to_spec
-from relight.core.exits import Failure
-from relight.core.messages import (
+from relight.agent.agent_config import NodeJob
+from relight.agent.node import Node
+from relight.agent.preemption import Interruption
+from relight.agent.prepare import prepare
+from relight.agent.shutdown import Leaving
+from relight.agent.worker_group import Outcome, WorkerGroup
+from relight.base.env import Environment
+from relight.base.errors import EXIT_PREEMPTED
+from relight.core.failure import Failure
+from relight.core.group.messages import (
     Announce,
     CheckpointCalls,
     CheckpointLimit,
@@ -22,14 +29,7 @@ from relight.core.messages import (
     WaitReason,
 )
 from relight.core.ranks import NO_GENERATION, Generation, GenerationId, Place
-from relight.env import Environment
-from relight.errors import EXIT_PREEMPTED
-from relight.interruption import Interruption
-from relight.leaving import Leaving
-from relight.node import Node
-from relight.node_job import NodeJob
-from relight.prepare import prepare
-from relight.worker_group import Outcome, WorkerGroup
+from relight.flags.arguments import parse, to_spec
 
 PORT = 29_400
 FIRST = GenerationId(0, "group")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from conftest import RELIGHT, clean_environment
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
+from relight.base.values import BACKENDS, parse_conf
 from relight.rendezvous.conf import KEYS, Conf, keys_of, parse, read_token
-from relight.values import BACKENDS, parse_conf
 
 # What torch 2.13 reads from the configuration, by backend.
 TORCHRUN = {
@@ -237,7 +237,7 @@ def test_every_key_has_a_field_and_a_row_in_the_documents() -> None:
 def test_the_table_of_keys_imports_nothing_more() -> None:
     """The table costs no import that the command line does not have already."""
     code = (
-        "import sys, relight.spec; before = set(sys.modules); import relight.rendezvous.conf;"
+        "import sys, relight.flags.spec; before = set(sys.modules); import relight.rendezvous.conf;"
         "print(*sorted(set(sys.modules) - before))"
     )
     result = subprocess.run(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import Launch
 
-from relight.core.exits import Doing
+from relight.core.failure import Doing
 
 STEPS = """
 import os, signal, sys, time

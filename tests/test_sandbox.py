@@ -170,7 +170,7 @@ def test_what_is_wrong_is_refused_before_anything_starts(
 def test_a_user_without_any_way_to_make_hosts_is_told_what_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from relight.errors import MachineError
+    from relight.base.errors import MachineError
     from relight.sandbox import access
 
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

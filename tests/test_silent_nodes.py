@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from conftest import LIMIT_S
 
-from relight.coordinator import Coordinator
-from relight.core import fields
-from relight.core.fields import Message
-from relight.core.group_types import GroupSettings, Hello
-from relight.core.messages import Join, NodeLeaving
-from relight.host.connection import Connection, Security, dial
-from relight.host.heartbeats import Heartbeats
+from relight.agent.coordinator import Coordinator
+from relight.base import fields
+from relight.base.fields import Message
+from relight.core.group.group_types import GroupSettings, Hello
+from relight.core.group.messages import Join, NodeLeaving
 from relight.host.loop import Loop
-from relight.rendezvous.finder import Finder
+from relight.net.connection import Connection, Security, dial
+from relight.net.heartbeats import Heartbeats
+from relight.rendezvous.discovery import Finder
 
 SETTINGS = GroupSettings(1, 4, 0, lost_after_s=1e6)
 HOST = "127.0.0.1"

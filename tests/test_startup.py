@@ -15,57 +15,57 @@ from etcd_server import free_ports
 # What `relight run` imports beyond a bare interpreter, in a job that succeeds.
 OWN = {
     "relight",
-    "relight.agent",
+    "relight.agent.agent",
     "relight.cli",
-    "relight.cli.arguments",
-    "relight.cli.signals",
+    "relight.flags.arguments",
+    "relight.host.exit_signals",
     "relight.cli.main",
     "relight.cli.run",
     "relight.core",
-    "relight.core.commands",
-    "relight.core.exits",
-    "relight.core.group_types",
-    "relight.core.members",
-    "relight.core.membership",
-    "relight.core.messages",
+    "relight.core.workers.worker_command",
+    "relight.core.failure",
+    "relight.core.group.group_types",
+    "relight.core.group.members",
+    "relight.core.group.membership",
+    "relight.core.group.messages",
     "relight.core.ranks",
-    "relight.core.roster",
-    "relight.core.silence",
-    "relight.core.supervision",
-    "relight.core.waiting",
-    "relight.env",
-    "relight.errors",
+    "relight.core.group.roster",
+    "relight.core.group.silence",
+    "relight.core.workers.supervision",
+    "relight.core.group.group_messages",
+    "relight.base.env",
+    "relight.base.errors",
     "relight.events",
-    "relight.group",
+    "relight.agent.group",
     "relight.host",
-    "relight.host.console",
+    "relight.output.console",
     "relight.host.descriptors",
     "relight.host.files",
-    "relight.host.generation_pipe",
-    "relight.host.interpreter",
-    "relight.host.journal",
+    "relight.processes.generation_pipe",
+    "relight.processes.interpreter",
+    "relight.output.journal",
     "relight.host.linux",
-    "relight.host.logs",
+    "relight.output.worker_logs",
     "relight.host.loop",
-    "relight.host.memory",
-    "relight.host.ports",
-    "relight.host.process",
+    "relight.host.oom_detector",
+    "relight.net.ports",
+    "relight.processes.worker_processes",
     "relight.host.process_handle",
-    "relight.host.pipe_reader",
+    "relight.output.pipe_reader",
     "relight.host.scratch",
-    "relight.host.signals",
-    "relight.host.spawner",
-    "relight.host.store_port",
-    "relight.host.supervisor",
-    "relight.interruption",
-    "relight.node",
-    "relight.node_job",
-    "relight.prepare",
-    "relight.script",
-    "relight.spec",
-    "relight.typed",
-    "relight.values",
-    "relight.worker_group",
+    "relight.processes.signals",
+    "relight.processes.spawner",
+    "relight.net.store_port",
+    "relight.processes.supervisor",
+    "relight.agent.preemption",
+    "relight.agent.node",
+    "relight.agent.agent_config",
+    "relight.agent.prepare",
+    "relight.agent.entrypoint",
+    "relight.flags.spec",
+    "relight.base.typed",
+    "relight.base.values",
+    "relight.agent.worker_group",
 }
 STANDARD = {
     "_collections", "_ctypes", "_functools", "_heapq", "_operator", "_posixsubprocess",
@@ -133,7 +133,10 @@ def test_a_job_that_has_run_for_a_while_needs_no_module_when_a_worker_fails(
     ) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if line.startswith("import time:") and line.split()[-1] == "relight.sight.answers":
+            if (
+                line.startswith("import time:")
+                and line.split()[-1] == "relight.agent.status.answers"
+            ):
                 break  # the last one
         go.touch()
         rest = process.stderr.read().splitlines()
@@ -173,10 +176,10 @@ def loads_openssl_early(tmp_path: Path) -> bool:
         for agent in agents:
             assert agent.stdout is not None
             before = loaded_until(agent.stdout, "begun")
-            assert "relight.agent" in before
+            assert "relight.agent.agent" in before
             is_early |= "hashlib" in before
-            later = loaded_until(agent.stdout, "relight.sight.answers")
-            needed = {"hashlib", "relight.host.heartbeats", "relight.coordinator"}
+            later = loaded_until(agent.stdout, "relight.agent.status.answers")
+            needed = {"hashlib", "relight.net.heartbeats", "relight.agent.coordinator"}
             assert needed <= before | later
     return is_early
 
@@ -206,7 +209,9 @@ def test_a_coordinator_needs_no_module_when_nodes_fail_or_are_lost(tmp_path: Pat
     ) as coordinator:
         try:
             assert coordinator.stderr is not None
-            assert "relight.core.verdict" in loaded_until(coordinator.stderr, endpoint)
+            assert "relight.core.group.restart_decision" in loaded_until(
+                coordinator.stderr, endpoint
+            )
             first, second = (
                 subprocess.Popen(run, stderr=subprocess.PIPE, text=True, env=clean_environment())
                 for _ in range(2)

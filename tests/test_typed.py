@@ -1,4 +1,4 @@
-"""The NamedTuple of `relight.typed` does what that of `typing` does."""
+"""The NamedTuple of `relight.base.typed` does what that of `typing` does."""
 
 import pickle
 import typing
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from relight import typed
+from relight.base import typed
 
 
 def in_both(make: Callable[[Any], Any]) -> tuple[Any, Any]:

@@ -14,7 +14,7 @@ from conftest import LIMIT_S, Launch, Start
 from test_helpers import OTHER_USER, WITHOUT_CAP_KILL, named, unkillable, wait_until
 from test_orphans import marked, marker
 
-from relight.core.supervision import patience_s
+from relight.core.workers.supervision import patience_s
 
 __all__ = ["marker", "unkillable"]  # fixtures
 

@@ -17,7 +17,7 @@ from conftest import LIMIT_S, PORTABLE, Launch, Start, clean_environment
 from etcd_server import free_ports
 
 import relight
-from relight import agent
+from relight.agent import agent
 
 WORKER = """
 import os, signal, sys, time
@@ -241,9 +241,9 @@ def test_submitted_job_ends_as_usual_after_an_upgrade(
 
 
 LOADED = {
-    "relight.agent": """
-from relight import agent, link
-from relight.sight import sight
+    "relight.agent.agent": """
+from relight.agent import agent, link
+from relight.inspect import sight
 modules = *agent._LOADED_FOR_NODES, *agent._LOADED_LATER
 """,
     "relight.cli.coordinator": """
@@ -258,30 +258,30 @@ for module in modules:
 print(*sys.modules)
 """
 LOADED_BEFORE = {
-    "relight.cli.mistakes": "a wrong flag",
-    "relight.cli.usage": "--help",
-    "relight.failure_report": "--failure-report",
-    "relight.health_check": "--health-check",
+    "relight.flags.suggestions": "a wrong flag",
+    "relight.flags.usage": "--help",
+    "relight.agent.failure_report": "--failure-report",
+    "relight.agent.health_check": "--health-check",
     "relight.host.checkpoints": "--checkpoints",
-    "relight.host.event_process": "--event-log-handler",
-    "relight.host.facts": "several nodes",
-    "relight.host.file_tails": "--tee",
-    "relight.host.learned": "--preload=auto",
-    "relight.host.log_filters": "--tee",
-    "relight.host.notice_file": "--on-preempt",
-    "relight.host.preloading": "--preload",
-    "relight.host.quiet": "--hang-timeout",
-    "relight.host.stacks.pace": "--watch-slow-ranks",
-    "relight.host.stuck": "a variable of torch",
-    "relight.host.timers": "a variable of torch",
-    "relight.host.tls": "tls_cert",
+    "relight.output.event_handler": "--event-log-handler",
+    "relight.host.env_fingerprint": "several nodes",
+    "relight.output.file_tails": "--tee",
+    "relight.warm.import_profile": "--preload=auto",
+    "relight.output.log_filters": "--tee",
+    "relight.processes.preemption_file": "--on-preempt",
+    "relight.warm.preloading": "--preload",
+    "relight.agent.hang_watch": "--hang-timeout",
+    "relight.stacks.wait_sampler": "--watch-slow-ranks",
+    "relight.processes.stuck": "a variable of torch",
+    "relight.processes.timers": "a variable of torch",
+    "relight.net.tls": "tls_cert",
     "relight.job.components.dist": "a wrong flag",
-    "relight.network_check": "--health-check=network",
+    "relight.agent.network_check": "--health-check=network",
     "relight.rendezvous.backends": "a register",
     "relight.rendezvous.election_finder": "an endpoint with several hosts",
     "relight.rendezvous.endpoint_finder": "several nodes",
     "relight.rendezvous.register_finder": "a register",
-    "relight.sight.page_process": "--status",
+    "relight.agent.status.page_process": "--status",
 }
 """Loaded by then, if at all, because of a flag or where the job runs."""
 DONE_WITHOUT = {"relight.doctor"}

@@ -8,9 +8,14 @@ from pathlib import Path
 
 from test_layers import ROOT, file_of, imports, name_of, tree_of
 
-BEGINS = ("relight.agent", "relight.cli.run", "relight.worker.warm_fork", "relight.worker.hook")
+BEGINS = (
+    "relight.agent.agent",
+    "relight.cli.run",
+    "relight.preload.warm_fork",
+    "relight.worker.hook",
+)
 """What an agent runs, and the processes below it."""
-NOT_OF_A_JOB = ("relight.embedding", "relight.function")
+NOT_OF_A_JOB = ("relight.api.embedding", "relight.api.function")
 """What waits for an agent, as long as its job takes."""
 RUNS = ("run", "call", "check_call", "check_output")
 """Of subprocess: they kill a program when its time is up, and then wait for it without a limit."""

@@ -15,7 +15,7 @@ from conftest import LIMIT_S, PORTABLE, RELIGHT, Launch, Start, clean_environmen
 _MODULES = "torch,torch._dynamo"
 _PATIENT = (
     sys.executable, "-c",
-    "from relight.host import warm_processes, warm_spawner\n"
+    "from relight.warm import warm_processes, warm_spawner\n"
     f"warm_processes.ANSWER_S = warm_spawner.ANSWER_S = {LIMIT_S}\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip

@@ -8,19 +8,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from relight.embedding import RunResult as RunResult
-    from relight.embedding import RunSpec as RunSpec
-    from relight.embedding import run as run
-    from relight.function import launch as launch
+    from relight.api.embedding import RunResult as RunResult
+    from relight.api.embedding import RunSpec as RunSpec
+    from relight.api.embedding import run as run
+    from relight.api.function import launch as launch
 
 __version__ = "0.1.0"
 
 
 _FROM_MODULE = {
-    "launch": "function",
-    "run": "embedding",
-    "RunResult": "embedding",
-    "RunSpec": "embedding",
+    "launch": "api.function",
+    "run": "api.embedding",
+    "RunResult": "api.embedding",
+    "RunSpec": "api.embedding",
 }
 
 

@@ -2,8 +2,8 @@
 
 import gc
 
-from relight.cli.signals import exit_on_signals
-from relight.typed import NoReturn
+from relight.base.typed import NoReturn
+from relight.host.exit_signals import exit_on_signals
 
 
 def entry() -> NoReturn:

@@ -30,14 +30,14 @@ from numbers import Real
 from types import FrameType
 from typing import Any
 
-from relight import env as environment
-from relight import function_results
-from relight.core.exits import Failure
-from relight.embedding import RunResult, RunSpec, run
-from relight.errors import UsageError, WorkersFailedError, signal_name
-from relight.function import WORKER, job_directory, name_of, pack, put, warm_flags
+from relight.api import function_results
+from relight.api.embedding import RunResult, RunSpec, run
+from relight.api.function import WORKER, job_directory, name_of, pack, put, warm_flags
+from relight.base import env as environment
+from relight.base.errors import UsageError, WorkersFailedError, signal_name
+from relight.base.values import parse_signals
+from relight.core.failure import Failure
 from relight.rendezvous.conf import KEYS
-from relight.values import parse_signals
 from relight.worker import main_module
 from relight.worker.call import CALL_DIRECTORY, WithLocalRank
 

@@ -6,12 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.cli import mistakes
-from relight.cli.arguments import parse, to_spec
-from relight.env import Environment
-from relight.errors import UsageError
-from relight.spec import FLAGS, LaunchSpec, check
-from relight.values import (
+from relight.base.env import Environment
+from relight.base.errors import UsageError
+from relight.base.values import (
     CheckByName,
     Endpoint,
     HangTimeout,
@@ -21,6 +18,9 @@ from relight.values import (
     RestartBudget,
     StreamChoice,
 )
+from relight.flags import suggestions
+from relight.flags.arguments import parse, to_spec
+from relight.flags.spec import FLAGS, LaunchSpec, check
 
 
 def spec_of(*argv: str, **variables: str) -> LaunchSpec:
@@ -233,9 +233,9 @@ def test_a_bad_value_leads_to_a_good_one(
     assert caught.value.hint.startswith(hint)
 
 
-@pytest.mark.parametrize("name", mistakes.EXAMPLES)
+@pytest.mark.parametrize("name", suggestions.EXAMPLES)
 def test_each_value_that_a_hint_shows_is_valid(name: str) -> None:
-    for value in mistakes.EXAMPLES[name]:
+    for value in suggestions.EXAMPLES[name]:
         assert spec_of(f"--{name}={value}", "x.py").script == "x.py"
 
 

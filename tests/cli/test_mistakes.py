@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 import relight
-from relight import script
-from relight.cli.arguments import parse, to_spec
+from relight.agent import entrypoint
+from relight.base.env import Environment
+from relight.base.errors import UsageError
 from relight.cli.coordinator import COORDINATOR_FLAGS
 from relight.cli.doctor import DOCTOR_FLAGS
 from relight.cli.doctor import usage as doctor_help
 from relight.cli.main import main
-from relight.cli.usage import coordinator_help, run_help, shown_default
-from relight.env import Environment
-from relight.errors import UsageError
-from relight.spec import FLAGS, Flag, LaunchSpec
+from relight.flags.arguments import parse, to_spec
+from relight.flags.spec import FLAGS, Flag, LaunchSpec
+from relight.flags.usage import coordinator_help, run_help, shown_default
 
 Refused = Callable[..., str]
 EVERY_FLAG = list(dict.fromkeys([*FLAGS, *COORDINATOR_FLAGS, *DOCTOR_FLAGS]))
@@ -170,7 +170,7 @@ def test_a_command_line_that_may_work_is_not_refused(words: str, refused: Refuse
     """Only what can't work is refused: a package's code, another Python or its flags may know
     more than the launcher.
     """
-    script.check(spec_of(*words.split())[0], Environment({}), sys.executable)
+    entrypoint.check(spec_of(*words.split())[0], Environment({}), sys.executable)
 
 
 @pytest.mark.parametrize(
@@ -197,12 +197,12 @@ def test_a_module_to_preload_that_is_not_there_is_refused(
     Path("ours/__init__.py").write_text("import sys; sys.modules[f'{__name__}.made_there'] = 1")
     Path("hides/__init__.py").write_text("__path__.append('/elsewhere')\n")
     preload = spec_of(f"--preload={names}", "train.py")[0].preload
-    script.check_preload(preload, "/usr/bin/python3")
+    entrypoint.check_preload(preload, "/usr/bin/python3")
     if not says:
-        script.check_preload(preload, sys.executable)
+        entrypoint.check_preload(preload, sys.executable)
         return
     with pytest.raises(UsageError) as caught:
-        script.check_preload(preload, sys.executable)
+        entrypoint.check_preload(preload, sys.executable)
     assert caught.value.message == says
     assert hint in caught.value.hint
 
@@ -210,9 +210,9 @@ def test_a_module_to_preload_that_is_not_there_is_refused(
 def test_another_python_finds_its_modules_itself(refused: Refused) -> None:
     """Where workers run another Python, -m is left to it."""
     spec = spec_of("-m", "no_such_module")[0]
-    script.check(spec, Environment({}), "/usr/bin/python3")
+    entrypoint.check(spec, Environment({}), "/usr/bin/python3")
     with pytest.raises(UsageError, match="no module no_such_module"):
-        script.check(spec, Environment({}), sys.executable)
+        entrypoint.check(spec, Environment({}), sys.executable)
 
 
 def test_flags_after_the_script_are_noted_once() -> None:
@@ -222,10 +222,10 @@ def test_flags_after_the_script_are_noted_once() -> None:
     words = ("--nproc_per_node=2", "--nnodes", "2", "--log-dir=x", "--lr=1", "--nnodes", "3")
     spec, given = spec_of("train.py", *words)
     assert spec.script_args == words
-    (note,) = script.late_flags(spec, given)
+    (note,) = entrypoint.late_flags(spec, given)
     assert note.startswith("--nproc_per_node=2, --nnodes: passed on to train.py")
     spec, given = spec_of("--nnodes=1", "--nproc-per-node=2", "train.py", *words)
-    assert script.late_flags(spec, given) == []
+    assert entrypoint.late_flags(spec, given) == []
 
 
 @pytest.mark.parametrize("command", ["run", "launch", "submit", "doctor"])

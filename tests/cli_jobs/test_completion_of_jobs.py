@@ -91,6 +91,6 @@ def test_no_scheduler_is_loaded_while_a_shell_waits() -> None:
         capture_output=True, text=True, timeout=LIMIT_S, check=True,
     )  # fmt: skip
     loaded = set(found.stderr.split())
-    assert "relight.cli.known_jobs" in loaded
+    assert "relight.cli.jobs.known_jobs" in loaded
     for name in ("relight.cli.completion", "relight.schedulers.registry", "relight.runner.runner"):
         assert name not in loaded

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, Start
 
-from relight import events
-from relight.core import event_lines
-from relight.host.journal import EventLog
-from relight.host.run_jobs import JobDirectory
+from relight.events import event_lines, event_types
+from relight.output.journal import EventLog
+from relight.processes.running_jobs import JobDirectory
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 FAILS_ONCE = """\
@@ -156,13 +155,13 @@ def test_an_agent_keeps_the_latest_events_in_64_kib(tmp_path: Path) -> None:
     """However long their texts are; their numbers show what is missing."""
     log = EventLog("")
     for number in range(2000):
-        log.write(events.GroupStopped(number, "x" * (number % 4096)))
+        log.write(event_types.GroupStopped(number, "x" * (number % 4096)))
     kept = log.after(0)
     assert [each.number for each in kept] == list(range(kept[0].number, 2001))
     assert 5 < len(kept) < 2000
-    assert sum(len(events.line_of(each)) for each in kept) < 64 * 1024
+    assert sum(len(event_types.line_of(each)) for each in kept) < 64 * 1024
     assert [each.number for each in log.after(1999)] == [2000]
     assert not list(tmp_path.iterdir())
-    first = event_lines.read(events.line_of(kept[0]))
+    first = event_lines.read(event_types.line_of(kept[0]))
     assert first is not None
     assert first.fields["generation"] == kept[0].number - 1

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, Start
 
-from relight.core.snapshot import NodeSnapshot
-from relight.env import Environment
-from relight.errors import UsageError
-from relight.events import Event, Formed, Recorded, WorkerStarted, line_of
-from relight.host.run_jobs import JobDirectory
+from relight.base.env import Environment
+from relight.base.errors import UsageError
+from relight.core.status.snapshot import NodeSnapshot
+from relight.events.event_types import Event, Formed, Recorded, WorkerStarted, line_of
+from relight.processes.running_jobs import JobDirectory
 from relight.runner.runner import Runner
 
 from .conftest import Command

@@ -11,13 +11,13 @@ import pytest
 from conftest import RELIGHT, clean_environment
 from warm_torch import run_agents
 
-from relight import postmortem
-from relight.core.exits import Failure
-from relight.core.messages import JobEnded
-from relight.env import Environment
-from relight.errors import EXIT_HUNG
-from relight.host.run_jobs import JobDirectory
-from relight.sight.page.watched_job import WatchedJob
+from relight.agent import postmortem
+from relight.base.env import Environment
+from relight.base.errors import EXIT_HUNG
+from relight.core.failure import Failure
+from relight.core.group.messages import JobEnded
+from relight.inspect.page.watched_job import WatchedJob
+from relight.processes.running_jobs import JobDirectory
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 SHOWN = "import os, sys, time\ntime.sleep(1.2)  # until commands see the job\n"

@@ -15,14 +15,15 @@ import pytest
 from conftest import LIMIT_S, Start
 
 from relight import __version__
-from relight.core.snapshot import NodeSnapshot
-from relight.errors import MachineError
-from relight.host import run_jobs, user_sockets
-from relight.host.run_jobs import JobDirectory
-from relight.job import handles
+from relight.agent.status.view import _name_of
+from relight.base.errors import MachineError
+from relight.core.status.snapshot import NodeSnapshot
+from relight.host import user_sockets
 from relight.job.app import AppState
+from relight.job.lookup import find_job
+from relight.processes import running_jobs
+from relight.processes.running_jobs import JobDirectory
 from relight.schedulers.run.scheduler import Run
-from relight.sight.job_socket import _name_of
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Find = Callable[..., NodeSnapshot]
@@ -171,7 +172,7 @@ def test_a_stopped_agent_is_not_taken_for_a_job_that_is_gone(
     """Somebody who waits for the job, or follows it, goes on."""
     start("run", script(WAITS), variables=variables)
     job = find(lambda job: bool(job.ranks))
-    monkeypatch.setattr(run_jobs, "_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(running_jobs, "_TIMEOUT_S", 0.3)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     jobs = Run()
@@ -183,7 +184,7 @@ def test_a_stopped_agent_is_not_taken_for_a_job_that_is_gone(
         assert [each.app_id for each in jobs.list({})] == [job.id]
         with pytest.raises(MachineError, match="does not answer"):
             jobs.cancel(job.id)
-        assert handles.parse("train").app_id == job.id
+        assert find_job("train").app_id == job.id
     finally:
         os.kill(job.pid, signal.SIGCONT)
     find(lambda job: bool(job.ranks))

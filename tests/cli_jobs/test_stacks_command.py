@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, Start
 
-from relight.cli import stacks
-from relight.errors import MachineError
-from relight.host.stacks import workers
+from relight.base.errors import MachineError
+from relight.cli.inspect import stacks
 from relight.schedulers.processes.record import LocalRecord
+from relight.stacks import rank_processes
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 WAITS = """\
@@ -90,7 +90,7 @@ def test_ranks_of_an_agent_are_grouped_each_group_with_its_stack(
         "ranks 0-1, 3 in others (train.py:7), system call read",
     ]
     found = until(str(agent.pid), prints=lambda text: text.splitlines()[:2] == lines)
-    pids = workers.below(agent.pid)
+    pids = rank_processes.below(agent.pid)
     assert found.stdout.splitlines()[2:] == [
         "",
         f"rank 2, pid {pids[2]}:",
@@ -109,7 +109,7 @@ def test_a_stopped_rank_says_so_and_all_shows_every_rank(
     agent = start("run", "--nproc-per-node=3", script(WAITS))
     ready = "ranks 0-1 in others (train.py:7), system call read"
     until(str(agent.pid), prints=lambda text: ready in text and "rank 2 in last" in text)
-    pids = workers.below(agent.pid)
+    pids = rank_processes.below(agent.pid)
     os.kill(pids[1], signal.SIGSTOP)
     line = "rank 1 is stopped (SIGSTOP) in others (train.py:7)"
     found = until(str(agent.pid), "--all", prints=lambda text: line in text.splitlines())
@@ -185,7 +185,7 @@ def test_a_job_of_this_machine_is_found_by_its_handle_or_id(
 
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(workers, "of_job", lambda job: {})
+    monkeypatch.setattr(rank_processes, "of_job", lambda job: {})
     with pytest.raises(MachineError, match="has no workers on this machine") as raised:
         stacks.main([job])
     assert "run it on a node of the job" in raised.value.hint

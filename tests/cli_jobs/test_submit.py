@@ -15,8 +15,8 @@ from typing import Any, cast
 import pytest
 from conftest import LIMIT_S
 
-from relight.cli.jobs import Follower
-from relight.errors import MachineError
+from relight.base.errors import MachineError
+from relight.cli.jobs.common import Follower
 from relight.job.handles import Handle
 from relight.runner.runner import Runner
 from relight.schedulers.processes.record import LocalRecord

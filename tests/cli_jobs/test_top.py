@@ -14,16 +14,16 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, RichLog, Static
 
 from relight import cli
-from relight.cli import top as command
-from relight.cli import top_view
-from relight.cli.top_view import ConfirmScreen, OutputScreen, TopView
-from relight.core.snapshot import RankUse
-from relight.errors import MachineError, UsageError
+from relight.base.errors import MachineError, UsageError
+from relight.cli.inspect import top as command
+from relight.cli.inspect import top_view
+from relight.cli.inspect.top_view import ConfirmScreen, OutputScreen, TopView
+from relight.core.status.snapshot import RankUse
 from relight.host import gpus
+from relight.inspect import top_rows
+from relight.inspect.top_rows import JobLook, Looks, Row
 from relight.job.app import AppState
 from relight.job.status import AppStatus, ReplicaStatus
-from relight.sight import top
-from relight.sight.top import JobLook, Looks, Row
 
 from .conftest import Command
 
@@ -97,16 +97,16 @@ def test_the_most_remarkable_rank_comes_first(order: str, expected: list[int]) -
         row(1, "b", "RUNNING", 20, 1.0, 0.5, 300),
         row(2, "a", "RUNNING", 10, 2.0, 1.0, 100),
     ]
-    assert [row.rank for row in top.ordered(rows, order)] == expected
+    assert [row.rank for row in top_rows.ordered(rows, order)] == expected
     known = [rank for rank in expected if rank != 10]
     if order in ("step", "rate", "cpu", "memory"):  # what is not known stays last
-        reverse = top.ordered(rows, order, reverse=True)
+        reverse = top_rows.ordered(rows, order, reverse=True)
         assert [row.rank for row in reverse] == [*known[::-1], 10]
 
 
 def test_columns_in_which_nothing_is_known_are_left_out() -> None:
     rows = Looks().rows([job(replica(0, line="hello"))])
-    assert top.table(rows) == (
+    assert top_rows.table(rows) == (
         ["REPLICA", "HOST", "STATE", "LAST LINE"],
         [["default/0", "a", "RUNNING", "hello"]],
     )
@@ -116,14 +116,14 @@ def test_jobs_without_ranks_have_a_line_and_others_one_for_each_rank() -> None:
     use = RankUse(1.0, 1.0, 3 << 30, 7, 0.0)
     waits = job(name="wait-2", state=AppState.PENDING, message="waiting for a group")
     rows = Looks().rows([job(replica(0, use)), waits])
-    assert top.table(rows) == (
+    assert top_rows.table(rows) == (
         ["JOB", "REPLICA", "HOST", "STATE", "STEP", "MEMORY", "LAST LINE"],
         [
             ["train-1", "default/0", "a", "RUNNING", "7", "3.0 GiB", ""],
             ["wait-2", "", "", "PENDING", "", "", "waiting for a group"],
         ],
     )
-    assert top.totals(rows) == "2 jobs, 1 node, 1 rank: 1 RUNNING"
+    assert top_rows.totals(rows) == "2 jobs, 1 node, 1 rank: 1 RUNNING"
 
 
 def test_a_job_whose_id_does_not_say_its_name_has_both() -> None:
@@ -140,9 +140,9 @@ def test_what_a_worker_prints_is_not_obeyed_and_its_failure_is_shown() -> None:
 
 def test_words_that_a_row_must_have_are_found_in_any_cell() -> None:
     rows = Looks().rows([job(replica(0, host="gpu-01", line="Loss"), replica(1, host="gpu-02"))])
-    assert [row.rank for row in top.matching(rows, "GPU-0 loss")] == [0]
-    assert len(top.matching(rows, "")) == 2
-    assert not top.matching(rows, "gpu-03")
+    assert [row.rank for row in top_rows.matching(rows, "GPU-0 loss")] == [0]
+    assert len(top_rows.matching(rows, "")) == 2
+    assert not top_rows.matching(rows, "gpu-03")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_gpus_of_this_machine_are_shown_as_nvidia_smi_prints_them(
     program.write_text(f"#!/bin/sh\nprintf '{printed}'\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert top.gpus_line(gpus.Gpus().look()) == shown
+    assert top_rows.gpus_line(gpus.Gpus().look()) == shown
 
 
 @pytest.mark.parametrize("text", ["exit 9", "exec sleep 60", None])
@@ -320,7 +320,7 @@ def test_a_terminal_that_can_show_no_view_gets_the_table(variables: dict[str, st
 
 def test_without_textual_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(cli, "top_view")
-    monkeypatch.delitem(sys.modules, "relight.cli.top_view")
+    monkeypatch.delitem(sys.modules, "relight.cli.inspect.top_view")
     monkeypatch.setitem(sys.modules, "textual.app", None)
     with pytest.raises(UsageError, match="needs the package textual") as raised:
         command._view()

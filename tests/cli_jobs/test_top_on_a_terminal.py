@@ -6,8 +6,8 @@ from hypothesis import strategies as some
 from textual import events
 from textual.pilot import Pilot
 
-from relight.core.snapshot import RankUse
-from relight.sight import top
+from relight.core.status.snapshot import RankUse
+from relight.inspect import top_rows
 
 from .test_top import TWO, Played, job, replica
 
@@ -125,7 +125,7 @@ HEADS = ["JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "
 def test_what_is_shown_fits_if_anything_does(
     lines: list[list[str]], room: int, sorted_by: str
 ) -> None:
-    found = top.widths(HEADS, lines, room, 2, sorted_by)
+    found = top_rows.widths(HEADS, lines, room, 2, sorted_by)
     assert list(found) == sorted(found)
     assert found
     if len(found) > 1:
@@ -137,7 +137,7 @@ def test_what_is_shown_fits_if_anything_does(
 
 def test_the_column_by_which_rows_are_sorted_stays() -> None:
     lines = [["train-1", "default/0", LONG, "RUNNING", "18000", "10", "101%", "5.6 GiB", LINE]]
-    shown = [HEADS[n] for n in top.widths(HEADS, lines, 40, 2, "MEMORY")]
+    shown = [HEADS[n] for n in top_rows.widths(HEADS, lines, 40, 2, "MEMORY")]
     assert "MEMORY" in shown
 
 
@@ -145,4 +145,4 @@ def test_the_column_by_which_rows_are_sorted_stays() -> None:
     ("width", "expected"), [(12, "default/1234"), (9, "defa…1234"), (6, "def…34"), (1, "…")]
 )
 def test_a_name_is_cut_in_its_middle(width: int, expected: str) -> None:
-    assert top.shortened("default/1234", width) == expected
+    assert top_rows.shortened("default/1234", width) == expected

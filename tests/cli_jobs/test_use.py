@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, Start
 
-from relight.core.snapshot import NodeSnapshot
-from relight.host.run_jobs import JobDirectory
+from relight.core.status.snapshot import NodeSnapshot
+from relight.processes.running_jobs import JobDirectory
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 COMPUTES = """\

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, Start
 
-from relight.core.snapshot import WholeJob
-from relight.host.run_jobs import JobDirectory
+from relight.core.status.snapshot import WholeJob
+from relight.processes.running_jobs import JobDirectory
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 COUNTS = """\

@@ -4,15 +4,9 @@ import heapq
 import random
 from collections import Counter
 
-from relight.core.election import (
-    BallotReceived,
-    Effect,
-    Election,
-    ElectionState,
-    SendBallot,
-)
-from relight.core.votes import Ballot, is_majority
-from relight.events import Tick
+from relight.core.link.election import BallotReceived, Effect, Election, ElectionState, SendBallot
+from relight.core.link.votes import Ballot, is_majority
+from relight.events.event_types import Tick
 
 CHAOS_S = 10.0
 ELECTED_WITHIN_S = 3.0

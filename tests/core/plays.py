@@ -18,8 +18,8 @@ verbs:
 A node of the name `task7` has been numbered 7 by its scheduler.
 """
 
-from relight.core.exits import Failure
-from relight.core.group_types import (
+from relight.core.failure import Failure
+from relight.core.group.group_types import (
     Drop,
     Effect,
     Event,
@@ -29,8 +29,8 @@ from relight.core.group_types import (
     NodeSilent,
     Received,
 )
-from relight.core.membership import Membership
-from relight.core.messages import (
+from relight.core.group.membership import Membership
+from relight.core.group.messages import (
     Announce,
     CheckpointCalls,
     CheckpointLimit,
@@ -51,7 +51,7 @@ from relight.core.messages import (
     WorkersSucceeded,
 )
 from relight.core.ranks import NO_GENERATION, GenerationId
-from relight.events import Tick
+from relight.events.event_types import Tick
 
 
 def record(rank: int = 0, *, exitcode: int = 7, asked: int = 0, host: str = "a") -> Failure:

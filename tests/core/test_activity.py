@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from relight.core.activity import Activity, Observation, Usage
-from relight.values import HangTimeout, parse_hang_timeout
+from relight.base.values import HangTimeout, parse_hang_timeout
+from relight.core.workers.hang_detector import Activity, Observation, Usage
 
 EVERY_S = 5.0
 FIXED = HangTimeout(60.0, 60.0, adapts=False)

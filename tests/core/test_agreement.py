@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.agreement import AT_ONCE, Agreement
+from relight.core.group.checkpoint_barrier import AT_ONCE, Agreement
 
 NODES = ("a", "b", "c")
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from relight.core.exits import ErrorReport, Failure, FailureKind
-from relight.core.group_types import GroupSettings
-from relight.core.messages import JobEnded
-from relight.core.restarts import GenerationRun, RestartHistory, why_no_restart
-from relight.core.verdict import GenerationEnd, Restart, judge
+from relight.core.failure import ErrorReport, Failure, FailureKind
+from relight.core.group.group_types import GroupSettings
+from relight.core.group.messages import JobEnded
+from relight.core.group.restart_budget import GenerationRun, RestartHistory, why_no_restart
+from relight.core.group.restart_decision import GenerationEnd, Restart, judge
 
 FAILED = Failure(0, 0, "vm", 1, 1, 0.0, 0, None, (), "", "")
 RAISED = FAILED._replace(

@@ -1,6 +1,13 @@
 """Holding a register, and doubting that the holder lives."""
 
-from relight.core.candidacy import FRESH_S, LATE_S, MARGIN_S, SIGN_OF_LIFE_S, Candidacy, Refused
+from relight.core.link.leader_lease import (
+    FRESH_S,
+    LATE_S,
+    MARGIN_S,
+    SIGN_OF_LIFE_S,
+    Candidacy,
+    Refused,
+)
 
 REFUSED = Refused("1", at_first=True, is_ours=False, is_loopback=False, same_host=False, here=True)
 

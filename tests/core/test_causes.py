@@ -18,9 +18,9 @@ from worker_ends import (
     error,
 )
 
-from relight.core import causes
-from relight.core.causes import Certainty, Role, Verdict, role
-from relight.core.exits import Doing, ErrorReport, Failure, FailureKind
+from relight.core.diagnosis import causes
+from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
+from relight.core.failure import Doing, ErrorReport, Failure, FailureKind
 
 OVER = Doing(" runs no Python code", (), False)
 CLEANS_UP = Doing(" in sleep (a.py:9)", ("line",), False, "ValueError: bad record", "a.py:7")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.colours import are_wanted, coloured
-from relight.core.traceback_lines import clean
+from relight.core.diagnosis.traceback_lines import clean
+from relight.core.workers.colours import are_wanted, coloured
 
 SAMPLES = Path(__file__).parent / "samples"
 

@@ -3,9 +3,16 @@
 import pytest
 from plays import Table, table
 
-from relight.core.early_exits import EarlyExits, of_nodes, of_ranks
-from relight.core.messages import Note
-from relight.core.snapshot import DONE, RUNNING, NodeSnapshot, RankSnapshot, WholeJob, early_exits
+from relight.core.group.early_exits import EarlyExits, of_nodes, of_ranks
+from relight.core.group.messages import Note
+from relight.core.status.snapshot import (
+    DONE,
+    RUNNING,
+    NodeSnapshot,
+    RankSnapshot,
+    WholeJob,
+    early_exits,
+)
 
 
 def times(found: EarlyExits, until: float) -> list[float]:

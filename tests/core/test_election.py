@@ -6,14 +6,14 @@ A failing seed of the simulation prints itself; `simulate(seed)` replays it.
 import pytest
 from electors import World, simulate
 
-from relight.core.election import (
+from relight.core.link.election import (
     BallotReceived,
     BecomeCoordinator,
     Election,
     ElectionState,
     SendBallot,
 )
-from relight.core.votes import (
+from relight.core.link.votes import (
     ALONE,
     LEAD,
     PROBE,
@@ -23,7 +23,7 @@ from relight.core.votes import (
     VoteRequest,
     is_majority,
 )
-from relight.events import Tick
+from relight.events.event_types import Tick
 
 SEEDS = 400
 

@@ -2,26 +2,27 @@
 
 import pytest
 
-from relight import events
-from relight.core import event_lines
-from relight.core.event_lines import Line, Selection
+from relight.events import event_lines, event_types
+from relight.events.event_lines import Line, Selection
 
 LOG = [
-    events.Formed(0, 0, 1, 2, 4, "10.0.0.1", 1234, "start"),
-    events.WorkerStarted(0, 2, 70),
-    events.WorkerStarted(1, 3, 71),
-    events.RanksSlow((3,), ("b",), 0.3, 0.2, 1.7e9, "rank 3 is slow"),
-    events.WorkerExited(1, -9),
-    events.WorkerExited(0, -15),
-    events.Formed(1, 1, 0, 2, 4, "10.0.0.1", 1235, "rank 3 was killed"),
-    events.WorkerStarted(0, 0, 80),
-    events.WorkerStarted(1, 1, 81),
-    events.WorkerExited(1, 0),
+    event_types.Formed(0, 0, 1, 2, 4, "10.0.0.1", 1234, "start"),
+    event_types.WorkerStarted(0, 2, 70),
+    event_types.WorkerStarted(1, 3, 71),
+    event_types.RanksSlow((3,), ("b",), 0.3, 0.2, 1.7e9, "rank 3 is slow"),
+    event_types.WorkerExited(1, -9),
+    event_types.WorkerExited(0, -15),
+    event_types.Formed(1, 1, 0, 2, 4, "10.0.0.1", 1235, "rank 3 was killed"),
+    event_types.WorkerStarted(0, 0, 80),
+    event_types.WorkerStarted(1, 1, 81),
+    event_types.WorkerExited(1, 0),
 ]
 
 
 def lines() -> list[Line]:
-    texts = [events.line_of(events.Recorded(n, n, 100.0 + n, e)) for n, e in enumerate(LOG)]
+    texts = [
+        event_types.line_of(event_types.Recorded(n, n, 100.0 + n, e)) for n, e in enumerate(LOG)
+    ]
     found = [event_lines.read(text) for text in texts]
     return [line for line in found if line is not None]
 

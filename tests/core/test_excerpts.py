@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.excerpts import cut, excerpt, headline
-from relight.core.exits import ErrorReport, FailureKind
+from relight.core.diagnosis.excerpts import cut, excerpt, headline
+from relight.core.failure import ErrorReport, FailureKind
 
 IN_USE = (
     "The server socket has failed to listen on any local network address. port: 29777, "

@@ -21,10 +21,10 @@ from worker_ends import (
     error,
 )
 
-from relight.core.causes import Role, role
-from relight.core.excerpts import cut, rows_of
-from relight.core.exits import Doing, ErrorReport, Failure, FailureKind
-from relight.core.failures import diagnose, shared, what_happened
+from relight.core.diagnosis.causes import Role, role
+from relight.core.diagnosis.excerpts import cut, rows_of
+from relight.core.diagnosis.failure_text import diagnose, shared, what_happened
+from relight.core.failure import Doing, ErrorReport, Failure, FailureKind
 
 
 def test_the_same_failure_is_reported_once() -> None:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from plays import record
 
-from relight.core import failures, flight_recorder, hangs
-from relight.core.excerpts import rows_of
-from relight.core.exits import Collective, Doing, Failure
-from relight.core.fields import Malformed
+from relight.base.fields import Malformed
+from relight.core.diagnosis import failure_text, flight_recorder_text, hang_text
+from relight.core.diagnosis.excerpts import rows_of
+from relight.core.failure import Collective, Doing, Failure
 
 
 def entry(number: int, name: str = "all_reduce", group: str = "0", **others: Any) -> dict[str, Any]:
@@ -26,16 +26,16 @@ def dump(*entries: object) -> dict[str, Any]:
 
 
 def failure(rank: int, *entries: object) -> Failure:
-    found = flight_recorder.last_collectives(dump(*entries))
+    found = flight_recorder_text.last_collectives(dump(*entries))
     return record(rank)._replace(collectives=found)
 
 
 def rows(*known: Failure) -> list[str]:
-    return [row.strip() for row in flight_recorder.lines(known)[1:]]
+    return [row.strip() for row in flight_recorder_text.lines(known)[1:]]
 
 
 def test_of_each_group_the_last_collective_counts() -> None:
-    found = flight_recorder.last_collectives(
+    found = flight_recorder_text.last_collectives(
         dump(
             entry(1, retired=True),
             entry(2, "broadcast"),
@@ -55,7 +55,7 @@ def test_of_each_group_the_last_collective_counts() -> None:
 )
 def test_what_is_no_dump_is_refused(text: object) -> None:
     with pytest.raises(Malformed):
-        flight_recorder.last_collectives(text)
+        flight_recorder_text.last_collectives(text)
 
 
 def test_the_rank_that_has_not_entered_a_collective_is_named() -> None:
@@ -90,7 +90,7 @@ def test_what_tells_nothing_is_left_out() -> None:
 def test_a_report_of_many_groups_stays_short() -> None:
     first = [entry(1, group=str(each)) for each in range(1, 9)]
     second = [entry(2, group=str(each)) for each in range(1, 9)]
-    found = flight_recorder.lines([failure(0, *first), failure(1, *second)])
+    found = flight_recorder_text.lines([failure(0, *first), failure(1, *second)])
     assert len(found) == 7
     assert found[-1] == "  … and 11 more lines"
 
@@ -98,7 +98,7 @@ def test_a_report_of_many_groups_stays_short() -> None:
 def test_the_report_of_a_hang_has_it() -> None:
     doing = Doing(" in read (train.py:3)", ("line",) * 40, expects_peers=False)
     known = [failure(0, entry(1))._replace(doing=doing), failure(1)._replace(doing=doing)]
-    hang = hangs.diagnose(known, "no rank has made progress for 5 min")
+    hang = hang_text.diagnose(known, "no rank has made progress for 5 min")
     assert hang is not None
     text = hang.render(formed_at=0.0, ended="12:00", verdict="no restarts")
     assert "  rank 1 has entered none" in text
@@ -108,10 +108,10 @@ def test_the_report_of_a_hang_has_it() -> None:
 def test_the_report_of_a_time_out_has_it_and_others_have_not() -> None:
     lines = ("RuntimeError: Timed out waiting 1000ms for recv operation to complete",)
     known = [failure(0, entry(1))._replace(last_lines=lines), failure(1)._replace(asked=15)]
-    text = failures.diagnose(known).render(formed_at=0.0, ended="12:00", verdict="no restarts")
+    text = failure_text.diagnose(known).render(formed_at=0.0, ended="12:00", verdict="no restarts")
     assert "  rank 1 has entered none" in text
     known[0] = known[0]._replace(last_lines=("ValueError: bad",))
-    text = failures.diagnose(known).render(formed_at=0.0, ended="12:00", verdict="no restarts")
+    text = failure_text.diagnose(known).render(formed_at=0.0, ended="12:00", verdict="no restarts")
     assert "torch's flight recorder:" not in text
 
 
@@ -125,5 +125,5 @@ def test_the_report_of_a_time_out_keeps_to_25_rows(size: int) -> None:
         )
         for rank, entries in enumerate(groups)
     ]
-    text = failures.diagnose(known).render(formed_at=0.0, ended="12:00", verdict="no restarts")
+    text = failure_text.diagnose(known).render(formed_at=0.0, ended="12:00", verdict="no restarts")
     assert rows_of(["relight: " + text[0], *text[1:]]) <= 25

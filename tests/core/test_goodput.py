@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight import events
-from relight.core.goodput import Account, Ledger, NodeFailures, Phases, in_words
+from relight.core.status.goodput import Account, Ledger, NodeFailures, Phases, in_words
+from relight.events import event_types
 
-Told = tuple[float, events.Event]
+Told = tuple[float, event_types.Event]
 SINCE_1970 = 1024.0
 """The time since 1970 of 0 on the monotonic clock."""
 
 
-def formed(number: int, restart: int = 0, nodes: int = 1, failed: str = "") -> events.Formed:
-    return events.Formed(number, restart, 0, nodes, 2 * nodes, "10.0.0.1", 1234, "why", failed)
+def formed(number: int, restart: int = 0, nodes: int = 1, failed: str = "") -> event_types.Formed:
+    return event_types.Formed(number, restart, 0, nodes, 2 * nodes, "10.0.0.1", 1234, "why", failed)
 
 
 def generation(begin: float, number: int, restart: int = 0, *, first: bool = True) -> list[Told]:
@@ -22,10 +22,10 @@ def generation(begin: float, number: int, restart: int = 0, *, first: bool = Tru
     """
     told: list[Told] = [
         (begin + 1, formed(number, restart, failed="a" * restart)),
-        (begin + 1.5, events.WorkerStarted(0, 0, 70)),
-        (begin + 2, events.WorkerStarted(1, 1, 71)),
-        (begin + 5, events.StoreReached(number, 1, 2)),
-        (begin + 6, events.StoreReached(number, 2, 2)),
+        (begin + 1.5, event_types.WorkerStarted(0, 0, 70)),
+        (begin + 2, event_types.WorkerStarted(1, 1, 71)),
+        (begin + 5, event_types.StoreReached(number, 1, 2)),
+        (begin + 6, event_types.StoreReached(number, 2, 2)),
     ]
     return told if first else told[:3]
 
@@ -33,14 +33,14 @@ def generation(begin: float, number: int, restart: int = 0, *, first: bool = Tru
 def failure(at: float, number: int, first: float | None, saved: float | None) -> list[Told]:
     """A worker fails; it is noticed after 0.5 s, and the other one has exited 2 s later."""
     told: list[Told] = [
-        (at + 0.5, events.WorkerExited(1, 1)),
-        (at + 0.5, events.FailureNoticed(number, 1, 0.5)),
-        (at + 2.5, events.WorkerExited(0, -15)),
+        (at + 0.5, event_types.WorkerExited(1, 1)),
+        (at + 0.5, event_types.FailureNoticed(number, 1, 0.5)),
+        (at + 2.5, event_types.WorkerExited(0, -15)),
     ]
     if first is not None:
-        told.append((at + 2.6, events.StepsReported(number, 9, first, at)))
+        told.append((at + 2.6, event_types.StepsReported(number, 9, first, at)))
     if saved is not None:
-        told.append((at + 2.6, events.CheckpointFound(number, SINCE_1970 + saved)))
+        told.append((at + 2.6, event_types.CheckpointFound(number, SINCE_1970 + saved)))
     return told
 
 
@@ -55,10 +55,10 @@ RESTARTED = [
     *generation(0, 0),
     *failure(20, 0, 8, 17),
     *generation(22.5, 1, 1),
-    (40.0, events.WorkerExited(0, 0)),
-    (40.5, events.WorkerExited(1, 0)),
-    (40.5, events.StepsReported(1, 30, 30.5, 40)),
-    (41.0, events.Ended(0, "all workers succeeded")),
+    (40.0, event_types.WorkerExited(0, 0)),
+    (40.5, event_types.WorkerExited(1, 0)),
+    (40.5, event_types.StepsReported(1, 30, 30.5, 40)),
+    (41.0, event_types.Ended(0, "all workers succeeded")),
 ]
 
 
@@ -94,7 +94,7 @@ def test_while_a_generation_runs_its_time_counts_until_now() -> None:
     [
         (generation(0, 0), 14, {"rendezvous", "spawn", "imports", "init"}),
         (generation(0, 0, first=False), 18, {"rendezvous", "spawn"}),
-        ([*generation(0, 0, first=False), (20.0, events.StepsReported(0, 1, 8.0, 19.0))], 6,
+        ([*generation(0, 0, first=False), (20.0, event_types.StepsReported(0, 1, 8.0, 19.0))], 6,
          {"rendezvous", "spawn", "productive", "lost"}),
         ([(1.0, formed(0))], 19, {"rendezvous"}),
     ],
@@ -125,9 +125,9 @@ def test_without_a_checkpoint_all_steps_of_the_generation_are_lost() -> None:
 def interrupted(failed: str, restart: int = 0) -> Account:
     """This node was told to stop, and is in the next generation."""
     told: list[Told] = [
-        (1.0, formed(0, 0, 3)), (2.0, events.WorkerStarted(0, 0, 70)),
-        (12.0, events.GroupStopped(0, "why")), (13.0, events.WorkerExited(0, -15)),
-        (14.0, formed(1, restart, 3, failed)), (15.0, events.WorkerStarted(0, 0, 80)),
+        (1.0, formed(0, 0, 3)), (2.0, event_types.WorkerStarted(0, 0, 70)),
+        (12.0, event_types.GroupStopped(0, "why")), (13.0, event_types.WorkerExited(0, -15)),
+        (14.0, formed(1, restart, 3, failed)), (15.0, event_types.WorkerStarted(0, 0, 80)),
     ]  # fmt: skip
     return ledger(told).account(20.0)
 
@@ -139,11 +139,12 @@ def interrupted(failed: str, restart: int = 0) -> Account:
         (interrupted("b", restart=1), 1, ["b"]),
         (interrupted("", restart=1), 1, []),
         (interrupted(""), 0, []),
-        (ledger([*generation(0, 0), (9.0, events.SignalReceived(15)),
-                 (10.0, events.WorkerExited(0, -15)), (10.0, events.WorkerExited(1, -15)),
-                 (10.0, events.Ended(143, "signal"))]).account(10.0), 0, []),
-        (ledger([*generation(0, 0), *failure(20, 0, 8, 17), (23.0, events.NotRestarting("x", "a")),
-                 (23.0, events.Ended(1, "failed"))]).account(23.0), 1, ["a"]),
+        (ledger([*generation(0, 0), (9.0, event_types.SignalReceived(15)),
+                 (10.0, event_types.WorkerExited(0, -15)), (10.0, event_types.WorkerExited(1, -15)),
+                 (10.0, event_types.Ended(143, "signal"))]).account(10.0), 0, []),
+        (ledger([*generation(0, 0), *failure(20, 0, 8, 17),
+                 (23.0, event_types.NotRestarting("x", "a")),
+                 (23.0, event_types.Ended(1, "failed"))]).account(23.0), 1, ["a"]),
     ],
     ids=["node lost", "worker failed", "nowhere", "node joined", "ctrl-C", "the end"],
 )  # fmt: skip
@@ -191,19 +192,19 @@ KINDS = [
     formed(0),
     formed(1, 1),
     formed(2, 1, 3),
-    events.WorkerStarted(0, 0, 7),
-    events.WorkerExited(0, 0),
-    events.WorkerExited(0, 1),
-    events.StoreReached(0, 1, 2),
-    events.StoreReached(0, 2, 2),
-    events.FailureNoticed(0, 0, 1.5),
-    events.GroupStopped(0, "x"),
-    events.SignalReceived(2),
-    events.SpawnerLost(-9),
-    events.StepsReported(0, 5, 3.0, 9.0),
-    events.CheckpointFound(0, 1029.0),
-    events.Ended(1, "x"),
-    events.Restarting(1, 3, "x"),
+    event_types.WorkerStarted(0, 0, 7),
+    event_types.WorkerExited(0, 0),
+    event_types.WorkerExited(0, 1),
+    event_types.StoreReached(0, 1, 2),
+    event_types.StoreReached(0, 2, 2),
+    event_types.FailureNoticed(0, 0, 1.5),
+    event_types.GroupStopped(0, "x"),
+    event_types.SignalReceived(2),
+    event_types.SpawnerLost(-9),
+    event_types.StepsReported(0, 5, 3.0, 9.0),
+    event_types.CheckpointFound(0, 1029.0),
+    event_types.Ended(1, "x"),
+    event_types.Restarting(1, 3, "x"),
 ]
 
 
@@ -216,13 +217,13 @@ def test_no_second_is_counted_twice_or_left_out(told: list[Told], checkpoints: b
     times: list[Told] = []
     for pause, event in told:
         now += pause
-        if isinstance(event, events.StepsReported):
+        if isinstance(event, event_types.StepsReported):
             event = event._replace(first=now, last=now)
-        if isinstance(event, events.FailureNoticed):
+        if isinstance(event, event_types.FailureNoticed):
             event = event._replace(after_s=0.0)
         times.append((now, event))
     account = ledger(times, checkpoints=checkpoints).account(now)
-    ended = [t for t, event in times if isinstance(event, events.Ended)]
+    ended = [t for t, event in times if isinstance(event, event_types.Ended)]
     if not ended and account.generations:
         total = sum(seconds or 0.0 for seconds in account.total._asdict().values())
         assert total == pytest.approx(account.wall_s, abs=1e-6)

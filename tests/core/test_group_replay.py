@@ -6,13 +6,12 @@ from collections.abc import Callable
 import pytest
 from plays import Table, record, table
 
-from relight import events
-from relight.core import event_lines
-from relight.core.event_lines import Line
-from relight.core.fields import Malformed
-from relight.core.group_replay import GroupRecorder, replay
-from relight.core.group_types import GroupSettings, Received
-from relight.core.messages import NodeReady, WorkerFailed
+from relight.base.fields import Malformed
+from relight.core.group.group_replay import GroupRecorder, replay
+from relight.core.group.group_types import GroupSettings, Received
+from relight.core.group.messages import NodeReady, WorkerFailed
+from relight.events import event_lines, event_types
+from relight.events.event_lines import Line
 
 PLAY = """
     0 a joins
@@ -38,9 +37,11 @@ def recorded(play: Callable[[Table], object], played: Table) -> list[Line]:
     """Return the lines of an event log with the steps of a play."""
     written: list[Line] = []
 
-    def write(event: events.Event) -> None:
+    def write(event: event_types.Event) -> None:
         number = len(written)
-        line = event_lines.read(events.line_of(events.Recorded(number, number, number, event)))
+        line = event_lines.read(
+            event_types.line_of(event_types.Recorded(number, number, number, event))
+        )
         assert line is not None
         written.append(line)
 

@@ -3,9 +3,9 @@
 import pytest
 from test_stack_groups import MAIN, MODULE, READ, REDUCE, process
 
-from relight.core import hangs
-from relight.core.exits import Failure
-from relight.core.stacks import Frame, ProcessStack, doing, groups
+from relight.core.diagnosis import hang_text
+from relight.core.diagnosis.stack_text import Frame, ProcessStack, doing, groups
+from relight.core.failure import Failure
 
 RECEIVE = (Frame("/home/u/net.py", 7, "receive"), MAIN, MODULE)
 """A wait for a peer of the user's own making, which nothing shows to be one."""
@@ -16,7 +16,7 @@ def suspects(*stacks: ProcessStack) -> tuple[int, ...]:
         Failure(rank, rank, "h", 1, -15, 0.0, 15, None, (), "", "", doing=doing(stack))
         for rank, stack in enumerate(stacks)
     ]
-    hang = hangs.diagnose(failures, "no rank has made progress for 5 min")
+    hang = hang_text.diagnose(failures, "no rank has made progress for 5 min")
     assert hang is not None
     shown = groups(dict(enumerate(stacks)))  # as in `relight stacks`
     assert shown[0].ranks == (hang.root.rank, *(each.rank for each in hang.same))
@@ -47,9 +47,9 @@ def test_rank_that_never_came_to_the_collective_is_the_suspect() -> None:
 def test_account_names_where_a_rank_hangs(state: str, text: str) -> None:
     seen = doing(process(*READ, state=state, waits_in="read" if state == "D" else "futex"))
     failure = Failure(2, 2, "h", 1, -15, 0.0, 15, None, (), "", "", doing=seen)
-    assert hangs.hung(failure) == text
+    assert hang_text.hung(failure) == text
 
 
 def test_unknown_place_is_called_so() -> None:
     failure = Failure(2, 2, "h", 1, -15, 0.0, 15, None, (), "", "")
-    assert hangs.hung(failure) == "hangs: where they were is not known"
+    assert hang_text.hung(failure) == "hangs: where they were is not known"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relight.core.held_traceback import HeldTraceback
+from relight.core.workers.held_traceback import HeldTraceback
 
 SAMPLES = Path(__file__).parent / "samples"
 TRACEBACK = (

@@ -7,15 +7,14 @@ from typing import Any
 from fuzzing import Chance, fuzzed, kinds_of
 from plays import formed, record
 
-from relight.core import fields, wire
-from relight.core.election import BallotReceived, Election, SendBallot
-from relight.core.excerpts import rows_of
-from relight.core.exits import ErrorReport, Failure, FailureKind
-from relight.core.failures import shared
-from relight.core.fields import Malformed, to_json
-from relight.core.group_types import GroupSettings, NodeLost, Received, Send
-from relight.core.membership import Membership
-from relight.core.messages import (
+from relight.base import fields
+from relight.base.fields import Malformed, to_json
+from relight.core.diagnosis.excerpts import rows_of
+from relight.core.diagnosis.failure_text import shared
+from relight.core.failure import ErrorReport, Failure, FailureKind
+from relight.core.group.group_types import GroupSettings, NodeLost, Received, Send
+from relight.core.group.membership import Membership
+from relight.core.group.messages import (
     FromAgent,
     FromCoordinator,
     JobEnded,
@@ -23,9 +22,11 @@ from relight.core.messages import (
     NodeReady,
     WorkerFailed,
 )
+from relight.core.link import wire
+from relight.core.link.election import BallotReceived, Election, SendBallot
+from relight.core.link.votes import Ballot
 from relight.core.ranks import NO_GENERATION
-from relight.core.votes import Ballot
-from relight.events import Tick
+from relight.events.event_types import Tick
 from relight.schedulers.ssh import frames, hosts
 
 REPORT = ErrorReport(

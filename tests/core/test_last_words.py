@@ -2,7 +2,7 @@
 
 import pytest
 
-from relight.core.last_words import words
+from relight.core.diagnosis.last_words import words
 
 TRACEBACK = """\
 Traceback (most recent call last):

@@ -2,8 +2,9 @@
 
 import pytest
 
-from relight.core.lease import REFUSALS_S, Refusal
-from relight.core.link import (
+from relight.base.errors import EXIT_GROUP, EXIT_USAGE
+from relight.core.link.lease import REFUSALS_S, Refusal
+from relight.core.link.link_state import (
     RETRY_S,
     SLOW_RETRY_S,
     TURNED_AWAY_S,
@@ -31,9 +32,8 @@ from relight.core.link import (
     SendHeartbeat,
     SteppedDown,
 )
-from relight.core.supervision import FOR_EVER
-from relight.errors import EXIT_GROUP, EXIT_USAGE
-from relight.events import Tick
+from relight.core.workers.supervision import FOR_EVER
+from relight.events.event_types import Tick
 
 LEASE_S = 9.0
 SETTINGS = LinkSettings("there", 0.5, LEASE_S, 10.0, 20.0, 10.0)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from plays import formed, record, table
 
-from relight.core.group_types import GroupState, NodeLost, Received
-from relight.core.messages import (
+from relight.core.group.group_types import GroupState, NodeLost, Received
+from relight.core.group.messages import (
     Announce,
     GenerationFormed,
     NodeLeaving,

@@ -2,8 +2,8 @@
 
 from plays import Table, formed, table
 
-from relight.core.group_types import Received
-from relight.core.messages import NodeReady, Note
+from relight.core.group.group_types import Received
+from relight.core.group.messages import NodeReady, Note
 from relight.core.ranks import NO_GENERATION, GenerationId
 
 

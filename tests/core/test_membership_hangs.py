@@ -2,8 +2,8 @@
 
 from plays import Table, table
 
-from relight.core.messages import StopWorkers
-from relight.errors import EXIT_HUNG
+from relight.base.errors import EXIT_HUNG
+from relight.core.group.messages import StopWorkers
 
 
 def running(max_restarts: int = 3) -> Table:

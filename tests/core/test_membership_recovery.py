@@ -3,11 +3,8 @@
 import pytest
 from plays import Table, formed, table
 
-from relight.core.group_types import GroupState, Received
-from relight.core.messages import (
-    Announce,
-    GenerationFormed,
-)
+from relight.core.group.group_types import GroupState, Received
+from relight.core.group.messages import Announce, GenerationFormed
 from relight.core.ranks import NO_GENERATION
 
 # A new coordinator.

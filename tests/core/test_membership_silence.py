@@ -2,10 +2,10 @@
 
 from plays import Table, record, table
 
-from relight.core.exits import ErrorReport, FailureKind
-from relight.core.group_types import Received, Slept
-from relight.core.messages import Confirm, NodeReady, Note, WorkerFailed
-from relight.core.silence import Silence, Silent
+from relight.core.failure import ErrorReport, FailureKind
+from relight.core.group.group_types import Received, Slept
+from relight.core.group.messages import Confirm, NodeReady, Note, WorkerFailed
+from relight.core.group.silence import Silence, Silent
 
 
 def running(least: int = 1, most: int = 3, **others: object) -> Table:

@@ -2,7 +2,7 @@
 
 from plays import Table, table
 
-from relight.core.slow_ranks import WINDOWS
+from relight.core.group.straggler_detector import WINDOWS
 
 NAMED_AFTER = 2 * WINDOWS
 

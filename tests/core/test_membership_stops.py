@@ -2,8 +2,8 @@
 
 from plays import Table, table
 
-from relight.core.group_types import Received
-from relight.core.messages import Note, WaitReason
+from relight.core.group.group_types import Received
+from relight.core.group.messages import Note, WaitReason
 
 
 def started(nodes: str = "a b c", least: int = 2) -> Table:

@@ -7,11 +7,12 @@ import fuzzing
 import pytest
 from fuzzing import Chance, entering, fuzzed, read_in
 
-from relight.core import fields, messages, votes
-from relight.core.exits import Failure
-from relight.core.fields import Malformed, to_json
-from relight.core.group_types import GroupSettings, Hello
-from relight.core.messages import (
+from relight.base import fields
+from relight.base.fields import Malformed, to_json
+from relight.core.failure import Failure
+from relight.core.group import messages
+from relight.core.group.group_types import GroupSettings, Hello
+from relight.core.group.messages import (
     Announce,
     FromAgent,
     FromCoordinator,
@@ -23,9 +24,10 @@ from relight.core.messages import (
     Target,
     Unreached,
 )
+from relight.core.link import votes
 from relight.core.ranks import GenerationId
-from relight.doctor.messages import DoctorNode, Verdict
-from relight.rendezvous.candidate import Contact
+from relight.health.doctor_messages import DoctorNode, Verdict
+from relight.rendezvous.leader_session import Contact
 from relight.schedulers.processes.orders import Order
 from relight.schedulers.ssh.frames import ReplicaEnded
 from relight.schedulers.ssh.orders import LinkOrder, RunReplica
@@ -47,11 +49,11 @@ def test_every_type_that_the_code_reads_is_fuzzed() -> None:
     found = set(entering())
     assert {Join, JobEnded, Heartbeat, Hello, votes.VoteRequest, ReplicaEnded} <= found
     assert {DoctorNode, Verdict, Contact, Order, RunReplica, LinkOrder} <= found
-    text = "from relight.core import fields\n"
+    text = "from relight.base import fields\n"
     assert read_in(f"{text}class A:\n def f(cls):\n  fields.record(cls, fields.decode(1))", "") == [
         "A"
     ]
-    for hidden in ("from relight.core.fields import record", f"{text}read = fields.record"):
+    for hidden in ("from relight.base.fields import record", f"{text}read = fields.record"):
         with pytest.raises(AssertionError):
             read_in(hidden, "")
 

@@ -2,9 +2,10 @@
 
 import pytest
 
-from relight.core import fields, node_stacks
-from relight.core.snapshot import Question, Stacks
-from relight.core.stacks import Frame, ProcessStack, ThreadStack
+from relight.base import fields
+from relight.core.diagnosis.stack_text import Frame, ProcessStack, ThreadStack
+from relight.core.group import node_stacks
+from relight.core.status.snapshot import Question, Stacks
 
 
 def stack(pid: int, line: int, *, depth: int = 1, state: str = "S") -> ProcessStack:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.printed_traceback import PrintedTraceback, Program
+from relight.core.diagnosis.printed_traceback import PrintedTraceback, Program
 
 
 @pytest.mark.parametrize(

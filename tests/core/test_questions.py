@@ -5,11 +5,18 @@ from typing import Any
 import pytest
 from fuzzing import Chance, fuzzed
 
-from relight.core import fields
-from relight.core.group_types import GroupSettings, Received, Send
-from relight.core.messages import Answer, AskNodes, FromCoordinator, Join, NodeAnswered, Question
-from relight.core.questions import Questions
-from relight.group import Group
+from relight.agent.group import Group
+from relight.base import fields
+from relight.core.group.cluster_query import Questions
+from relight.core.group.group_types import GroupSettings, Received, Send
+from relight.core.group.messages import (
+    Answer,
+    AskNodes,
+    FromCoordinator,
+    Join,
+    NodeAnswered,
+    Question,
+)
 from relight.host.loop import Loop
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.commands import OF_ONE_WORKER, with_local_rank
+from relight.base.errors import UsageError
 from relight.core.ranks import (
     Generation,
     GenerationId,
@@ -14,7 +14,7 @@ from relight.core.ranks import (
     visible_device,
     worker_variables,
 )
-from relight.errors import UsageError
+from relight.core.workers.worker_command import OF_ONE_WORKER, with_local_rank
 
 
 def nodes(*sizes_and_roles: tuple[int, str]) -> tuple[NodeSlots, ...]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from relight.core.rates import Pace, Rates
-from relight.core.snapshot import NodeSnapshot, RankSnapshot, RankUse
+from relight.core.status.rates import Pace, Rates
+from relight.core.status.snapshot import NodeSnapshot, RankSnapshot, RankUse
 
 
 def node(use: RankUse | None, pid: int = 7) -> NodeSnapshot:

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plays import Table, table
 
-from relight.core.group_types import Received
-from relight.core.messages import NodeReady, NodesProbed, StartProbes, Target, Unreached
+from relight.base.errors import EXIT_MACHINE
+from relight.core.group.group_types import Received
+from relight.core.group.messages import NodeReady, NodesProbed, StartProbes, Target, Unreached
+from relight.core.group.reachability import Reachability, explain, left_out
 from relight.core.ranks import NO_GENERATION
-from relight.core.reachability import Reachability, explain, left_out
-from relight.errors import EXIT_MACHINE
 
 SILENT = "no answer"
 

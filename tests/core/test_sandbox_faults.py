@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.faults import ALL, HOST, RANK, Fault, Moment, Plan, read
-from relight.errors import UsageError
+from relight.base.errors import UsageError
+from relight.sandbox.faults import ALL, HOST, RANK, Fault, Moment, Plan, read
 
 GOOD = [
     ("at 5s kill host 2", Fault(1, Moment("at", 5.0), "kill", HOST, 2)),

@@ -2,9 +2,9 @@
 
 import pytest
 
-from relight.core.faults import Fault
-from relight.core.sandbox_job import SandboxJob
-from relight.core.sandbox_keys import KeyReader
+from relight.sandbox.faults import Fault
+from relight.sandbox.sandbox_job import SandboxJob
+from relight.sandbox.sandbox_keys import KeyReader
 
 
 def test_the_job_has_the_exit_code_of_the_agent_that_ends_last() -> None:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from relight.core import secret, wire
-from relight.core.fields import Malformed
-from relight.core.secret import Opening, ProofRefused, Seal, Transcript
+from relight.base.fields import Malformed
+from relight.core.link import authentication, wire
+from relight.core.link.authentication import Opening, ProofRefused, Seal, Transcript
 
 TOKEN = b"correct horse"
 NONCES = (b"d" * 32, b"l" * 32)
@@ -127,9 +127,9 @@ def test_a_hello_changed_under_way_is_noticed(whose: str) -> None:
 @pytest.mark.parametrize("proof", [None, 7, [], "", "é", "\ud800", "0" * 64])
 def test_a_proof_of_any_shape_is_refused_without_an_exception(proof: object) -> None:
     transcript = Transcript(TOKEN, b"a", b"b")
-    assert not transcript.accepts(secret.DIALLER, proof)
-    assert transcript.accepts(secret.DIALLER, transcript.proof(secret.DIALLER))
-    assert not transcript.accepts(secret.LISTENER, transcript.proof(secret.DIALLER))
+    assert not transcript.accepts(authentication.DIALLER, proof)
+    assert transcript.accepts(authentication.DIALLER, transcript.proof(authentication.DIALLER))
+    assert not transcript.accepts(authentication.LISTENER, transcript.proof(authentication.DIALLER))
 
 
 @pytest.mark.parametrize("nonce", [None, 5, "", "zz", "00" * 31, "00" * 33, ["00"] * 32])
@@ -154,9 +154,9 @@ def sealed() -> tuple[Seal, Seal, Seal]:
     """A sender, its receiver, and the sender of the other direction."""
     transcript = Transcript(TOKEN, b"a", b"b")
     return (
-        Seal(transcript, secret.DIALLER),
-        Seal(transcript, secret.DIALLER),
-        Seal(transcript, secret.LISTENER),
+        Seal(transcript, authentication.DIALLER),
+        Seal(transcript, authentication.DIALLER),
+        Seal(transcript, authentication.LISTENER),
     )
 
 
@@ -183,6 +183,11 @@ def test_injected_changed_repeated_and_missing_frames_are_noticed() -> None:
 def test_each_connection_and_purpose_has_its_own_key() -> None:
     """No key is used twice."""
     one, two = Transcript(TOKEN, b"a", b"b"), Transcript(TOKEN, b"a", b"c")
-    keys = {secret.datagram_key(one), secret.datagram_key(two), one.key(b"x"), two.key(b"x")}
+    keys = {
+        authentication.datagram_key(one),
+        authentication.datagram_key(two),
+        one.key(b"x"),
+        two.key(b"x"),
+    }
     keys |= {Transcript(TOKEN, b"ab", b"").key(b"x"), Transcript(b"t", b"a", b"b").key(b"x")}
     assert len(keys) == 6

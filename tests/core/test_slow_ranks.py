@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from relight.core import stacks
-from relight.core.messages import NodePace, SlowNode
+from relight.core.diagnosis import stack_text
+from relight.core.diagnosis.stack_text import Frame
+from relight.core.group.messages import NodePace, SlowNode
+from relight.core.group.straggler_detector import WINDOWS, Change, PaceComparison, describe
 from relight.core.ranks import GenerationId, NodeSlots, places
-from relight.core.slow_ranks import WINDOWS, Change, PaceComparison, describe
-from relight.core.stacks import Frame
 
 GENERATION = GenerationId(0, "")
 LOOKS, STEPS = 100, 40
@@ -253,4 +253,4 @@ def test_only_who_waits_for_all_ranks_waits(
 ) -> None:
     """Whatever the user's own code around it is called from."""
     frames = [*(Frame(file, 1, name) for file, name in called), OWN, Frame(C10D, 1, "barrier")]
-    assert stacks.waits_for_all(frames, state) is expected
+    assert stack_text.waits_for_all(frames, state) is expected

@@ -3,8 +3,8 @@
 import pytest
 from plays import table
 
-from relight.core.group_types import GroupSettings
-from relight.core.restarts import GenerationRun, RestartHistory
+from relight.core.group.group_types import GroupSettings
+from relight.core.group.restart_budget import GenerationRun, RestartHistory
 
 SHORT = GenerationRun(1.0, None)
 

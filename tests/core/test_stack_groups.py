@@ -2,7 +2,7 @@
 
 import pytest
 
-from relight.core.stacks import (
+from relight.core.diagnosis.stack_text import (
     CodePlace,
     Frame,
     ProcessStack,

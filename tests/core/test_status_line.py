@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core import waiting
-from relight.core.status_line import counted_down, drawn, line, until_next
+from relight.core.group import group_messages
+from relight.core.workers.status_text import counted_down, drawn, line, until_next
 
 
 @pytest.mark.parametrize(
@@ -45,10 +45,10 @@ def test_the_line_changes_with_each_second(waited_s: float) -> None:
 
 @given(st.integers(0, 86_000), st.integers(0, 90_000))
 def test_the_time_that_is_left_is_counted_down(left_s: int, passed_s: int) -> None:
-    text = waiting.too_few(["a"], 2, 2, float(left_s), "")
+    text = group_messages.too_few(["a"], 2, 2, float(left_s), "")
     now = counted_down(text, float(passed_s))
     if left_s < 3600 or passed_s == 0:  # from an hour on, a message has no seconds
-        assert now == waiting.too_few(["a"], 2, 2, float(max(0, left_s - passed_s)), "")
+        assert now == group_messages.too_few(["a"], 2, 2, float(max(0, left_s - passed_s)), "")
     assert now.startswith("1 of 2 nodes have joined: a; waiting for 1 more (join timeout in ")
 
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from relight.core.supervision import (
+from relight.core.workers.supervision import (
     UNKILLABLE_AFTER_S,
     UNSTOPPED,
     Effect,
@@ -18,7 +18,14 @@ from relight.core.supervision import (
     SupervisionState,
     WorkerEnd,
 )
-from relight.events import Event, GroupStopped, SignalReceived, SpawnerLost, Tick, WorkerExited
+from relight.events.event_types import (
+    Event,
+    GroupStopped,
+    SignalReceived,
+    SpawnerLost,
+    Tick,
+    WorkerExited,
+)
 
 TERM, INT, KILL = int(signal.SIGTERM), int(signal.SIGINT), int(signal.SIGKILL)
 

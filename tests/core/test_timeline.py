@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from relight.core import timeline
-from relight.core.timeline import Bar, GenerationRow, Happened, Mark, TimedEvent
-from relight.events import (
+from relight.core.status import timeline
+from relight.core.status.timeline import Bar, GenerationRow, Happened, Mark, TimedEvent
+from relight.events.event_types import (
     CheckpointFound,
     Ended,
     Event,

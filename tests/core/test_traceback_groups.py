@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.excerpts import excerpt
-from relight.core.traceback_groups import grouped, split
+from relight.core.diagnosis.excerpts import excerpt
+from relight.core.workers.traceback_groups import grouped, split
 
 SAMPLES = Path(__file__).parent / "samples"
 TORCH = "/env/lib/python3.11/site-packages/torch"

@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relight.core.excerpts import excerpt, headline, rows_of
-from relight.core.exits import FailureKind
-from relight.core.last_words import words
-from relight.core.traceback_lines import clean
-from relight.core.tracebacks import (
+from relight.core.diagnosis.excerpts import excerpt, headline, rows_of
+from relight.core.diagnosis.last_words import words
+from relight.core.diagnosis.traceback_lines import clean
+from relight.core.diagnosis.tracebacks import (
     besides,
     from_error_file,
     from_stderr,
@@ -25,6 +24,7 @@ from relight.core.tracebacks import (
     last_lines,
     printed_before,
 )
+from relight.core.failure import FailureKind
 
 SAMPLES = {path.stem: path for path in sorted((Path(__file__).parent / "samples").glob("*.txt"))}
 RAISED, CRASHED, PRINTED = FailureKind.RAISED, FailureKind.CRASHED, FailureKind.PRINTED

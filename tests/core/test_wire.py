@@ -8,16 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.fields import Malformed
-from relight.core.wire import (
-    GREETING,
-    MAX_FRAME,
-    MAX_HELLO,
-    Decoder,
-    body_of,
-    encode,
-    frame,
-)
+from relight.base.fields import Malformed
+from relight.core.link.wire import GREETING, MAX_FRAME, MAX_HELLO, Decoder, body_of, encode, frame
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)

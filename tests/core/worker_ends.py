@@ -3,7 +3,7 @@
 import signal
 from typing import Any
 
-from relight.core.exits import Doing, ErrorReport, Failure, FailureKind
+from relight.core.failure import Doing, ErrorReport, Failure, FailureKind
 
 TERM, KILL, SEGV, ABRT = signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT
 AT_EXIT = ("ValueError: bad batch", "terminate called without an active exception")

@@ -20,10 +20,10 @@ from differential.cases import CASES, Case, two
 from differential.differences import DIFFERENCES, SHOWN, shows
 from differential.recording import RELIGHT, TORCHRUN, Recording, Started, prepare, record
 from differential.sections import sections
-from relight.cli.arguments import parse, to_spec
-from relight.env import Environment
-from relight.rendezvous.zero_flags import take
-from relight.values import Endpoint, Nodes
+from relight.base.env import Environment
+from relight.base.values import Endpoint, Nodes
+from relight.flags.arguments import parse, to_spec
+from relight.rendezvous.autodetect import take
 
 pytestmark = pytest.mark.slow
 

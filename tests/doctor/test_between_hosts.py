@@ -299,7 +299,7 @@ def test_a_node_with_another_token_is_reported_by_name(lab: Lab, tmp_path: Path)
 def test_a_node_that_ends_in_the_midst_is_named(lab: Lab, tmp_path: Path) -> None:
     """A node that ends in the midst is named, and the others end in time."""
     words = commands(THREE)
-    die = "import os, sys, threading, relight.doctor.probes as p\n"
+    die = "import os, sys, threading, relight.health.probes as p\n"
     die += "p.Prober.start = lambda *a: os._exit(9)\n"
     die += "from relight.cli.main import main; sys.exit(main(sys.argv[1:]))"
     words["node2"] = [sys.executable, "-c", die, *words["node2"][len(RELIGHT) :]]

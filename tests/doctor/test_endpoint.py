@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight import doctor
-from relight.core import wire
-from relight.doctor import endpoint
-from relight.doctor.endpoint import (
+from relight.core.link import wire
+from relight.health import endpoint
+from relight.health.endpoint import (
     COORDINATOR,
     DOCTOR,
     NO_ROUTE,
@@ -27,7 +27,7 @@ from relight.doctor.endpoint import (
     answer_of,
     judge,
 )
-from relight.doctor.findings import ERROR, OK, WARNING
+from relight.health.finding import ERROR, OK, WARNING
 
 HELLO = {"type": "hello", "nonce": "00" * 32, "token": False}
 

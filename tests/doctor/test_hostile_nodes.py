@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from fuzzing import EXAMPLES, Chance, fuzzed, kinds_of
 
-from relight.core import fields
-from relight.core.group_types import GroupSettings, Hello
+from relight.base import fields
+from relight.base.values import Nodes
+from relight.core.group.group_types import GroupSettings, Hello
 from relight.doctor.hosting import MeetingHost
-from relight.doctor.messages import Clock, DoctorNode, FromHost, FromNode, ProbeReport
-from relight.host.connection import Security
+from relight.health.doctor_messages import Clock, DoctorNode, FromHost, FromNode, ProbeReport
 from relight.host.loop import Loop
-from relight.values import Nodes
+from relight.net.connection import Security
 
 
 class Peer:

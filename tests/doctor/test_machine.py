@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, RELIGHT, Launch, clean_environment
 
-from relight.doctor import inspection
-from relight.doctor.findings import ERROR, OK, WARNING
-from relight.doctor.machine import GIB, MIB, NO_LIMIT, Accelerators, Disk, Machine, judge
-from relight.env import Environment
+from relight.base.env import Environment
+from relight.health import inspection
+from relight.health.finding import ERROR, OK, WARNING
+from relight.health.machine_findings import GIB, MIB, NO_LIMIT, Accelerators, Disk, Machine, judge
 
 GOOD = Machine(
     host="node1",

@@ -7,10 +7,18 @@ from fuzzing import Chance, fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core import fields, wire
-from relight.doctor.findings import ERROR, WARNING, Finding, in_order, lines_of, pairs_of
-from relight.doctor.messages import DoctorNode, FromHost, Probe, ProbeReport, ProbeResult, Verdict
+from relight.base import fields
+from relight.core.link import wire
 from relight.doctor.network import judge, kind_of
+from relight.health.doctor_messages import (
+    DoctorNode,
+    FromHost,
+    Probe,
+    ProbeReport,
+    ProbeResult,
+    Verdict,
+)
+from relight.health.finding import ERROR, WARNING, Finding, in_order, lines_of, pairs_of
 
 GOOD = Probe(ProbeResult.PASSED, ProbeResult.PASSED, 1500, 1500, 1500)
 DEAD = Probe(ProbeResult.SILENT, ProbeResult.UNTRIED, 0, 0, 1500)

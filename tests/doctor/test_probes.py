@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import pytest
 from conftest import LIMIT_S
 
-from relight.core.messages import Target
-from relight.doctor.messages import Probe, ProbeResult
-from relight.doctor.probes import LARGE, Prober, _datagram, _hello, mtu_to, new_cookie
+from relight.core.group.messages import Target
+from relight.health.doctor_messages import Probe, ProbeResult
+from relight.health.probes import LARGE, Prober, _datagram, _hello, mtu_to, new_cookie
 from relight.host.loop import Loop
 
 
@@ -155,7 +155,7 @@ def test_an_unexpected_exception_ends_one_probe_alone(
             _._udp.recv(1 << 16)
         raise KeyError("x")
 
-    monkeypatch.setattr(f"relight.doctor.probes.{broken}", go_wrong)
+    monkeypatch.setattr(f"relight.health.probes.{broken}", go_wrong)
     one, two = prober(loop, stack), prober(loop, stack)
     cookie = new_cookie()
     nodes = [Target("127.0.0.1", each.tcp_port, each.udp_port) for each in (one, two)]

@@ -7,10 +7,10 @@ from typing import Any
 
 from conftest import LIMIT_S
 
-from relight.core.fields import Message
-from relight.host.connection import Connection, Security, dial
-from relight.host.listener import Listener
+from relight.base.fields import Message
 from relight.host.loop import Loop
+from relight.net.connection import Connection, Security, dial
+from relight.net.listener import Listener
 
 OPEN_TO_ALL = Security()
 

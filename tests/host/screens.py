@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from relight.host.console import Console
 from relight.host.loop import Loop
+from relight.output.console import Console
 
 
 class FastLoop(Loop):

@@ -11,9 +11,9 @@ from conftest import LIMIT_S
 
 SERVE = """
 import json, resource, sys
-from relight.host import tcp_store
+from relight.net import tcp_store
 from relight.host.loop import Loop
-from relight.host.ports import bind
+from relight.net.ports import bind
 
 limits = json.loads(sys.argv[2])
 files = limits.pop("files", None)
@@ -45,7 +45,7 @@ class StoreServer:
 
     Args:
         port: 0 for any.
-        limits: constants of `relight.host.tcp_store` to replace, and `files`, its descriptors.
+        limits: constants of `relight.net.tcp_store` to replace, and `files`, its descriptors.
     """
 
     def __init__(self, port: int = 0, **limits: float) -> None:

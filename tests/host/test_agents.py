@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, Start
 
-from relight.host import agents
+from relight.processes import agent_processes
 
 SLEEPS = "import json, time\nprint('up', flush=True)\ntime.sleep(600)"
 LAUNCHES = """
@@ -24,17 +24,19 @@ if __name__ == "__main__":
 """
 AS_NOBODY = """
 import os
-from relight.host import agents
+from relight.processes import agent_processes as agents
 os.setuid(65534)
 print(agents.running())
 """
 
 
-def until(pid: int, holds: Callable[[agents.Running | None], bool]) -> agents.Running | None:
+def until(
+    pid: int, holds: Callable[[agent_processes.Running | None], bool]
+) -> agent_processes.Running | None:
     """What is shown of an agent when that is so."""
     deadline = time.monotonic() + LIMIT_S
     while True:
-        found = next((agent for agent in agents.running() if agent.pid == pid), None)
+        found = next((agent for agent in agent_processes.running() if agent.pid == pid), None)
         if holds(found):
             return found
         assert time.monotonic() < deadline, found
@@ -62,7 +64,7 @@ def until(pid: int, holds: Callable[[agents.Running | None], bool]) -> agents.Ru
     ],
 )
 def test_an_agent_is_recognised_by_its_command_line(line: str, expected: bool) -> None:
-    assert (agents.arguments(line.split()) is not None) is expected
+    assert (agent_processes.arguments(line.split()) is not None) is expected
 
 
 @pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=["cold", "warm"])
@@ -104,7 +106,7 @@ def test_an_agent_that_waits_for_other_nodes_is_listed(
     found = until(job.pid, lambda agent: agent is not None)
     assert found is not None
     assert (found.workers, found.run_id, found.warm_pid) == ((), "", 0)
-    assert agents.arguments(found.command) == [*meet, str(tmp_path / "train.py")]
+    assert agent_processes.arguments(found.command) == [*meet, str(tmp_path / "train.py")]
 
 
 def test_a_process_that_a_worker_leaves_behind_is_no_worker(
@@ -129,7 +131,7 @@ def test_a_job_of_the_local_scheduler_is_listed_as_its_agents(
     assert job.stderr is not None
     while not job.stderr.readline().endswith(b":up\n"):
         pass
-    everything = agents.running()
+    everything = agent_processes.running()
     (found,) = [agent for agent in everything if str(path) in agent.command]
     job.terminate()
     job.wait(LIMIT_S)
@@ -151,7 +153,7 @@ def test_an_agent_that_a_program_has_started_is_listed(tmp_path: Path) -> None:
             agent = int(children.read_text().split()[0])
             found = until(agent, lambda agent: agent is not None and bool(agent.workers))
             assert found is not None
-            assert agents.arguments(found.command) is not None
+            assert agent_processes.arguments(found.command) is not None
         finally:
             program.terminate()
             program.wait(LIMIT_S)
@@ -190,7 +192,7 @@ def test_a_fork_that_has_lost_its_parent_is_no_agent(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            found = [each.pid for each in agents.running() if str(path) in each.command]
+            found = [each.pid for each in agent_processes.running() if str(path) in each.command]
         finally:
             os.killpg(process.pid, signal.SIGKILL)
     assert found == [process.pid]

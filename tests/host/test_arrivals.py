@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 
-from relight.host.missing_at_init import arrived
+from relight.net.missing_at_init import arrived
 
 CLIENT = """
 import socket, sys

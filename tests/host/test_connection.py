@@ -12,10 +12,10 @@ import pytest
 from conftest import LIMIT_S
 from ends import Ends, Log
 
-from relight.core import wire
-from relight.host import connection as connections
-from relight.host.connection import Connection, Security, dial, resolve
-from relight.host.listener import Listener
+from relight.core.link import wire
+from relight.net import connection as connections
+from relight.net.connection import Connection, Security, dial, resolve
+from relight.net.listener import Listener
 
 WITH_TOKEN = Security(b"token")
 
@@ -347,7 +347,7 @@ def test_hashes_ssl_and_threads_are_loaded_only_where_they_are_needed() -> None:
     """Without a token or TLS neither hashes nor ssl are loaded, and threads are never."""
     script = (
         "import socket, sys\n"
-        "from relight.host import connection as c, listener\n"
+        "from relight.net import connection as c, listener\n"
         "from relight.host.loop import Loop\n"
         "class Owner:\n"
         "    def opened(self, connection, hello): done.append(1)\n"

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 import pytest
 from ends import Ends, read_all
 
-from relight.core import secret, wire
-from relight.host import connection as connections
-from relight.host import listener as listeners
-from relight.host.connection import Security
+from relight.core.link import authentication, wire
+from relight.net import connection as connections
+from relight.net import listener as listeners
+from relight.net.connection import Security
 
 TOKEN = Security(b"token")
 HELLO = {"type": "hello", "nonce": "ab" * 32, "token": False}
@@ -378,7 +378,7 @@ def test_a_hello_swapped_by_a_man_in_the_middle_opens_nothing(ends: Ends) -> Non
     answer = bytes(data[len(wire.GREETING) + 4 :])
     assert json.loads(answer)["token"] is True
     swapped = wire.body_of({**HELLO, "token": True, "run": "other"})
-    proof = secret.Transcript(b"token", swapped, answer).proof(secret.DIALLER)
+    proof = authentication.Transcript(b"token", swapped, answer).proof(authentication.DIALLER)
     client.sendall(wire.encode({"type": "proof", "mac": proof}))
     ends.until(lambda: ends.refused)
     assert "has a different token" in ends.refused[0]

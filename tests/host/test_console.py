@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from screens import FastLoop, Screen, descriptors, loop, screen, small_screen  # noqa: F401
 
-from relight.host import console as console_module
-from relight.host.console import Console, Consoles, ConsoleStream
-from relight.host.pipe_reader import PipeReader, channel
+from relight.output import console as console_module
+from relight.output.console import Console, Consoles, ConsoleStream
+from relight.output.pipe_reader import PipeReader, channel
 
 # Lines
 

@@ -11,8 +11,8 @@ from conftest import Launch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relight.env import Environment
-from relight.errors import UsageError
+from relight.base.env import Environment
+from relight.base.errors import UsageError
 from relight.host import devices
 from relight.host.devices import accelerators, count, cpus, gpus, xpus
 

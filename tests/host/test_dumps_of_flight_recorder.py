@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.exits import Collective, Failure
-from relight.env import Environment
-from relight.host.flight_recorder import ask, with_collectives
+from relight.base.env import Environment
+from relight.core.failure import Collective, Failure
+from relight.stacks.flight_recorder import ask, with_collectives
 
 ENTRY = {
     "process_group": ("0", "default_pg"), "collective_seq_id": 5, "profiling_name": "nccl:barrier",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.exits import ErrorReport, FailureKind
-from relight.env import Environment
-from relight.host import exit_evidence
+from relight.base.env import Environment
+from relight.core.failure import ErrorReport, FailureKind
+from relight.stacks import exit_evidence
 
 HERE = Environment({"PATH": os.defpath})
 

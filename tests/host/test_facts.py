@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import relight
-from relight.host.facts import collect
+from relight.host.env_fingerprint import collect
 
 
 def environment_with(path: Path, *names: str, version: str = "3.11") -> str:
@@ -42,8 +42,9 @@ def test_the_facts_are_those_of_this_interpreter_and_script(tmp_path: Path) -> N
 def test_neither_torch_nor_the_metadata_module_is_loaded(tmp_path: Path) -> None:
     """Finding the facts loads nothing large: not even hashlib, which loads OpenSSL."""
     code = (
-        "import sys, relight.host.facts as f; f.collect(script=sys.argv[1], arguments=[], "
-        "is_file=True); print(*sorted({m.split('.')[0] for m in sys.modules}))"
+        "import sys, relight.host.env_fingerprint as f; "
+        "f.collect(script=sys.argv[1], arguments=[], is_file=True); "
+        "print(*sorted({m.split('.')[0] for m in sys.modules}))"
     )
     script = tmp_path / "train.py"
     script.write_text("")

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from relight.core.failures import Failure
-from relight.errors import UsageError
-from relight.host import files, reports
+from relight.base.errors import UsageError
+from relight.core.diagnosis.failure_text import Failure
+from relight.host import files
+from relight.output import error_files
 
 
 def test_no_link_at_the_name_of_the_file_is_followed(
@@ -57,7 +58,7 @@ def test_the_error_file_of_a_job_follows_no_link(tmp_path: Path) -> None:
     for name in (path.name, f"{path.name}.{os.getpid()}"):
         (path.parent / name).symlink_to(victim)
     failure = Failure(0, 0, "h", 1, 3, 0.0, 0, None, (), "", "")
-    reports.write(str(path), failure, "")
+    error_files.write(str(path), failure, "")
     assert victim.read_text() == "mine"
     assert '"errorCode": 3' in path.read_text()
 

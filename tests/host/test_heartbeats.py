@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import pytest
 from conftest import LIMIT_S
 
-from relight.host import heartbeats
-from relight.host.heartbeats import Heartbeats
 from relight.host.loop import Loop
+from relight.net import heartbeats
+from relight.net.heartbeats import Heartbeats
 
 FAMILIES = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")]
 

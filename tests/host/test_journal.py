@@ -8,11 +8,11 @@ from typing import cast
 
 import pytest
 
-from relight import events
-from relight.env import Environment
-from relight.events import Recorded
-from relight.host.console import Consoles
-from relight.host.journal import EventLog, Journal
+from relight.base.env import Environment
+from relight.events import event_types
+from relight.events.event_types import Recorded
+from relight.output.console import Consoles
+from relight.output.journal import EventLog, Journal
 
 
 def journal(said: list[str]) -> Journal:
@@ -33,7 +33,7 @@ def test_who_looks_at_the_events_can_not_harm_the_job() -> None:
     found = journal(said)
     found.listeners += [raises, heard.append]
     for number in range(3):
-        found.record(events.GroupStopped(number, "why"))
+        found.record(event_types.GroupStopped(number, "why"))
     kinds = [type(each.event).__name__ for each in heard]
     assert sorted(kinds) == ["GroupStopped", "GroupStopped", "GroupStopped", "Mistake"]
     assert found.listeners == [heard.append]
@@ -57,7 +57,9 @@ def test_mistake_is_told_without_an_import(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_an_event_has_its_number_and_both_times() -> None:
     found = journal([])
-    first, second = (found.events.write(events.WorkersFrozen(frozen)) for frozen in (True, False))
+    first, second = (
+        found.events.write(event_types.WorkersFrozen(frozen)) for frozen in (True, False)
+    )
     assert (first.number, second.number) == (1, 2)
     assert found.events.began <= first.t <= second.t
     assert first.time <= second.time
@@ -69,16 +71,16 @@ def test_the_log_goes_on_when_a_full_disk_has_room_again(tmp_path: Path) -> None
     said: list[str] = []
     log = EventLog(str(tmp_path), said.append)
     path = tmp_path / "events.jsonl"
-    log.write(events.WorkersFrozen(True))
+    log.write(event_types.WorkersFrozen(True))
     path.rename(tmp_path / "kept")
     path.mkdir()  # so that writing fails
-    log.write(events.WorkersFrozen(False))
-    log.write(events.WorkersFrozen(False))
+    log.write(event_types.WorkersFrozen(False))
+    log.write(event_types.WorkersFrozen(False))
     assert said == [f"events are missing in {path}: Is a directory"]
     path.rmdir()
     (tmp_path / "kept").rename(path)
     with path.open("a") as file:
         file.write('{"v": 1, "n": 2, "ev')
-    log.write(events.WorkersFrozen(True))
+    log.write(event_types.WorkersFrozen(True))
     lines = path.read_text().splitlines()
     assert [json.loads(lines[at])["n"] for at in (0, -1)] == [1, 4]

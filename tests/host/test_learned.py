@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from relight.host import learned
-from relight.host.learned import LearnedFile
-from relight.host.warm_spawner import WorkerProgram
+from relight.warm import import_profile
+from relight.warm.import_profile import LearnedFile
+from relight.warm.warm_spawner import WorkerProgram
 
 SCRIPT = "import torch\nfrom torch import nn\n\nprint(1)\n"
 
@@ -139,7 +139,7 @@ def test_odd_paths_and_times_are_kept_as_they_are(case: Case, tmp_path: Path) ->
     os.utime(case.packages, (-(10**9), -(10**9)))
     case.learn()
     assert case.knows()
-    assert learned.forget(case.variables, str(case.script)) == [str(case.script)]
+    assert import_profile.forget(case.variables, str(case.script)) == [str(case.script)]
 
 
 def test_a_working_directory_that_was_removed_does_no_harm(
@@ -216,7 +216,7 @@ def test_imports_that_come_later_are_added(case: Case) -> None:
 def test_the_cache_keeps_the_scripts_that_were_used_last(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(learned, "_MOST_FILES", 3)
+    monkeypatch.setattr(import_profile, "_MOST_FILES", 3)
     scripts = [str(tmp_path / f"{number}.py") for number in range(4)]
     for number, script in enumerate(scripts):
         Path(script).write_text(SCRIPT)
@@ -234,14 +234,14 @@ def test_forget_removes_one_script_or_all(case: Case, tmp_path: Path) -> None:
     other.write_text(SCRIPT)
     case.learn()
     case.learn(str(other))
-    assert learned.forget(case.variables, str(other)) == [str(other)]
+    assert import_profile.forget(case.variables, str(other)) == [str(other)]
     assert case.knows() and not case.knows(str(other))
     (case.cache / "damaged.json").write_text("{")
-    assert learned.forget(case.variables) == sorted(
+    assert import_profile.forget(case.variables) == sorted(
         [str(case.script), str(case.cache / "damaged.json")]
     )
     assert not case.knows()
-    assert learned.forget(case.variables) == []
+    assert import_profile.forget(case.variables) == []
 
 
 def test_forget_goes_on_after_a_file_that_it_can_not_remove(case: Case) -> None:
@@ -250,7 +250,7 @@ def test_forget_goes_on_after_a_file_that_it_can_not_remove(case: Case) -> None:
         (case.cache / name).mkdir()
     case.learn()
     with pytest.raises(OSError, match="Is a directory"):
-        learned.forget(case.variables)
+        import_profile.forget(case.variables)
     assert not case.knows()
 
 

@@ -10,7 +10,7 @@ from conftest import LIMIT_S, RELIGHT, Launch
 
 from relight.host.kernel_log import Kill, parse
 from relight.host.loop import Loop
-from relight.host.memory import OomKills
+from relight.host.oom_detector import OomKills
 
 NONE_SENT = "neither relight nor the out-of-memory killer sent it"
 PID = 4711

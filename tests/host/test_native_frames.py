@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import Launch
 
-from relight.errors import EXIT_HUNG
-from relight.host.stacks import spy
+from relight.base.errors import EXIT_HUNG
+from relight.stacks import py_spy as spy
 
 
 def frame(name: str, module: str | None) -> dict[str, object]:

@@ -14,8 +14,8 @@ from fake_machine import DUAL_SOCKET, EPYC, SMALL, Layout
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relight.env import Environment
-from relight.errors import UsageError
+from relight.base.env import Environment
+from relight.base.errors import UsageError
 from relight.host.numa import bind
 
 MODES = ("node", "socket", "exclusive", "core-complex")

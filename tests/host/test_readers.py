@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from screens import FastLoop, Screen, descriptors, loop, screen, small_screen  # noqa: F401
 
-from relight.host import linux, log_filters
-from relight.host.console import Console, ConsoleStream
-from relight.host.file_tails import FileTail, FileTails
-from relight.host.log_filters import FilteredFile, LineFilter
-from relight.host.pipe_reader import PipeReader, channel
+from relight.host import linux
+from relight.output import log_filters
+from relight.output.console import Console, ConsoleStream
+from relight.output.file_tails import FileTail, FileTails
+from relight.output.log_filters import FilteredFile, LineFilter
+from relight.output.pipe_reader import PipeReader, channel
 
 # Readers
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S
 
-from relight.host import linux, spawner
-from relight.host.spawner import WorkerPlan
+from relight.host import linux
+from relight.processes import spawner
+from relight.processes.spawner import WorkerPlan
 
 
 @pytest.mark.parametrize("farewell", [b"", b"end\n"])

@@ -14,9 +14,9 @@ import pytest
 from conftest import LIMIT_S, Launch
 
 from relight.host import linux
-from relight.host.generation_pipe import WorkerPlan
 from relight.host.loop import Loop
-from relight.host.spawner import SpawnerProcess
+from relight.processes.generation_pipe import WorkerPlan
+from relight.processes.spawner import SpawnerProcess
 
 SEES = """
 import json, os, resource, signal, sys
@@ -200,8 +200,8 @@ def test_a_spawner_that_is_stopped_between_two_generations_is_continued() -> Non
 
 BREAKS = """
 import os, signal, socket, struct, sys
-from relight.host.generation_pipe import WorkerPlan
-from relight.host.spawner import SpawnerProcess
+from relight.processes.generation_pipe import WorkerPlan
+from relight.processes.spawner import SpawnerProcess
 me, spawner = os.getpid(), SpawnerProcess()
 null = os.open(os.devnull, os.O_WRONLY)
 try:

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S
 
-from relight.core.printed_traceback import Program
-from relight.core.stacks import Frame, ProcessStack, ThreadStack, waits_for_children
-from relight.errors import UsageError
+from relight.base.errors import UsageError
+from relight.core.diagnosis.printed_traceback import Program
+from relight.core.diagnosis.stack_text import Frame, ProcessStack, ThreadStack, waits_for_children
 from relight.host import system
 from relight.host.loop import Loop
-from relight.host.stacks import native, workers
-from relight.host.stacks.doing import doing, program_of
-from relight.host.stacks.memory import StackError
-from relight.host.stacks.repeated import MainThread
-from relight.host.stacks.take import take, take_all
-from relight.host.stacks.threads import state_of
+from relight.stacks import native, rank_processes
+from relight.stacks.dump import take, take_all
+from relight.stacks.process_memory import StackError
+from relight.stacks.sampler import MainThread
+from relight.stacks.threads import state_of
+from relight.stacks.worker_state import doing, program_of
 
 VERSIONS = Path.home() / ".pyenv" / "versions"
 PYTHONS = {
@@ -560,7 +560,7 @@ def test_a_number_that_is_no_pid_is_the_documented_error(pid: int) -> None:
 
 AS_NOBODY = """
 import os, sys
-from relight.host.stacks.take import take, StackError
+from relight.stacks.dump import take, StackError
 os.setgid(65534)
 os.setuid(65534)
 try:
@@ -659,7 +659,7 @@ def test_ranks_are_the_first_processes_with_rank_and_a_shell_stands_for_its_pyth
     monkeypatch.delenv("RANK", raising=False)
     process = run(Path(sys.executable), RANKS)
     try:
-        found = workers.below(process.pid)
+        found = rank_processes.below(process.pid)
         assert sorted(found) == [0, 3]
         assert system.parent_of(found[0]) == process.pid
         shell = system.parent_of(found[3])
@@ -684,9 +684,9 @@ time.sleep(600)
     process = run(Path(sys.executable), text)
     try:
         with pytest.raises(UsageError, match="are both rank 0") as raised:
-            workers.of_job("local://relight/roles-1")
+            rank_processes.of_job("local://relight/roles-1")
         assert "name the pid of an agent" in raised.value.hint
-        assert workers.of_job("local://relight/roles-2") == {}
+        assert rank_processes.of_job("local://relight/roles-2") == {}
     finally:
         for pid in system.tree(process.pid):
             os.kill(pid, signal.SIGKILL)
@@ -749,4 +749,4 @@ def test_where_there_is_no_proc_no_worker_is_known_to_end(monkeypatch: pytest.Mo
 
 def test_a_job_with_bytes_that_are_no_text_has_no_ranks() -> None:
     """The command line may have any bytes; it was an internal error."""
-    assert workers.of_job("local://relight/\udcff") == {}
+    assert rank_processes.of_job("local://relight/\udcff") == {}

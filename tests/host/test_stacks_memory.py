@@ -8,12 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from relight.core.stacks import Frame, Handled
-from relight.host.stacks import frames, layouts
-from relight.host.stacks.exceptions import handled
-from relight.host.stacks.frames import MOST_CHARACTERS, MOST_FRAMES, MOST_THREADS, Thread, Walk
-from relight.host.stacks.lines import line_of
-from relight.host.stacks.memory import Memory, StackError
+from relight.core.diagnosis.stack_text import Frame, Handled
+from relight.stacks import frames, layouts
+from relight.stacks.exceptions import handled
+from relight.stacks.frames import MOST_CHARACTERS, MOST_FRAMES, MOST_THREADS, Thread, Walk
+from relight.stacks.line_table import line_of
+from relight.stacks.process_memory import Memory, StackError
 
 BASE, SIZE = 0x10000, 0x10000
 RUNTIME = BASE

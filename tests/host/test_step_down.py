@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import pytest
 from ends import OPEN_TO_ALL, Ends, Log
 
-from relight.coordinator import Coordinator
-from relight.core import fields
-from relight.core.group_types import GroupSettings, Hello
-from relight.core.messages import GenerationFormed, Join, NodeReady, WorkersSucceeded
+from relight.agent.coordinator import Coordinator
+from relight.base import fields
+from relight.core.group.group_types import GroupSettings, Hello
+from relight.core.group.messages import GenerationFormed, Join, NodeReady, WorkersSucceeded
 from relight.core.ranks import NO_GENERATION
-from relight.host.connection import Connection, dial
-from relight.rendezvous.finder import Finder
+from relight.net.connection import Connection, dial
+from relight.rendezvous.discovery import Finder
 
 ONE_NODE = GroupSettings(1, 1, 0)
 

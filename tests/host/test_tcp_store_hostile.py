@@ -10,8 +10,8 @@ import store_server as wire
 from store_server import Peer, StoreServer, i64, keys, text, u64
 
 from relight.host.loop import Loop
-from relight.host.ports import bind
-from relight.host.tcp_store import TCPStore
+from relight.net.ports import bind
+from relight.net.tcp_store import TCPStore
 
 MIB = 1024 * 1024
 KEY_LIMIT, VALUE_LIMIT = 8 * 1024, 8 * MIB

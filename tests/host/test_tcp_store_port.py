@@ -13,9 +13,9 @@ import pytest
 from conftest import LIMIT_S, clean_environment
 from store_server import NUM_KEYS, VALIDATE, Peer
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.host.loop import Loop
-from relight.host.store_port import StorePort
+from relight.net.store_port import StorePort
 
 HOSTS = ("127.0.0.1", "::1", "[::1]", "localhost", socket.gethostname())
 IP_LOCAL_PORT_RANGE = 51  # since Linux 6.3
@@ -113,11 +113,11 @@ def test_what_cannot_be_held_is_said_at_once(loop: Loop, served: bool) -> None:
 
 _WITHOUT_FREE_PORTS = """
 import socket, sys
-from relight import function
-from relight.cli import main, status_page
-from relight.errors import RelightError
-from relight.host.ports import is_ours
-from relight.values import Endpoint, PageAddress
+from relight.api import function
+from relight.cli import main; from relight.cli.inspect import status_page
+from relight.base.errors import RelightError
+from relight.net.ports import is_ours
+from relight.base.values import Endpoint, PageAddress
 
 open("/proc/sys/net/ipv4/ip_local_port_range", "w").write("40000 40001")
 held = [socket.socket() for _ in range(2)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from relight.host.loop import Loop
-from relight.host.timers import WorkerTimers
+from relight.processes.timers import WorkerTimers
 
 LATE = {"version": 1, "pid": 7, "scope_id": "step", "expiration_time": 0.0, "signal": 9}
 NONSENSE = [

@@ -10,10 +10,10 @@ import pytest
 from conftest import LIMIT_S
 from ends import Ends, read_all
 
-from relight.core import wire
-from relight.errors import UsageError
-from relight.host.connection import Security
-from relight.host.tls import contexts
+from relight.base.errors import UsageError
+from relight.core.link import wire
+from relight.net.connection import Security
+from relight.net.tls import contexts
 
 pytestmark = pytest.mark.needs_openssl
 

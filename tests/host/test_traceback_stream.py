@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from screens import FastLoop, Screen, loop, screen  # noqa: F401
 
-from relight.host.console import ConsoleStream
-from relight.host.traceback_stream import TracebackStream
+from relight.output.console import ConsoleStream
+from relight.output.traceback_stream import TracebackStream
 
 TRACEBACK = (
     b'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nValueError: x\n'

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from screens import FastLoop, Screen, loop, screen, small_screen  # noqa: F401  # fixtures
 
-from relight.cli.arguments import parse, to_spec
-from relight.env import Environment
-from relight.host.console import Consoles
-from relight.host.logs import Logs, UnshownOutput
+from relight.base.env import Environment
+from relight.flags.arguments import parse, to_spec
+from relight.output.console import Consoles
+from relight.output.worker_logs import Logs, UnshownOutput
 
 LINE = b"generation %02d line %04d\n"
 LINES = 2000

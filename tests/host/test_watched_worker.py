@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from relight.host.loop import Loop
-from relight.host.watched_worker import WatchedWorker
+from relight.warm.watched_worker import WatchedWorker
 
 
 @pytest.fixture(scope="module")

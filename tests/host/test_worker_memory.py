@@ -12,11 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import relight.worker
-from relight import shared_page
-from relight.core import worker_words as words
+from relight.core.workers import shared_words as words
 from relight.host.loop import Loop
-from relight.host.worker_memory import WorkerMemory
-from relight.worker import memory
+from relight.processes import shared_page
+from relight.processes.shared_pages import WorkerMemory
+from relight.worker import shared_words_writer
 
 MOST = 2**64 - 1
 IN_USE = (words.LIMIT, words.AGREED, words.DEADLINE, words.CALLS, words.STEP, words.STEP_AT,
@@ -95,7 +95,7 @@ def test_what_a_worker_reports_is_read(tmp_path: Path) -> None:
     found, said = shared(tmp_path, b"", began)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "0.error.json"))
-        patch.setattr(relight.worker, "_page", memory.open_page())
+        patch.setattr(relight.worker, "_page", shared_words_writer.open_page())
         relight.worker.progress(3)
         relight.worker.progress(words.MOST_STEP)
         assert not relight.worker.should_checkpoint()

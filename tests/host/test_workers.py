@@ -5,8 +5,8 @@ import signal
 import sys
 
 from relight.host.loop import Loop
-from relight.host.process import Workers
-from relight.host.spawner import WorkerPlan
+from relight.processes.spawner import WorkerPlan
+from relight.processes.worker_processes import Workers
 
 
 def test_a_spawner_that_is_stopped_at_the_end_of_a_lease_is_continued_until_it_has_frozen() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job.components import arguments, loading
 
 COMPONENT = '''

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import relight.job as specs
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job.components import arguments, loading, torchx_components
-from relight.runner.checking import checked
+from relight.runner.validation import checked
 
 
 def theirs(**fields: Any) -> SimpleNamespace:

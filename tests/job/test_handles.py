@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.errors import UsageError
-from relight.job import handles, records
+from relight.base.errors import UsageError
+from relight.job import records
 from relight.job.handles import Handle
+from relight.job.lookup import find_job
 
 
 def record(name: str, **fields: Any) -> None:
@@ -35,7 +36,7 @@ def record(name: str, **fields: Any) -> None:
     ],
 )
 def test_a_handle_names_a_job_a_role_or_replicas(text: str, expected: Handle) -> None:
-    assert handles.parse(text) == expected
+    assert find_job(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_a_handle_names_a_job_a_role_or_replicas(text: str, expected: Handle) ->
 )  # fmt: skip
 def test_text_that_is_no_handle_is_refused_with_the_form_of_one(text: str) -> None:
     with pytest.raises(UsageError, match="is not the handle of a job") as caught:
-        handles.parse(text)
+        find_job(text)
     assert "SCHEDULER://SESSION/JOB" in caught.value.hint
 
 
@@ -59,15 +60,15 @@ PART = st.from_regex(r"\A[A-Za-z0-9_.:-]{1,20}\Z")
 def test_a_printed_handle_is_read_as_it_was(scheduler: str, session: str, app_id: str) -> None:
     """A handle goes through its text."""
     handle = Handle(scheduler, session, app_id)
-    assert handles.parse(str(handle)) == handle
+    assert find_job(str(handle)) == handle
 
 
 def test_a_recorded_job_is_found_by_its_id_alone() -> None:
     """The id is the one here, or the one that the scheduler gave."""
     record("train-x3b")
     record("other-y4c", app_id="77", scheduler="slurm", handle="slurm://relight/77")
-    assert handles.parse("train-x3b") == Handle("local", "relight", "train-x3b")
-    assert handles.parse("other-y4c") == handles.parse("77") == Handle("slurm", "relight", "77")
+    assert find_job("train-x3b") == Handle("local", "relight", "train-x3b")
+    assert find_job("other-y4c") == find_job("77") == Handle("slurm", "relight", "77")
 
 
 @pytest.mark.parametrize(
@@ -80,18 +81,16 @@ def test_a_part_of_a_recorded_job_is_found_by_the_jobs_id(
     """A role or replicas of a recorded job are named with its id as with its whole handle."""
     record("train-x3b")
     record("other-y4c", app_id="77", scheduler="slurm", handle="slurm://relight/77")
-    assert handles.parse(f"train-x3b{part}") == Handle(
-        "local", "relight", "train-x3b", role, replicas
-    )
-    assert handles.parse(f"77{part}") == Handle("slurm", "relight", "77", role, replicas)
+    assert find_job(f"train-x3b{part}") == Handle("local", "relight", "train-x3b", role, replicas)
+    assert find_job(f"77{part}") == Handle("slurm", "relight", "77", role, replicas)
 
 
 def test_an_unknown_id_is_answered_with_the_nearest() -> None:
     """If none is near, the answer is where to look."""
     record("train-x3b")
     with pytest.raises(UsageError, match="there is no job train-x3c") as caught:
-        handles.parse("train-x3c/train/0")
+        find_job("train-x3c/train/0")
     assert caught.value.hint == "did you mean train-x3b?"
     with pytest.raises(UsageError) as caught:
-        handles.parse("zzz")
+        find_job("zzz")
     assert caught.value.hint == "relight list shows them"

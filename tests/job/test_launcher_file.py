@@ -19,8 +19,8 @@ from relight.job.app import AppDef, Role
 TOP = Path(relight.__file__).parent
 MISSING_IS_FINE = {
     "relight.job.components.dist",  # for what is wrong with `relight submit`
-    "relight.embedding",  # `relight.run`, for those who have installed it
-    "relight.function",  # `relight.launch`, likewise
+    "relight.api.embedding",  # `relight.run`, for those who have installed it
+    "relight.api.function",  # `relight.launch`, likewise
 }
 """Modules that others import only where they do something that the file is not for."""
 

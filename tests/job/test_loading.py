@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job import components
 from relight.job.app import AppDef, BindMount, DeviceMount, RetryPolicy, VolumeMount
 from relight.job.components import loading

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
+from relight.base.values import Nodes
 from relight.job.components.nodes import (
     JobSize,
     Name,
@@ -13,7 +14,6 @@ from relight.job.components.nodes import (
     parse_size_of,
     role_name,
 )
-from relight.values import Nodes
 
 
 @pytest.mark.parametrize(

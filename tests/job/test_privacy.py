@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import relight.job as specs
-from relight.job import privacy
-from relight.job.privacy import HIDDEN
+from relight.base import redaction
+from relight.base.redaction import HIDDEN, redact_argv, redact_env, redact_text
 from relight.job.serial import to_json
 
 SECRET = "hunter2"
@@ -29,9 +29,9 @@ SECRET = "hunter2"
     ],
 )  # fmt: skip
 def test_a_variable_with_a_secrets_name_is_hidden(name: str) -> None:
-    assert privacy.is_secret(name)
-    assert privacy.of_variables({name: SECRET}) == {name: HIDDEN}
-    assert privacy.of_variables({name: ""}) == {name: ""}
+    assert redaction.is_secret(name)
+    assert redact_env({name: SECRET}) == {name: HIDDEN}
+    assert redact_env({name: ""}) == {name: ""}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_variable_with_a_secrets_name_is_hidden(name: str) -> None:
      "num_key_value_heads", "pattern", "PATCH", "compass", "KEYS", "--key"],
 )  # fmt: skip
 def test_a_variable_whose_name_is_only_similar_stays(name: str) -> None:
-    assert not privacy.is_secret(name)
+    assert not redaction.is_secret(name)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_variable_whose_name_is_only_similar_stays(name: str) -> None:
 )
 def test_what_follows_a_secrets_name_in_a_command_is_hidden(text: str, expected: str) -> None:
     """Nothing more is hidden."""
-    assert privacy.of_text(text) == expected
+    assert redact_text(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_what_follows_a_secrets_name_in_a_command_is_hidden(text: str, expected:
 )  # fmt: skip
 def test_tokens_are_known_by_how_they_begin(token: str) -> None:
     """Whatever the variable or the flag is called."""
-    assert privacy.of_variables({"HF_HUB": token}) == {"HF_HUB": HIDDEN}
-    assert privacy.of_text(f"a.py --hub {token} X={token}") == f"a.py --hub {HIDDEN} X={HIDDEN}"
-    assert privacy.of_words([f"--hub={token}", token]) == [f"--hub={HIDDEN}", HIDDEN]
+    assert redact_env({"HF_HUB": token}) == {"HF_HUB": HIDDEN}
+    assert redact_text(f"a.py --hub {token} X={token}") == f"a.py --hub {HIDDEN} X={HIDDEN}"
+    assert redact_argv([f"--hub={token}", token]) == [f"--hub={HIDDEN}", HIDDEN]
 
 
 def test_names_that_begin_like_a_token_stay() -> None:
@@ -121,7 +121,7 @@ def test_names_that_begin_like_a_token_stay() -> None:
     text = (
         "hf_model risk-averse-portfolio-of-many-2 sk-learn-of-a-long-name AKIA hf_a_b_c_d_e_f_g_h_i"
     )
-    assert privacy.of_text(text) == text
+    assert redact_text(text) == text
 
 
 def test_the_word_after_a_secrets_flag_is_hidden() -> None:
@@ -136,7 +136,7 @@ def test_the_word_after_a_secrets_flag_is_hidden() -> None:
         "--env",
         "A=1,TOKEN=hunter2",
     ]
-    assert privacy.of_words(words) == [
+    assert redact_argv(words) == [
         "a.py", "--api-key", HIDDEN, "--lr", "1", f"--token={HIDDEN}", "--env",
         f"A=1,TOKEN={HIDDEN}",
     ]  # fmt: skip
@@ -145,19 +145,19 @@ def test_the_word_after_a_secrets_flag_is_hidden() -> None:
 def test_a_number_of_tokens_is_no_secret() -> None:
     """What models are told of tokens is kept, and a user's name before a password."""
     words = ["--max-tokens", "512", "--tokens", SECRET, "--user", f"u:{SECRET}"]
-    assert privacy.of_words(words) == [
+    assert redact_argv(words) == [
         "--max-tokens", "512", "--tokens", HIDDEN, "--user", f"u:{HIDDEN}"
     ]  # fmt: skip
-    assert privacy.of_variables({"MAX_TOKENS": "512"}) == {"MAX_TOKENS": "512"}
+    assert redact_env({"MAX_TOKENS": "512"}) == {"MAX_TOKENS": "512"}
 
 
 def test_a_directory_and_a_port_are_no_secrets() -> None:
     """PWD says where; -p is a port, a number or a partition as often as a password."""
-    found = privacy.of_variables({"PWD": "/x", "OLDPWD": "/y", "MYSQL_PWD": SECRET})
+    found = redact_env({"PWD": "/x", "OLDPWD": "/y", "MYSQL_PWD": SECRET})
     assert found == {"PWD": "/x", "OLDPWD": "/y", "MYSQL_PWD": HIDDEN}
     for words in (["ssh", "-p", "22"], ["srun", "-p", "gpu"], ["serve", "-p", "8080:80"]):
-        assert privacy.of_words(words) == words
-    assert privacy.of_words(["docker", "login", "-p", SECRET, "--pwd", SECRET, "-p", "-x"]) == [
+        assert redact_argv(words) == words
+    assert redact_argv(["docker", "login", "-p", SECRET, "--pwd", SECRET, "-p", "-x"]) == [
         "docker", "login", "-p", HIDDEN, "--pwd", HIDDEN, "-p", "-x"
     ]  # fmt: skip
 
@@ -173,7 +173,7 @@ def test_no_part_of_a_kept_app_has_the_secret() -> None:
         metadata={"api_key": SECRET, "deep": [{"secret": SECRET}, 1, None], "team": "vision"},
     )
     app = specs.AppDef("a", [role], {"password": SECRET, "owner": "me"})
-    kept = privacy.of_app(app)
+    kept = redaction.of_app(app)
     assert SECRET not in json.dumps(to_json(kept))
     (found,) = kept.roles
     assert found.env == {"HF_TOKEN": HIDDEN, "URL": f"https://me:{HIDDEN}@host", "A": "1"}
@@ -186,7 +186,7 @@ def test_no_part_of_a_kept_app_has_the_secret() -> None:
 
 def test_of_the_environment_only_what_bears_on_a_job_is_kept() -> None:
     """No secret of it is kept."""
-    found = privacy.of_environment(
+    found = redaction.of_environment(
         {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1", "TORCH_TOKEN": SECRET, "HF_HOME": "/x",
          "OTHER": SECRET}
     )  # fmt: skip
@@ -197,4 +197,4 @@ def test_of_the_environment_only_what_bears_on_a_job_is_kept() -> None:
 def test_a_text_without_secrets_stays_as_it_was(text: str) -> None:
     """What has neither a secret's name nor a password is as it was."""
     if "://" not in text:
-        assert privacy.of_text(text) == text
+        assert redact_text(text) == text

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.env import Environment
-from relight.errors import MachineError, UsageError
+from relight.base.env import Environment
+from relight.base.errors import MachineError, UsageError
 from relight.job import records
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import relight.job as specs
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job.resources import NamedResources, own, resource
 
 # Name, cores, GPUs, memory in MiB, and other devices.
@@ -220,7 +220,7 @@ def test_a_variable_that_names_no_module_of_resources_is_refused(
 
 def test_packages_add_named_resources(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group relight.named_resources adds names; known ones keep their meaning."""
-    from relight.env import Environment
+    from relight.base.env import Environment
 
     (place / "their_machines.py").write_text(
         "import relight.job as specs\ndef tpu(): return specs.Resource(1, 0, 5)\n"

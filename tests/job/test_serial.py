@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import relight.job as specs
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job.serial import from_json, to_json
 
 CASES = [

@@ -19,7 +19,7 @@ from pathlib import Path
 from etcd_server import free_ports
 
 import relight
-from relight.core.wire import GREETING
+from relight.core.link.wire import GREETING
 
 SCRIPT = """\
 import os, time

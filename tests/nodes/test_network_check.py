@@ -6,7 +6,7 @@ import pytest
 from netlab import Lab
 
 from nodes.jobs import Job, c10d
-from relight.errors import EXIT_MACHINE
+from relight.base.errors import EXIT_MACHINE
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_hosts]
 

@@ -12,9 +12,9 @@ from conftest import LIMIT_S
 from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, c10d
-from relight.core.fields import plain, to_json
-from relight.core.group_types import GroupSettings
-from relight.core.messages import Join, NodeReady
+from relight.base.fields import plain, to_json
+from relight.core.group.group_types import GroupSettings
+from relight.core.group.messages import Join, NodeReady
 from relight.core.ranks import NO_GENERATION
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs_hosts]

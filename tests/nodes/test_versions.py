@@ -21,8 +21,8 @@ from etcd_server import free_ports
 
 import relight
 from nodes.record_peers import SCRIPT, words
-from relight.core import wire
-from relight.core.fields import Message
+from relight.base.fields import Message
+from relight.core.link import wire
 
 RECORDS = sorted((Path(__file__).parent / "recorded").glob("*.json"))
 HEARTBEAT_S = 0.2

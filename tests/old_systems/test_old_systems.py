@@ -15,8 +15,9 @@ from release.distribution import interpreter
 from test_orphans import TREE, WARM_TREE, holders, marker, wait_until_gone, wait_until_up
 
 import relight
-from relight.host import linux, slow_ranks
+from relight.host import linux
 from relight.host.process_handle import ProcessHandle
+from relight.processes import straggler_reports
 
 __all__ = ["marker"]
 
@@ -289,9 +290,9 @@ def test_status_finds_slow_ranks_in_a_file_that_stands_for_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(os, "memfd_create")
-    shown = slow_ranks.ShownSlowRanks()
-    told = slow_ranks.RanksSlow((1,), ("node1",), 2.0, 3.0, 4.0, "rank 1 is slow")
+    shown = straggler_reports.ShownSlowRanks()
+    told = straggler_reports.RanksSlow((1,), ("node1",), 2.0, 3.0, 4.0, "rank 1 is slow")
     shown.show(told)
-    assert slow_ranks.shown_by(os.getpid()) == "rank 1 is slow"
+    assert straggler_reports.shown_by(os.getpid()) == "rank 1 is slow"
     shown.close()
-    assert slow_ranks.shown_by(os.getpid()) == ""
+    assert straggler_reports.shown_by(os.getpid()) == ""

@@ -44,7 +44,7 @@ PACKAGES = {
 """The name of a package, and the module of it that training code imports."""
 FIRST_WARM = (
     sys.executable, "-c",
-    "from relight.host import preloading as warm\n"
+    "from relight.warm import preloading as warm\n"
     "warm._waits = lambda *_: True\nwarm._PATIENCE_S = 3600\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip

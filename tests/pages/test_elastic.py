@@ -13,7 +13,7 @@ from conftest import FIRST_WARM, LIMIT_S, Launch, Start
 from differential.recording import free_port
 from documentation.blocks import ROOT, blocks
 
-from relight.errors import EXIT_PREEMPTED
+from relight.base.errors import EXIT_PREEMPTED
 
 SCRIPT = ROOT / "examples" / "elastic.py"
 PAGE = ROOT / "docs" / "elastic.md"

@@ -14,12 +14,12 @@ from documentation import failures, from_torchrun, messages, picture, site
 from documentation.blocks import ROOT, SHELLS, Block, blocks, command_lines, pages
 from documentation.recording import CAST
 
-from relight import errors
-from relight.cli.arguments import parse, to_spec
+from relight.base import errors
+from relight.base.env import Environment
 from relight.cli.launch import LAUNCH_FLAGS
 from relight.cli.main import COMMANDS
-from relight.env import Environment
-from relight.spec import FLAGS
+from relight.flags.arguments import parse, to_spec
+from relight.flags.spec import FLAGS
 
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
 KNOWN = SHELLS | {"console", "text", "python", "json", "yaml", "toml", "ini"}

@@ -56,8 +56,8 @@ _MACOS = System(
         resource: ("prlimit",),
         time: ("CLOCK_BOOTTIME", "CLOCK_TAI"),
     },
-    ("relight.host.linux", "relight.host.preloading", "relight.host.warm_spawner",
-     "relight.host.watched_worker", "relight.host.priority", "_ctypes"),
+    ("relight.host.linux", "relight.warm.preloading", "relight.warm.warm_spawner",
+     "relight.warm.watched_worker", "relight.host.priority", "_ctypes"),
     files=("/proc/", "/sys/"),
 )  # fmt: skip
 _WINDOWS = System(

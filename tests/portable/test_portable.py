@@ -17,11 +17,12 @@ from test_orphans import CHILD, ELSEWHERE, END, marked, marker, wait_until_gone,
 
 import relight
 from portable import exceptions
-from relight.core.messages import GenerationFormed
+from relight.core.group.messages import GenerationFormed
 from relight.core.ranks import Generation, GenerationId, Place
-from relight.host import linux, missing_at_init, portable
-from relight.host.process import Workers
-from relight.host.store_port import StorePort
+from relight.host import linux, portable
+from relight.net import missing_at_init
+from relight.net.store_port import StorePort
+from relight.processes.worker_processes import Workers
 
 __all__ = ["marker"]
 
@@ -217,7 +218,7 @@ def guardian_of(holder: int) -> int:
     return pid
 
 
-WATCHES = "import sys; from relight.host.guardian import watch; watch(*map(int, sys.argv[1:]))"
+WATCHES = "import sys; from relight.processes.guardian import watch; watch(*map(int, sys.argv[1:]))"
 
 
 @pytest.mark.parametrize("holder_is", ["stopped", "gone"])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.pytest_plugin.sandbox import SandboxRunner
 
 

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.rendezvous import etcd, file
-from relight.rendezvous.register import Open, Record, Register
+from relight.rendezvous.leader_lock import Open, Record, Register
 
 OPEN: dict[str, Open] = {"etcd": etcd.open, "etcd-v2": etcd.open_v2, "file": file.open}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from etcd_server import EtcdServer
 
-from relight.rendezvous.register import Register
+from relight.rendezvous.leader_lock import Register
 from rendezvous.claims import OPEN, Place
 
 

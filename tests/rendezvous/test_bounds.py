@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from conftest import Launch
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
+from relight.base.values import MOST_SECONDS
 from relight.rendezvous.conf import parse
-from relight.values import MOST_SECONDS
 
 
 @pytest.mark.parametrize(

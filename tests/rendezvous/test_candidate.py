@@ -5,10 +5,10 @@ import os
 
 import pytest
 
-from relight.core.candidacy import Candidacy
+from relight.core.link.leader_lease import Candidacy
 from relight.host.loop import Loop
-from relight.rendezvous.candidate import Answer, Candidate
-from relight.rendezvous.register import NOBODY, Record
+from relight.rendezvous.leader_lock import NOBODY, Record
+from relight.rendezvous.leader_session import Answer, Candidate
 
 
 class FullRegister:

@@ -14,7 +14,7 @@ import pytest
 from conftest import LIMIT_S, clean_environment
 from etcd_server import wait_for
 
-from relight.rendezvous.register import NOBODY, Record, Register
+from relight.rendezvous.leader_lock import NOBODY, Record, Register
 from rendezvous import claims
 from rendezvous.claims import Claim, Place, claim, overlaps, shorten
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.cli.arguments import parse, to_spec
-from relight.env import Environment
-from relight.errors import UsageError
+from relight.base.env import Environment
+from relight.base.errors import UsageError
+from relight.flags.arguments import parse, to_spec
+from relight.flags.spec import LaunchSpec, check
 from relight.rendezvous import hostlist
-from relight.rendezvous.environment import detect
-from relight.rendezvous.zero_flags import take
-from relight.spec import LaunchSpec, check
+from relight.rendezvous.autodetect import take
+from relight.rendezvous.cluster_env import detect
 
 STEP = {
     "SLURM_JOB_ID": "12",

@@ -10,7 +10,7 @@ import pytest
 from conftest import LIMIT_S
 from etcd_server import EtcdCluster, EtcdServer, wait_for
 
-from relight.rendezvous.register import NOBODY, Record, Register
+from relight.rendezvous.leader_lock import NOBODY, Record, Register
 from rendezvous.claims import Claim, Place, claim, overlaps, shorten
 from rendezvous.proxy import FINE, Fate, Proxy, bad_luck
 

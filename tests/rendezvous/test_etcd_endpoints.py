@@ -9,9 +9,9 @@ import pytest
 from conftest import LIMIT_S
 from etcd_server import EtcdServer
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.rendezvous import etcd
-from relight.rendezvous.register import NOBODY, Register
+from relight.rendezvous.leader_lock import NOBODY, Register
 from rendezvous.claims import OPEN, Place
 
 New = Callable[..., Register]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from etcd_server import Certificates, EtcdServer, make_certificates
 
-from relight.errors import UsageError
-from relight.rendezvous.register import NOBODY, Register
+from relight.base.errors import UsageError
+from relight.rendezvous.leader_lock import NOBODY, Register
 from rendezvous.claims import OPEN, Place
 from rendezvous.proxy import Proxy
 

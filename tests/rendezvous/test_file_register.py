@@ -17,10 +17,10 @@ import pytest
 from conftest import LIMIT_S, clean_environment
 from etcd_server import wait_for
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.rendezvous import file
 from relight.rendezvous.file import FileRegister
-from relight.rendezvous.register import NOBODY, Record, Register
+from relight.rendezvous.leader_lock import NOBODY, Record, Register
 
 LONG_S = 60.0
 SHORT_S = 0.4
@@ -323,7 +323,7 @@ def test_no_link_in_the_directory_is_followed(shared: Path, tmp_path: Path) -> N
 
 TRY = """
 import sys
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.rendezvous import file
 try:
     register = file.open(sys.argv[1], "job", {})

@@ -2,9 +2,9 @@
 
 import pytest
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.rendezvous import hostlist
-from relight.rendezvous.environment import detect
+from relight.rendezvous.cluster_env import detect
 
 LONG = "9" * 5000
 STEP = {

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from relight.cli.arguments import parse, to_spec
-from relight.core.group_types import GroupSettings
-from relight.env import Environment
-from relight.errors import UsageError
+from relight.base.env import Environment
+from relight.base.errors import UsageError
+from relight.core.group.group_types import GroupSettings
+from relight.flags.arguments import parse, to_spec
+from relight.rendezvous.config import Meeting, arrange
 from relight.rendezvous.file import FileRegister
-from relight.rendezvous.meeting import Meeting, arrange
 
 BARRIER = "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"
 

@@ -13,7 +13,7 @@ import pytest
 from conftest import LIMIT_S, RELIGHT, Launch, clean_environment
 from etcd_server import wait_for
 
-from relight.rendezvous.candidate import Contact
+from relight.rendezvous.leader_session import Contact
 
 BAD = {
     "an endless port": '{"host":"h","addresses":["127.0.0.1"],"port":Infinity}',
@@ -135,7 +135,7 @@ def test_a_directory_that_takes_no_files_is_refused_at_once(launch: Launch) -> N
 
 PLUG_IN = """
 import time
-from relight.rendezvous.register import NOBODY
+from relight.rendezvous.leader_lock import NOBODY
 class Register:
     own_address = ""
     def __init__(self, found): self.found = found

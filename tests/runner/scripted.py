@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from relight.errors import MachineError, UsageError
+from relight.base.errors import MachineError, UsageError
 from relight.job import macros
 from relight.job.app import AppDef, AppState
 from relight.schedulers.api import (

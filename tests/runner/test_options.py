@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.runner import options
 from relight.schedulers.api import Option
 

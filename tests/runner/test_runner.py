@@ -15,8 +15,8 @@ import pytest
 from conftest import LIMIT_S
 
 import relight.job as specs
-from relight.env import Environment
-from relight.errors import MachineError, UsageError
+from relight.base.env import Environment
+from relight.base.errors import MachineError, UsageError
 from relight.job import AppState, records
 from relight.runner import Runner
 from relight.runner.settings import ConfigFile

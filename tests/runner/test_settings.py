@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from relight.env import Environment
-from relight.errors import UsageError
+from relight.base.env import Environment
+from relight.base.errors import UsageError
 from relight.runner import settings
 from relight.runner.settings import NAMES, load
 

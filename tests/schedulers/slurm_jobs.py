@@ -11,7 +11,7 @@ import json
 import sys
 from typing import Any
 
-from relight.errors import RelightError
+from relight.base.errors import RelightError
 from relight.job import records
 from relight.job.app import AppDef, Resource, Role
 from relight.schedulers.api import LogQuery

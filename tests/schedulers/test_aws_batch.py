@@ -11,7 +11,7 @@ from clusters.aws import Aws
 from clusters.docker import IMAGE, Dockerd
 from conftest import LIMIT_S
 
-from relight.errors import MachineError, UsageError
+from relight.base.errors import MachineError, UsageError
 from relight.job.app import AppDef, AppState, Resource, Role
 from relight.schedulers.api import LogQuery
 from relight.schedulers.aws_batch import request, states

@@ -11,7 +11,7 @@ import pytest
 from conftest import LIMIT_S
 from netlab import Lab
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job.app import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount
 from relight.job.components import dist
 from relight.schedulers.aws_batch import request

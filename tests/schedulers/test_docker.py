@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from clusters.docker import IMAGE
 
-from relight.errors import MachineError, UsageError
+from relight.base.errors import MachineError, UsageError
 from relight.job.app import AppDef, AppState, BindMount, Resource
 from relight.job.user import user_name
 from relight.schedulers.docker import scheduler as docker

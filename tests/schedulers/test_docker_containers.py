@@ -13,7 +13,7 @@ import pytest
 from clusters import registry
 from clusters.docker import Dockerd, shell
 
-from relight.errors import MachineError
+from relight.base.errors import MachineError
 from relight.job.app import BindMount, DeviceMount, Resource, VolumeMount
 from relight.schedulers.api import LogQuery
 from relight.schedulers.docker import scheduler as docker

@@ -12,10 +12,10 @@ from clusters.kubernetes import ApiServer, free_port
 from conftest import LIMIT_S
 from netlab import Lab
 
-from relight.errors import MachineError, UsageError
-from relight.job import handles
+from relight.base.errors import MachineError, UsageError
 from relight.job.app import AppDef, AppState, Role
 from relight.job.components import dist
+from relight.job.lookup import find_job
 from relight.schedulers.api import AppStatus, LogQuery
 from relight.schedulers.kubernetes import scheduler as kubernetes
 
@@ -292,7 +292,7 @@ def test_a_job_is_found_in_the_context_that_it_was_sent_to(
     config["current-context"] = "another"
     jobs.server.kubeconfig.write_text(json.dumps(config))
     assert app_id == "arn:aws:eks:eu:1:cluster%2Fa@b@ns:job-x1"
-    handle = handles.parse(f"kubernetes://relight/{app_id}/main/0")
+    handle = find_job(f"kubernetes://relight/{app_id}/main/0")
     assert (handle.app_id, handle.role) == (app_id, "main")
     other = kubernetes.make()
     jobs.until(lambda: other.status([app_id])[app_id].state is SUCCEEDED)

@@ -20,7 +20,7 @@ import conftest
 import pytest
 from clusters.kubernetes import ApiServer, free_port
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job.app import AppDef, AppState, Role
 from relight.job.components import dist
 from relight.schedulers.api import AppStatus, LogQuery

@@ -8,7 +8,7 @@ import pytest
 from clusters.kubernetes import ApiServer, until
 
 from relight import worker
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job.app import AppDef, AppState, Role
 from relight.schedulers.api import AppStatus
 from relight.schedulers.kubernetes import scheduler as kubernetes

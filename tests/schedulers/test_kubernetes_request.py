@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
+from relight.base.values import parse_endpoint
 from relight.job import launcher_file
 from relight.job.app import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount
 from relight.job.components import dist
 from relight.schedulers.kubernetes import request
 from relight.schedulers.kubernetes import scheduler as kubernetes
-from relight.values import parse_endpoint
 
 pytestmark = pytest.mark.needs_kubernetes
 VERSION = "1.33"

@@ -9,7 +9,7 @@ import pytest
 from clusters.kubernetes import ApiServer, until
 from conftest import Launch
 
-from relight.errors import MachineError, UsageError
+from relight.base.errors import MachineError, UsageError
 from relight.job.app import AppDef, AppState, Role
 from relight.schedulers.api import AppStatus
 from relight.schedulers.kubernetes import scheduler as kubernetes

@@ -12,7 +12,7 @@ import pytest
 from conftest import LIMIT_S
 from test_orphans import marked
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.host import devices
 from relight.host.devices import Device
 from relight.job import records

@@ -16,7 +16,7 @@ import pytest
 from conftest import LIMIT_S, clean_environment
 from test_orphans import marked, wait_until_gone
 
-from relight.errors import MachineError, UsageError
+from relight.base.errors import MachineError, UsageError
 from relight.job import records
 from relight.job.app import AppState, Role
 from relight.schedulers.local.scheduler import Local, make

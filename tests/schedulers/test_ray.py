@@ -12,7 +12,7 @@ import pytest
 from clusters.ray import RayCluster, of_variable
 from conftest import LIMIT_S
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job.app import AppDef, AppState, Resource, Role
 from relight.job.components import dist
 from relight.schedulers.api import AppStatus, LogQuery

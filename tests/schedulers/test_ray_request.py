@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from relight.errors import EXIT_PREEMPTED, MachineError, UsageError
+from relight.base.errors import EXIT_PREEMPTED, MachineError, UsageError
 from relight.job import launcher_file
 from relight.job.app import AppDef, AppState, BindMount, Resource, Role
 from relight.job.components import dist

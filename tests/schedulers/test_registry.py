@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.schedulers import registry
 from relight.schedulers.docker import scheduler as docker
 

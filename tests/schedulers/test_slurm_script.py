@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relight.errors import MachineError, UsageError
+from relight.base.errors import MachineError, UsageError
 from relight.job.app import AppDef, AppState, Resource, Role
 from relight.schedulers.api import LogQuery
 from relight.schedulers.slurm import script, states

@@ -18,7 +18,7 @@ from etcd_server import free_ports
 from netlab import Lab
 from test_orphans import marked, wait_until_gone
 
-from relight.errors import MachineError, RelightError, UsageError
+from relight.base.errors import MachineError, RelightError, UsageError
 from relight.job import records
 from relight.job.app import AppState, BindMount, Role
 from relight.schedulers.ssh.scheduler import Ssh, make

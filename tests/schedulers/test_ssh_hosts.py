@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.schedulers.ssh import frames, hosts
 from relight.schedulers.ssh.hosts import SshHost
 

@@ -17,7 +17,7 @@ from clusters.aws import Aws
 from clusters.held import Held
 from conftest import LIMIT_S, RELIGHT, Launch, clean_environment
 
-from relight.errors import MachineError, UsageError
+from relight.base.errors import MachineError, UsageError
 from relight.job.app import AppDef, Resource, Role
 from relight.schedulers.aws_batch import client
 from relight.schedulers.aws_batch import scheduler as aws_batch

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from conftest import LIMIT_S
 
-from relight.schedulers.unbroken import UnansweredError, finished
+from relight.schedulers.uninterruptible import UnansweredError, finished
 
 
 class Interrupt(Exception):

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from conftest import LIMIT_S, Start
 
-from relight.core.rates import Rates
-from relight.core.snapshot import RankUse, WholeJob
-from relight.core.timeline import history
-from relight.host.run_jobs import JobDirectory
-from relight.sight.page.look import Reading, look
-from relight.sight.page.watched_job import WatchedJob
+from relight.core.status.rates import Rates
+from relight.core.status.snapshot import RankUse, WholeJob
+from relight.core.status.timeline import history
+from relight.inspect.page.view_model import Reading, look
+from relight.inspect.page.watched_job import WatchedJob
+from relight.processes.running_jobs import JobDirectory
 
 from .test_page_look import node, rank
 

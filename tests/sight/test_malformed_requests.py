@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from relight.sight.page import server as page_server
+from relight.inspect.page import server as page_server
 
 from .test_page_access import TOKEN, Page, parsed
 

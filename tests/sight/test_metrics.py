@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from conftest import LIMIT_S
 
-from relight.core.goodput import Account, NodeFailures, Phases
-from relight.core.rates import Rates
-from relight.core.snapshot import NodeSnapshot, RankSnapshot, RankUse, WholeJob
-from relight.core.timeline import history
-from relight.errors import UsageError
-from relight.sight.page import metrics
-from relight.sight.page.look import Reading
-from relight.sight.page.server import PageServer, Served
+from relight.base.errors import UsageError
+from relight.core.status.goodput import Account, NodeFailures, Phases
+from relight.core.status.rates import Rates
+from relight.core.status.snapshot import NodeSnapshot, RankSnapshot, RankUse, WholeJob
+from relight.core.status.timeline import history
+from relight.inspect.page import metrics
+from relight.inspect.page.server import PageServer, Served
+from relight.inspect.page.view_model import Reading
 
 pytestmark = pytest.mark.needs_prometheus_client
 

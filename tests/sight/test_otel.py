@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from relight.core.rates import Rates
-from relight.core.snapshot import NodeSnapshot, RankSnapshot, WholeJob
-from relight.core.timeline import TimedEvent, history
-from relight.events import Ended, Event, Formed, WorkerExited, WorkerStarted
-from relight.sight.page import otel
-from relight.sight.page.look import Reading
+from relight.core.status.rates import Rates
+from relight.core.status.snapshot import NodeSnapshot, RankSnapshot, WholeJob
+from relight.core.status.timeline import TimedEvent, history
+from relight.events.event_types import Ended, Event, Formed, WorkerExited, WorkerStarted
+from relight.inspect.page import otel
+from relight.inspect.page.view_model import Reading
 
 pytestmark = pytest.mark.needs_opentelemetry
 

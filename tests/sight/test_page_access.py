@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 from conftest import LIMIT_S
 
-from relight.errors import MachineError
-from relight.sight.page import server as page_server
-from relight.sight.page.server import PageServer, Served
+from relight.base.errors import MachineError
+from relight.inspect.page import server as page_server
+from relight.inspect.page.server import PageServer, Served
 
 TOKEN = "not-to-be-guessed"
 
@@ -139,7 +139,7 @@ def test_every_answer_forbids_what_a_browser_may_forbid(page: Page, what: str) -
 
 def test_the_page_has_no_script_or_style_inside_and_asks_nobody_else(page: Page) -> None:
     """So that the policy can forbid them."""
-    assets = files("relight.sight.page") / "assets"
+    assets = files("relight.inspect.page") / "assets"
     html = (assets / "index.html").read_text()
     assert "<style" not in html and " style=" not in html and " onclick" not in html
     assert html.count("<script") == 1 and '<script src="page.js"' in html
@@ -338,11 +338,11 @@ def test_page_outlives_its_files(page: Page, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.mistakes
 def test_question_that_needs_a_removed_module_fails_alone(page: Page) -> None:
     def stacks() -> str:
-        raise ModuleNotFoundError("No module named 'relight.core.node_stacks'")
+        raise ModuleNotFoundError("No module named 'relight.core.group.node_stacks'")
 
     page.server.served = page.server.served._replace(actions={"stacks": stacks})
     answer = page.act("stacks")
     assert answer.status == 500
     assert answer.body.count("\n") == 1
-    assert "No module named 'relight.core.node_stacks'" in answer.body
+    assert "No module named 'relight.core.group.node_stacks'" in answer.body
     assert page.ask("GET /state").status == 200

@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import pytest
 
-CSS = (files("relight.sight.page") / "assets" / "page.css").read_text()
+CSS = (files("relight.inspect.page") / "assets" / "page.css").read_text()
 LIGHT, DARK = (
     dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block))
     for block in re.findall(r":root \{(.*?)\}", CSS, re.DOTALL)

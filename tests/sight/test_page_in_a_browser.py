@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from conftest import LIMIT_S, Start
 
-from relight.sight.page import server as page_server
-from relight.sight.page.server import PageServer, Served
+from relight.inspect.page import server as page_server
+from relight.inspect.page.server import PageServer, Served
 
 from .conftest import read_link
 from .made_up import look

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from relight.core import event_lines
-from relight.core.rates import Rates
-from relight.core.snapshot import NodeSnapshot, RankSnapshot, WholeJob
-from relight.core.timeline import TimedEvent, history
-from relight.events import Recorded, Restarting, line_of
-from relight.sight.page.changes import changes
-from relight.sight.page.look import Events, Reading, look, state_of
+from relight.core.status.rates import Rates
+from relight.core.status.snapshot import NodeSnapshot, RankSnapshot, WholeJob
+from relight.core.status.timeline import TimedEvent, history
+from relight.events import event_lines
+from relight.events.event_types import Recorded, Restarting, line_of
+from relight.inspect.page.changes import changes
+from relight.inspect.page.view_model import Events, Reading, look, state_of
 
 SECRET = "hunter2"
 

@@ -3,9 +3,9 @@
 from random import Random
 from typing import Any
 
-from relight.core.group_types import GroupSettings, GroupState
-from relight.errors import EXIT_GROUP, EXIT_PREEMPTED
-from relight.values import HangTimeout
+from relight.base.errors import EXIT_GROUP, EXIT_PREEMPTED
+from relight.base.values import HangTimeout
+from relight.core.group.group_types import GroupSettings, GroupState
 
 from . import stage
 from .node import Node

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from relight.core import worker_words as words
-from relight.host.worker_memory import WorkerMemory
+from relight.core.workers import shared_words as words
+from relight.processes.shared_pages import WorkerMemory
 
 if TYPE_CHECKING:
     from .node import Workers

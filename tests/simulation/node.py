@@ -4,13 +4,13 @@ import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from relight.agent import Agent
-from relight.core.activity import Usage
-from relight.core.exits import ErrorReport, Failure, FailureKind
-from relight.core.messages import FromCoordinator, GenerationFormed, WaitReason
-from relight.events import Recorded, WorkerExited, WorkersFrozen, WorkerStarted
-from relight.host.freezer import Freezer
-from relight.node import Node as ShippedNode
+from relight.agent.agent import Agent
+from relight.agent.node import Node as ShippedNode
+from relight.core.failure import ErrorReport, Failure, FailureKind
+from relight.core.group.messages import FromCoordinator, GenerationFormed, WaitReason
+from relight.core.workers.hang_detector import Usage
+from relight.events.event_types import Recorded, WorkerExited, WorkersFrozen, WorkerStarted
+from relight.processes.freezer import Freezer
 
 from .memory import Steps
 from .processes import BELOW, Processes
@@ -18,7 +18,7 @@ from .world import Failure as Violation
 from .world import Process, Timer
 
 if TYPE_CHECKING:
-    from relight.node_job import NodeJob
+    from relight.agent.agent_config import NodeJob
 
 
 _FREEZE_AGAIN_S = 0.05
@@ -108,8 +108,8 @@ class Node(Agent):
 
 
 class Workers:
-    """As `relight.host.process.Workers`, with the spawner behind it: it keeps the lease on its own,
-    whatever becomes of the agent.
+    """As `relight.processes.worker_processes.Workers`, with the spawner behind it: it keeps the
+    lease on its own, whatever becomes of the agent.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ class Workers:
 
 
 class Logs:
-    """As `relight.host.logs.Logs`."""
+    """As `relight.output.worker_logs.Logs`."""
 
     def __init__(self, loop: Any, *_: object) -> None:
         self._node = loop.process.world.agent_of(loop.process)
@@ -349,7 +349,7 @@ class Logs:
 
 
 class Store:
-    """As `relight.host.store_port.StorePort`."""
+    """As `relight.net.store_port.StorePort`."""
 
     port = 29500
     served = True
@@ -366,7 +366,7 @@ class Store:
 
 
 class Console:
-    """As `relight.host.console.Console`."""
+    """As `relight.output.console.Console`."""
 
     fd = -1
     full = False
@@ -383,7 +383,7 @@ class Console:
 
 
 class Consoles(tuple[Console, ...]):
-    """As `relight.host.console.Consoles`."""
+    """As `relight.output.console.Consoles`."""
 
     @classmethod
     def open(cls, loop: Any) -> "Consoles":
@@ -399,7 +399,7 @@ class Consoles(tuple[Console, ...]):
 
 
 class EventLog:
-    """As `relight.host.journal.EventLog`."""
+    """As `relight.output.journal.EventLog`."""
 
     began = 0.0
 
@@ -430,7 +430,7 @@ class Scratch:
 
 
 def usage(process: Process) -> Usage:
-    """As `relight.host.quiet.usage_of_all`."""
+    """As `relight.agent.hang_watch.usage_of_all`."""
     workers = process.world.agent_of(process).workers
     return Usage(workers.used_s() if workers is not None else 0.0, 0, 0)
 
@@ -438,7 +438,7 @@ def usage(process: Process) -> Usage:
 def gather(
     ends: Sequence[Any], logs: object, workers: Workers, command: object, host: str, now: float
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
-    """As `relight.postmortem.gather`."""
+    """As `relight.agent.postmortem.gather`."""
     del logs, command
     endings = workers.world.endings
     raised = ErrorReport(FailureKind.RECORDED, "ValueError", "bad", "train.py:1", "", ())

@@ -1,18 +1,20 @@
 """What stands in for health checks: nodes that try to reach each other in this world, as with
-`relight.network_check`, and some that are broken.
+`relight.agent.network_check`, and some that are broken.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from relight.core.messages import NodesProbed, StartProbes, Target, Unreached
-from relight.health_check import Unfit
+from relight.agent.health_check import Unfit
+from relight.core.group.messages import NodesProbed, StartProbes, Target, Unreached
 
 _LONGEST_S = 2.5
 
 
 def check(loop: Any, journal: object, job: object, is_over: Callable[[], bool]) -> Unfit:
-    """Return whether a machine is broken, as `relight.health_check.run`. That may take a while."""
+    """Return whether a machine is broken, as `relight.agent.health_check.run`. That may take a
+    while.
+    """
     del journal, job
     world = loop.process.world
     loop.run_until(is_over, world.probes.choice((0.0, 0.0, 0.3, 5.0)))

@@ -2,7 +2,7 @@
 or not to all.
 """
 
-from relight.rendezvous.register import NOBODY, Record
+from relight.rendezvous.leader_lock import NOBODY, Record
 
 from .sockets import Later
 from .world import Process, World
@@ -39,7 +39,7 @@ class Service:
 
 
 class Client:
-    """As `relight.rendezvous.register.Register`."""
+    """As `relight.rendezvous.leader_lock.Register`."""
 
     def __init__(self, service: Service, process: Process) -> None:
         self.own_address = process.host.address

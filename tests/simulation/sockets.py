@@ -10,8 +10,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from relight.host import heartbeats
-from relight.host.connection import CLOSED
+from relight.net import heartbeats
+from relight.net.connection import CLOSED
 
 from .world import Host, Process, Timer, World
 
@@ -105,7 +105,7 @@ class Socket:
 
 
 class End:
-    """One end of a connection, as `relight.host.connection.Connection`."""
+    """One end of a connection, as `relight.net.connection.Connection`."""
 
     def __init__(
         self, world: World, process: Process, owner: Any, hello: Any, own: str, peer: str
@@ -345,7 +345,7 @@ class End:
 
 
 class Listener:
-    """As `relight.host.listener.Listener`."""
+    """As `relight.net.listener.Listener`."""
 
     def __init__(
         self, loop: Loop, sock: Socket, owner: Any, hello: Any, security: Any, divert: Any = None
@@ -366,7 +366,7 @@ class Listener:
 
 
 class Heartbeats(heartbeats.Heartbeats):
-    """As `relight.host.heartbeats.Heartbeats`, whose seals it has."""
+    """As `relight.net.heartbeats.Heartbeats`, whose seals it has."""
 
     def __init__(self, loop: Any, address: tuple[str, int], family: int, on_datagram: Any) -> None:
         del family
@@ -449,7 +449,7 @@ def dial(
     loop: Loop, address: tuple[str, int], owner: Any, hello: Any, security: Any, *,
     timeout_s: float = OPEN_TIMEOUT_S,
 ) -> End:  # fmt: skip
-    """As `relight.host.connection.dial`."""
+    """As `relight.net.connection.dial`."""
     del security
     process, world = loop.process, loop.process.world
     host = world.host_of(address[0], process.host)
@@ -465,7 +465,7 @@ def dial(
 def resolve(
     loop: Loop, host: str, port: int, done: Callable[[list[tuple[str, int]], str], None]
 ) -> None:
-    """As `relight.host.dns.resolve`."""
+    """As `relight.net.dns.resolve`."""
     process, world = loop.process, loop.process.world
     if host.startswith(("10.", "127.")):
         loop.call_after(0, lambda: done([(host, port)], ""))

@@ -12,20 +12,20 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from relight.agent.agent_config import NodeJob
+from relight.agent.group import Group
+from relight.base.env import Environment
+from relight.base.values import NETWORK, CheckByName, HealthCheck, Nodes
 from relight.cli import coordinator
-from relight.core.commands import Command
-from relight.core.election import Election
-from relight.core.group_types import GroupSettings
-from relight.core.lease import lease_s
-from relight.core.link import Link
-from relight.core.membership import Membership
-from relight.env import Environment
-from relight.group import Group
-from relight.host.connection import Security
-from relight.node_job import NodeJob
-from relight.rendezvous.meeting import Meeting
-from relight.spec import FLAGS, LaunchSpec
-from relight.values import NETWORK, CheckByName, HealthCheck, Nodes
+from relight.core.group.group_types import GroupSettings
+from relight.core.group.membership import Membership
+from relight.core.link.election import Election
+from relight.core.link.lease import lease_s
+from relight.core.link.link_state import Link
+from relight.core.workers.worker_command import Command
+from relight.flags.spec import FLAGS, LaunchSpec
+from relight.net.connection import Security
+from relight.rendezvous.config import Meeting
 
 from . import memory, node, probes, processes, sockets
 from .sockets import Loop, Socket
@@ -100,31 +100,31 @@ class WatchedGroup(Group):
 
 
 TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
-    "relight.agent": {
+    "relight.agent.agent": {
         "Consoles": node.Consoles, "Scratch": node.Scratch, "StorePort": node.Store,
         "raise_limit": lambda: None, "Node": node.WatchedNode,
     },
-    "relight.interruption": {
+    "relight.agent.preemption": {
         "listen": lambda loop, spec, on_stop, *_: [
             loop.on_signal(number, on_stop) for number in spec.signals_to_handle
         ],
     },
-    "relight.node": {"_READY_S": 1.0},
-    "relight.worker_group": {"Logs": node.Logs},
-    "relight.host.worker_memory": {"WorkerMemory": memory.Memory},
-    "relight.host.supervisor": {"Workers": node.Workers},
-    "relight.host.freezer": {"system": processes.BELOW, "_send": processes.send},
-    "relight.host.journal": {"EventLog": node.EventLog},
-    "relight.health_check": {"run": probes.check},
-    "relight.network_check": {"NetworkCheck": probes.NetworkCheck},
-    "relight.coordinator": {
+    "relight.agent.node": {"_READY_S": 1.0},
+    "relight.agent.worker_group": {"Logs": node.Logs},
+    "relight.processes.shared_pages": {"WorkerMemory": memory.Memory},
+    "relight.processes.supervisor": {"Workers": node.Workers},
+    "relight.processes.freezer": {"system": processes.BELOW, "_send": processes.send},
+    "relight.output.journal": {"EventLog": node.EventLog},
+    "relight.agent.health_check": {"run": probes.check},
+    "relight.agent.network_check": {"NetworkCheck": probes.NetworkCheck},
+    "relight.agent.coordinator": {
         "Heartbeats": sockets.Heartbeats, "Listener": sockets.Listener, "raise_limit": lambda: None,
     },
-    "relight.host.heartbeats": {"Heartbeats": sockets.Heartbeats},
-    "relight.host.connection": {"dial": sockets.dial, "resolve": sockets.resolve},
-    "relight.host.dns": {"resolve": sockets.resolve, "outward_address": lambda: ""},
+    "relight.net.heartbeats": {"Heartbeats": sockets.Heartbeats},
+    "relight.net.connection": {"dial": sockets.dial, "resolve": sockets.resolve},
+    "relight.net.dns": {"resolve": sockets.resolve, "outward_address": lambda: ""},
     "relight.host.background": {"call": sockets.call},
-    "relight.link": {"dial": sockets.dial, "Heartbeats": sockets.Heartbeats},
+    "relight.agent.link": {"dial": sockets.dial, "Heartbeats": sockets.Heartbeats},
     "relight.rendezvous.endpoint_finder": {"resolve": sockets.resolve},
     "relight.rendezvous.election_finder": {
         "dial": sockets.dial, "resolve": sockets.resolve, "Heartbeats": sockets.Heartbeats,
@@ -134,12 +134,12 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
         "Consoles": node.Consoles, "time": SimpleNamespace(strftime=lambda _: ""),
     },
     "relight.doctor": {"at_timeout": lambda *_: []},
-    "relight.postmortem": {
+    "relight.agent.postmortem": {
         "gather": node.gather, "report": lambda end, *_: end.reason,
         "blames_peer": lambda *_: False,
     },
-    "relight.host.stacks.doing": {"doing": lambda *_, **__: {}},
-    "relight.host.stacks.native": {"add": lambda *_: False},
+    "relight.stacks.worker_state": {"doing": lambda *_, **__: {}},
+    "relight.stacks.native": {"add": lambda *_: False},
 }  # fmt: skip
 
 
@@ -164,19 +164,19 @@ def on(world: World) -> Iterator[None]:
         for name in ("endpoint_finder", "election_finder", "register_finder"):
             stack.enter_context(patch(f"relight.rendezvous.{name}.is_ours", is_ours))
             stack.enter_context(patch(f"relight.rendezvous.{name}.listen", listen))
-        for module in ("relight.agent", "relight.cli.coordinator"):
+        for module in ("relight.agent.agent", "relight.cli.coordinator"):
             stack.enter_context(patch(f"{module}.Loop", lambda: Loop(world)))
         stack.enter_context(patch("relight.cli.coordinator.listen", listen))
         stack.enter_context(
             patch("relight.cli.coordinator._refuses", partial(sockets.refuses, world))
         )
-        stack.enter_context(patch("relight.group.Membership", membership))
+        stack.enter_context(patch("relight.agent.group.Membership", membership))
         stack.enter_context(
-            patch("relight.host.quiet.usage_of_all", lambda _: node.usage(world.me()))
+            patch("relight.agent.hang_watch.usage_of_all", lambda _: node.usage(world.me()))
         )
         link = type("WatchedLink", (WatchedLink,), {"world": world})
-        stack.enter_context(patch("relight.link.Link", link))
-        stack.enter_context(patch("relight.coordinator.Group", WatchedGroup))
+        stack.enter_context(patch("relight.agent.link.Link", link))
+        stack.enter_context(patch("relight.agent.coordinator.Group", WatchedGroup))
         stack.enter_context(patch.object(os, "urandom", world.random.randbytes))
         stack.enter_context(patch.object(socket, "gethostname", lambda: world.me().host.name))
         yield
@@ -206,7 +206,7 @@ def meeting(
     settings: GroupSettings, hosts: tuple[tuple[str, int], ...], register: Any, ttl_s: float,
     address: str, node_rank: int,
 ) -> Meeting:  # fmt: skip
-    """Return where the nodes meet, as `rendezvous/meeting` would."""
+    """Return where the nodes meet, as `rendezvous/config` would."""
     return Meeting(
         job="job", where="there", register=register, ttl_s=ttl_s, hosts=hosts, alone=False,
         hosted=None if not settings.ordered else node_rank == 0,

@@ -44,7 +44,9 @@ Not guaranteed, for as long as a lease and a half:
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from relight.core.group_types import (
+from relight.agent.group import Group
+from relight.base.errors import EXIT_MACHINE
+from relight.core.group.group_types import (
     Drop,
     Effect,
     Event,
@@ -55,9 +57,7 @@ from relight.core.group_types import (
     Received,
     Send,
 )
-from relight.core.lease import Refusal, lease_s
-from relight.core.link import Broken, Heard, Opened
-from relight.core.messages import (
+from relight.core.group.messages import (
     Confirm,
     FromAgent,
     GenerationFormed,
@@ -70,10 +70,10 @@ from relight.core.messages import (
     StartProbes,
     StopWorkers,
 )
+from relight.core.group.silence import TELL_AFTER_S
+from relight.core.link.lease import Refusal, lease_s
+from relight.core.link.link_state import Broken, Heard, Opened
 from relight.core.ranks import GenerationId
-from relight.core.silence import TELL_AFTER_S
-from relight.errors import EXIT_MACHINE
-from relight.group import Group
 
 from .world import Failure, Process, World
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent, greenlet
 
-from relight.values import HangTimeout
+from relight.base.values import HangTimeout
 
 if TYPE_CHECKING:
     from .node import Node

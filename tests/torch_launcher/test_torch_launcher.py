@@ -10,7 +10,7 @@ import pytest
 from conftest import LIMIT_S, clean_environment
 
 from relight import torch_launcher
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.torch_launcher import DefaultLogsSpecs, LaunchConfig, elastic_launch
 
 HERE = Path(__file__).parent

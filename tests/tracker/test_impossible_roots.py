@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from relight.cli import tracker as command
-from relight.errors import MachineError, UsageError
+from relight.base.errors import MachineError, UsageError
+from relight.cli.jobs import tracker as command
 from relight.tracker import backends
 from relight.tracker.file_system import FileSystemTracker
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from conftest import Launch
 
-from relight.cli import tracker
-from relight.errors import MachineError, UsageError
+from relight.base.errors import MachineError, UsageError
+from relight.cli.jobs import tracker
 from relight.tracker import AppRun, TrackerArtifact, TrackerSource, app_run_from_env, backends
 from relight.tracker.file_system import FileSystemTracker
 

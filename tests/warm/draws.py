@@ -27,7 +27,7 @@ from typing import Any
 
 FIRST_WARM = (
     sys.executable, "-c",
-    "from relight.host import preloading; preloading._waits = lambda *_: True\n"
+    "from relight.warm import preloading; preloading._waits = lambda *_: True\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 DEPTH = 6

@@ -15,7 +15,7 @@ from conftest import LIMIT_S, Start, clean_environment
 Script = Callable[..., Path]
 SOON = (
     sys.executable, "-c",
-    "from relight.host import watched_worker as watched\n"
+    "from relight.warm import watched_worker as watched\n"
     "watched._LEARN_S, watched._QUIET_S = 0.3, 0.5\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
@@ -256,7 +256,7 @@ def test_a_script_that_was_seen_to_set_variables_starts_cold(
     (tmp_path / "go").unlink()
     for entry in first.iterdir():
         entry.rename(tmp_path / entry.name)
-    crowded = SOON[2].replace("watched._LEARN_S", "from relight.host import preloading\n"
+    crowded = SOON[2].replace("watched._LEARN_S", "from relight.warm import preloading\n"
         "preloading.os.sched_getaffinity = lambda pid: {0}\nwatched._LEARN_S", 1)  # fmt: skip
     second = run(text, launcher=(*SOON[:2], crowded), workers=2)
     assert [event["warm"] for event in events(second, "WorkersWarm")] == [False, True]
@@ -270,8 +270,8 @@ def test_the_lowest_priority_does_not_last_for_ever() -> None:
     program = """
 import os, time
 from relight.host import priority
-from relight.worker.guard import AgentProcess, stand_guard
-from relight.worker.trial import UnfitError, attempt
+from relight.preload.guard import AgentProcess, stand_guard
+from relight.preload.speculative_import import UnfitError, attempt
 
 def wait_for(nice):
     end = time.monotonic() + 180

@@ -23,7 +23,7 @@ sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')
 """
 IMPATIENT = (
     sys.executable, "-c",
-    "from relight.host import preloading, warm_spawner\n"
+    "from relight.warm import preloading, warm_spawner\n"
     "warm_spawner.ANSWER_S = preloading.ANSWER_S = preloading._SILENT_S = 1.0\n"
     "preloading._waits = lambda *_: True\n"
     "from relight.cli.main import entry; entry()",
@@ -167,7 +167,7 @@ def test_what_a_module_needs_that_is_left_out_is_tried_together(
     script(
         """
 import sys
-preload = sys.modules.get("relight.worker.preload")
+preload = sys.modules.get("relight.preload.importer")
 if preload is not None:
     def counted(*arguments, attempt=preload.attempt):
         with open("trials", "a") as file:
@@ -193,7 +193,7 @@ def test_only_an_import_that_reads_all_variables_is_searched() -> None:
     """
     program = """
 import os
-from relight.worker import watch
+from relight.preload import env_tracer as watch
 searched = []
 watch._search = lambda marks: searched.append(1) or ""
 watched = watch.Watch(["RANK"])

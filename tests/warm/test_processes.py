@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 from conftest import LIMIT_S, RELIGHT, clean_environment
 
-from relight.host import fit, user_sockets
-from relight.worker import inputs
+from relight.host import user_sockets
+from relight.preload import file_tracer
+from relight.warm import fork_compat
 from warm.test_endings import MODULES as ENDING_MODULES
 from warm.test_endings import SCRIPTS
 from warm.test_observations import MODULES as SEEN_MODULES
@@ -405,9 +406,9 @@ def test_signals_that_belong_to_the_c_library_do_not_count(monkeypatch: pytest.M
     facts = []
     for mask in ("0000000181001000", "0000000001001000"):
         monkeypatch.setattr(
-            fit, "_read", lambda name, mask=mask: f"SigIgn:\t{mask}\n" * (name == "status")
+            fork_compat, "_read", lambda name, mask=mask: f"SigIgn:\t{mask}\n" * (name == "status")
         )
-        facts.append(fit.collect())
+        facts.append(fork_compat.collect())
     assert facts[0] == facts[1] and facts[0]["ignored signals"] == "SIGPIPE SIGXFSZ"
 
 
@@ -502,7 +503,7 @@ def test_a_variable_that_a_module_of_a_pth_file_may_have_read_counts(
     early = types.ModuleType("early")
     early.__file__ = str(path)
     monkeypatch.setitem(sys.modules, "early", early)
-    assert inputs._words_of_modules() >= {"MYMODE"}
+    assert file_tracer._words_of_modules() >= {"MYMODE"}
 
 
 def test_what_does_not_matter_may_change(shell: Shell) -> None:
@@ -832,7 +833,7 @@ def test_it_ends_when_memory_gets_scarce(tmp_path: Path) -> None:
     """
     program = """
 import os, socket, sys
-from relight.worker import warm_process
+from relight.preload import warm_process
 server = socket.create_server(("127.0.0.1", 0))
 kernel = socket.create_connection(server.getsockname())
 file, _ = server.accept()
@@ -865,7 +866,7 @@ process.run(ours, os.getppid())
 
 def test_it_asks_the_kernel_about_scarce_memory() -> None:
     """Where /proc/pressure is writable. Real pressure would harm other tests."""
-    from relight.worker import warm_process
+    from relight.preload import warm_process
 
     fd = warm_process._pressure()
     if fd < 0:
@@ -955,7 +956,7 @@ def work(x):
     return x + package.value
 
 if __name__ == "__main__":
-    from relight.host import warm_processes
+    from relight.warm import warm_processes
     for number in range(40):
         assert relight.launch(work, number, nproc_per_node=2, flags=["-v"]) == [number + 1] * 2
         time.sleep(0.05)
@@ -1007,7 +1008,7 @@ def test_one_that_does_not_answer_keeps_nobody_from_another(shell: Shell, kind: 
 
 def test_imports_that_take_too_long_are_ended() -> None:
     code = (
-        "import os, time\nfrom relight.worker import guard\n"
+        "import os, time\nfrom relight.preload import guard\n"
         "guard.IMPORT_LIMIT_S = 0.5\n"
         "guard.stand_guard(None)\nprint(os.getpid(), flush=True)\ntime.sleep(1000)\n"
     )

@@ -14,9 +14,9 @@ import pytest
 from conftest import LIMIT_S, Start
 from test_orphans import below, marked, marker, wait_until_gone, wait_until_up  # noqa: F401
 
-from relight.events import SpawnerLost, WorkerExited
+from relight.events.event_types import SpawnerLost, WorkerExited
 from relight.host.loop import Loop
-from relight.host.process import Workers
+from relight.processes.worker_processes import Workers
 
 Script = Callable[..., Path]
 KINDS = [(), ("--preload=json",)]

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 AT_ONCE = (
     sys.executable, "-c",
     "import sys\n"
-    "from relight import agent\n"
+    "from relight.agent import agent\n"
     "agent._IDLE_S = 0.0\n"
     "from relight.cli.main import entry\n"
     "sys.argv = sys.argv[3:]\n"  # without `python -m`

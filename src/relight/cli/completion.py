@@ -6,14 +6,15 @@ The script runs `relight completion jobs` (known_jobs.py) where a job is expecte
 from collections.abc import Callable, Iterator
 from importlib import import_module
 
+from relight.base.errors import EXIT_OK, RelightError, UsageError
+from relight.base.text import did_you_mean
 from relight.cli import warm
-from relight.cli.jobs import HELP, Page, read_arguments
+from relight.cli.jobs.common import HELP, Page, read_arguments
 from relight.cli.main import COMMANDS, JOB_COMMANDS
-from relight.errors import EXIT_OK, RelightError, UsageError, did_you_mean
+from relight.flags.spec import FLAGS, Flag
 from relight.job import components
 from relight.runner.runner import DEFAULT_SCHEDULER
 from relight.schedulers import registry
-from relight.spec import FLAGS, Flag
 
 _ON_JOBS = ("status", "top", "stacks", "debug", "logs", "events", "wait", "cancel", "delete",
             "describe")  # fmt: skip
@@ -135,8 +136,8 @@ def fish() -> str:
 def flags_of_commands() -> dict[str, tuple[Flag, ...]]:
     """Return the flags of each command that has any."""
     found: dict[str, tuple[Flag, ...]] = {"run": FLAGS, "launch": FLAGS}
-    for name in JOB_COMMANDS:
-        page: Page = import_module(f"relight.cli.{name}").PAGE
+    for name, module in JOB_COMMANDS.items():
+        page: Page = import_module(f"relight.cli.{module}").PAGE
         found[name] = page.flags
     return found
 

@@ -12,22 +12,26 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from relight import env as environment
-from relight.cli.arguments import ParsedFlags, parse
-from relight.coordinator import Coordinator
-from relight.core.group_types import GroupSettings
-from relight.env import Environment
-from relight.errors import UsageError, did_you_mean, mistake
-from relight.event_text import describe
-from relight.events import Mistake, StateChanged
-from relight.group import LOADED_FOR_NODES, LOADED_LATER, Group
+from relight.agent.coordinator import Coordinator
+from relight.agent.group import LOADED_FOR_NODES, LOADED_LATER, Group
+from relight.base import env as environment
+from relight.base.env import Environment
+from relight.base.errors import UsageError, mistake
+from relight.base.text import did_you_mean
+from relight.base.values import BACKENDS, Endpoint, Nodes, parse_endpoint
+from relight.core.group.group_types import GroupSettings
+from relight.events.event_text import describe
+from relight.events.event_types import Mistake, StateChanged
+from relight.flags.arguments import ParsedFlags, parse
+from relight.flags.spec import FLAGS, UNSET_RUN_ID, Flag, LaunchSpec
 from relight.host import background, system
-from relight.host.console import Consoles
 from relight.host.loop import Loop
-from relight.host.ports import is_ours, listen, no_free_port
+from relight.net.ports import is_ours, listen, no_free_port
+from relight.output.console import Consoles
 from relight.rendezvous import backends
 from relight.rendezvous.conf import KEY_BY_NAME
-from relight.rendezvous.finder import (
+from relight.rendezvous.config import DEFAULT_ENDPOINT_PORT, Meeting, arrange
+from relight.rendezvous.discovery import (
     CoordinatorAt,
     CoordinatorHere,
     Finder,
@@ -36,10 +40,7 @@ from relight.rendezvous.finder import (
     SearchResult,
     Seeker,
 )
-from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, Meeting, arrange
 from relight.rendezvous.register_finder import RegisterFinder
-from relight.spec import FLAGS, UNSET_RUN_ID, Flag, LaunchSpec
-from relight.values import BACKENDS, Endpoint, Nodes, parse_endpoint
 
 _FLUSH_S = 1.0
 _LOOK_S = 0.5
@@ -68,7 +69,7 @@ def main(argv: list[str]) -> int:
     env = environment.read()
     parsed = parse(argv, env, COORDINATOR_FLAGS)
     if parsed.values["help"]:
-        from relight.cli.usage import coordinator_help
+        from relight.flags.usage import coordinator_help
 
         print(coordinator_help(COORDINATOR_FLAGS))
         return 0

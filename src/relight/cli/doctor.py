@@ -9,22 +9,25 @@ import os
 import sys
 from typing import Any
 
-from relight import env as environment
-from relight.cli import mistakes
-from relight.cli.arguments import ParsedFlags, parse
-from relight.cli.usage import flag_lines
-from relight.doctor import endpoint, inspection, machine
-from relight.doctor.findings import ERROR, OK, WARNING, Finding, in_order, lines_of, to_object
+from relight.base import env as environment
+from relight.base.env import Environment
+from relight.base.errors import EXIT_OK, UsageError
+from relight.base.text import pluralize
+from relight.base.values import parse_interval
 from relight.doctor.gathering import GatherSettings, gather
-from relight.doctor.messages import Verdict
-from relight.env import Environment
-from relight.errors import EXIT_OK, UsageError, many
-from relight.host import facts, interpreter
+from relight.flags import suggestions
+from relight.flags.arguments import ParsedFlags, parse
+from relight.flags.spec import FLAGS, Flag, LaunchSpec, check
+from relight.flags.usage import flag_lines
+from relight.health import endpoint, inspection
+from relight.health import machine_findings as machine
+from relight.health.doctor_messages import Verdict
+from relight.health.finding import ERROR, OK, WARNING, Finding, in_order, lines_of, to_object
+from relight.host import env_fingerprint
+from relight.processes import interpreter
 from relight.rendezvous import backends
-from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, arrange
-from relight.rendezvous.zero_flags import take
-from relight.spec import FLAGS, Flag, LaunchSpec, check
-from relight.values import parse_interval
+from relight.rendezvous.autodetect import take
+from relight.rendezvous.config import DEFAULT_ENDPOINT_PORT, arrange
 
 EXIT_FOUND = 1
 WAIT_S = 10.0
@@ -103,7 +106,7 @@ def _spec(parsed: ParsedFlags, env: Environment) -> LaunchSpec:
     if "rdzv-backend" not in parsed.given and _STATIC & parsed.given:
         fields["rdzv_backend"] = "static"
     if parsed.command and not parsed.command[0].strip():
-        raise mistakes.blank("the script", parsed.command[0])
+        raise suggestions.blank("the script", parsed.command[0])
     script, *arguments = [*parsed.command, ""][: len(parsed.command) or 1]
     spec = LaunchSpec(**fields, script=script, script_args=tuple(arguments))
     spec, given, notes = take(spec, parsed.given, env)
@@ -124,7 +127,7 @@ def _spec(parsed: ParsedFlags, env: Environment) -> LaunchSpec:
 
 
 def _facts(spec: LaunchSpec, python: str) -> dict[str, str]:
-    found = facts.collect(
+    found = env_fingerprint.collect(
         script=spec.script,
         arguments=spec.script_args,
         is_file=bool(spec.script) and not (spec.module or spec.no_python),
@@ -143,7 +146,7 @@ def _network(spec: LaunchSpec, env: Environment, wait_s: float, known: dict[str,
 
         def say(came: list[str]) -> None:
             if len(came) < wanted:
-                text = f"{len(came)} of {many(wanted, 'node')} joined: {', '.join(came)}"
+                text = f"{len(came)} of {pluralize(wanted, 'node')} joined: {', '.join(came)}"
                 print(f"relight: {text}; waiting for the others", file=sys.stderr, flush=True)
 
         return gather(GatherSettings(meeting, spec.nnodes, wait_s, known), say)
@@ -162,7 +165,10 @@ def _print(found: list[Finding], verdict: Verdict, *, verbose: bool) -> None:
     if wrong:
         errors = sum(finding.level == ERROR for finding in wrong)
         warnings = sum(finding.level == WARNING for finding in wrong)
-        print(f"{many(errors, 'error')}, {many(warnings, 'warning')}; checked {_scope(verdict)}")
+        print(
+            f"{pluralize(errors, 'error')}, {pluralize(warnings, 'warning')}; "
+            f"checked {_scope(verdict)}"
+        )
     else:
         print(f"no problems found; checked {_scope(verdict)}")
 
@@ -172,7 +178,7 @@ def _scope(verdict: Verdict) -> str:
     count = len(verdict.came)
     if count < 2:
         return machine
-    pairs = many(count * (count - 1) // 2, "pair")
+    pairs = pluralize(count * (count - 1) // 2, "pair")
     what = "connections, packet sizes, versions, clocks"
     return f"{machine}; {pairs} of {count} nodes: {what} (in {verdict.seconds:.1f} s)"
 

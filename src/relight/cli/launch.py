@@ -4,11 +4,11 @@ Older scripts take their local rank as an argument: without `--use-env` each get
 before its own arguments. Everything else is `relight run`.
 """
 
-from relight import env as environment
+from relight.base import env as environment
+from relight.base.errors import UsageError
 from relight.cli import run
-from relight.cli.arguments import parse, to_spec
-from relight.errors import UsageError
-from relight.spec import FLAGS, Flag
+from relight.flags.arguments import parse, to_spec
+from relight.flags.spec import FLAGS, Flag
 
 LAUNCH_FLAGS = (
     *FLAGS,
@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     env = environment.read()
     parsed = parse(argv, env, LAUNCH_FLAGS)
     if parsed.values["help"]:
-        from relight.cli.usage import run_help
+        from relight.flags.usage import run_help
 
         print(run_help(LAUNCH_FLAGS, command="launch"))
         return 0

@@ -8,8 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from relight.cli import signals
-from relight.errors import (
+from relight.base.errors import (
     EXIT_INTERNAL,
     EXIT_MACHINE,
     EXIT_OK,
@@ -19,7 +18,8 @@ from relight.errors import (
     mistake,
     way_to,
 )
-from relight.typed import Any, NoReturn
+from relight.base.typed import Any, NoReturn
+from relight.host import exit_signals
 
 COMMANDS = {
     "run": "start and watch the workers of this node (torchrun)",
@@ -48,10 +48,18 @@ COMMANDS = {
     "version": "print the version",
 }
 
-JOB_COMMANDS = ("sandbox", "submit", "status", "top", "stacks", "debug", "logs", "events", "wait",
-            "cancel", "delete", "list", "describe", "tracker", "components", "schedulers",
-            "configure", "warm", "completion")  # fmt: skip
-"""Commands that are modules of this package with a function `main`."""
+JOB_COMMANDS = {
+    "sandbox": "sandbox",
+    "warm": "warm",
+    "completion": "completion",
+    **{name: f"inspect.{name}" for name in ("status", "top", "stacks", "debug", "events")},
+    **{
+        name: f"jobs.{name}"
+        for name in ("submit", "logs", "wait", "cancel", "delete", "list", "describe", "tracker",
+                     "components", "schedulers", "configure")
+    },
+}  # fmt: skip
+"""Commands, each with the module of this package that has its `main`."""
 _LAUNCHERS = ("run", "launch")
 _ON_NODES = ("run", "launch", "coordinator", "doctor")
 """Commands that run on a training node."""
@@ -94,7 +102,7 @@ def main(argv: list[str]) -> int:
 
 def entry() -> NoReturn:
     """Run this process's command line."""
-    signals.exit_on_signals()
+    exit_signals.exit_on_signals()
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -136,14 +144,14 @@ def entry() -> NoReturn:
             hint = "please report these lines and what was run"
         print(f"relight: error: {what}\nhint: {hint}", file=sys.stderr)
     if sys.argv[1:2] and sys.argv[1] in _LAUNCHERS:
-        signals.quick_exit(exit_code)
+        exit_signals.quick_exit(exit_code)
     sys.exit(exit_code)
 
 
 def _command(argv: list[str]) -> Callable[[list[str]], int]:
     name = argv[0] if argv else "--help"
     if name not in _LAUNCHERS:
-        signals.restore_defaults()
+        exit_signals.restore_defaults()
     if name in COMMANDS and argv[1:] == ["--version"]:
         return _version
     if name == "help" and argv[1:] and argv[1] in COMMANDS:
@@ -171,11 +179,12 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
         from importlib import import_module
 
         # A shell waits for the second: it does without what the first imports.
-        file = name if argv != ["completion", "jobs"] else "known_jobs"
+        file = JOB_COMMANDS[name] if argv != ["completion", "jobs"] else "jobs.known_jobs"
+        full = f"relight.cli.{file}"
         try:
-            module = import_module(f"relight.cli.{file}")
+            module = import_module(full)
         except ModuleNotFoundError as error:
-            if error.name != f"relight.cli.{file}":
+            if error.name is None or not f"{full}.".startswith(f"{error.name}."):
                 raise
             raise UsageError(  # job/launcher_file.py
                 f"relight {name} is not part of the launcher that travels with a job",
@@ -187,9 +196,9 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
         return _version
     if name in ("help", "--help", "-h"):
         return _help
-    from relight.cli import mistakes
+    from relight.flags import suggestions
 
-    raise mistakes.unknown_command(argv, list(COMMANDS))
+    raise suggestions.unknown_command(argv, list(COMMANDS))
 
 
 def _version(_: list[str]) -> int:

@@ -1,14 +1,10 @@
 """`relight run`: launches the workers of a node, as torchrun does."""
 
-import sys
-
-from relight import env as environment
-from relight.agent import Agent
-from relight.cli import signals
-from relight.cli.arguments import parse, to_spec
-from relight.env import Environment
-from relight.prepare import prepare
-from relight.spec import FLAGS, LaunchSpec
+from relight.agent.start import make_agent
+from relight.base import env as environment
+from relight.base.env import Environment
+from relight.flags.arguments import parse, to_spec
+from relight.flags.spec import FLAGS, LaunchSpec
 
 
 def main(argv: list[str]) -> int:
@@ -20,7 +16,7 @@ def main(argv: list[str]) -> int:
     env = environment.read()
     parsed = parse(argv, env)
     if parsed.values["help"]:
-        from relight.cli.usage import run_help
+        from relight.flags.usage import run_help
 
         print(run_help(FLAGS))
         return 0
@@ -30,31 +26,9 @@ def main(argv: list[str]) -> int:
 def launch(
     spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> int:
-    """Run the agent, and return the job's exit code; takes what `make_agent` takes.
+    """Run the agent, and return the job's exit code; takes what `agent.start.make_agent` takes.
 
     Raises:
         RelightError: nothing was started.
     """
     return make_agent(spec, given, env, local_rank_argument=local_rank_argument).run()
-
-
-def make_agent(
-    spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
-) -> Agent:
-    """Check the request, print notes on it, and return the agent that runs it.
-
-    Args:
-        spec: the launch's options.
-        given: the flags that were given explicitly.
-        env: the environment.
-        local_rank_argument: whether each script gets `--local-rank=N` (`relight launch`).
-
-    Raises:
-        RelightError: nothing was started.
-    """
-    job, notes = prepare(spec, given, env, local_rank_argument=local_rank_argument)
-    for note in notes:
-        print(f"relight: note: {note}", file=sys.stderr)
-    sys.stderr.flush()
-    signals.restore_defaults(set(signals.NUMBERS) - set(job.command.spec.signals_to_handle))
-    return Agent(job)

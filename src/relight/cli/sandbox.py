@@ -5,18 +5,19 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 
-from relight import env as environment
-from relight import script
-from relight.cli.arguments import parse, split, to_spec
-from relight.cli.jobs import HELP, Page
-from relight.core import faults
-from relight.core.faults import Fault, Plan
-from relight.env import Environment
-from relight.errors import EXIT_OK, UsageError, many
-from relight.host import interpreter, system
-from relight.sandbox import access
-from relight.spec import FLAGS, Flag, LaunchSpec, check
-from relight.values import parse_pattern, whole
+from relight.agent import entrypoint
+from relight.base import env as environment
+from relight.base.env import Environment
+from relight.base.errors import EXIT_OK, UsageError
+from relight.base.text import pluralize
+from relight.base.values import parse_pattern, whole
+from relight.cli.jobs.common import HELP, Page
+from relight.flags.arguments import parse, split, to_spec
+from relight.flags.spec import FLAGS, Flag, LaunchSpec, check
+from relight.host import system
+from relight.processes import interpreter
+from relight.sandbox import access, faults
+from relight.sandbox.faults import Fault, Plan
 
 _OWN = (Flag("faults", parse_pattern, "", "FILE",
              "what happens to the hosts, and when: one fault a line", from_env=False),)  # fmt: skip
@@ -124,11 +125,11 @@ def _check(spec: LaunchSpec, given: "set[str]", count: int, env: Environment) ->
         )
     if "nnodes" in given and spec.nnodes.min_nodes > count:
         raise UsageError(
-            f"--nnodes={spec.nnodes} needs more than the {many(count, 'host')} of the sandbox",
+            f"--nnodes={spec.nnodes} needs more than the {pluralize(count, 'host')} of the sandbox",
             hint=f"relight sandbox {spec.nnodes.min_nodes} …",
         )
     check(spec._replace(rdzv_backend="c10d"), given)
-    script.check(spec, env, interpreter.choose(env))
+    entrypoint.check(spec, env, interpreter.choose(env))
 
 
 def _faults(path: str, spec: LaunchSpec, count: int) -> list[Fault]:

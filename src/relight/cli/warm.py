@@ -7,15 +7,16 @@ The processes with imported modules that outlive their jobs (`--keep-warm`), and
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from relight import env
-from relight.cli.jobs import HELP, JSON, Page, print_json, read_arguments, say, table
-from relight.core.waiting import duration
-from relight.errors import EXIT_OK, MachineError, UsageError, did_you_mean, many
-from relight.host import learned, silent_warm, system, warm_processes
+from relight.base import env
+from relight.base.errors import EXIT_OK, MachineError, UsageError
+from relight.base.text import did_you_mean, format_duration, pluralize
+from relight.base.values import whole
+from relight.cli.jobs.common import HELP, JSON, Page, print_json, read_arguments, say, table
+from relight.host import system
 from relight.host.process_handle import ProcessHandle
-from relight.host.silent_warm import SilentProcess
-from relight.host.warm_sockets import Description, SocketDirectory
-from relight.values import whole
+from relight.warm import import_profile, silent_warm, warm_processes
+from relight.warm.silent_warm import SilentProcess
+from relight.warm.warm_sockets import Description, SocketDirectory
 
 PAGE = Page(
     "warm [list|start|stop|forget] …",
@@ -97,9 +98,11 @@ def _list(words: Sequence[str], as_json: bool) -> int:
             "auto" if each.learned else _shortened(each.asked),
             str(each.modules),
             f"{system.memory(each.pid) / 2**20:.0f} MiB",
-            duration(each.age_s),
+            format_duration(each.age_s),
             str(each.uses),
-            many(each.jobs, "job") if each.jobs else f"in {duration(each.stays_s - each.idle_s)}",
+            pluralize(each.jobs, "job")
+            if each.jobs
+            else f"in {format_duration(each.stays_s - each.idle_s)}",
         )
         for each in found.values()
     ]
@@ -266,11 +269,11 @@ def _forget(words: Sequence[str], _: bool) -> int:
             "relight warm forget: SCRIPT is empty", hint="relight warm forget [SCRIPT]"
         )
     variables = env.read().variables
-    if not learned.directory(variables):
+    if not import_profile.directory(variables):
         say("nothing was known: neither XDG_CACHE_HOME nor HOME is an absolute path")
         return EXIT_OK
     try:
-        forgotten = learned.forget(variables, *words)
+        forgotten = import_profile.forget(variables, *words)
     except OSError as error:
         raise MachineError(
             f"can't remove {error.filename}: {error.strerror}",
@@ -280,9 +283,9 @@ def _forget(words: Sequence[str], _: bool) -> int:
         say(f"forgot {script}")
     if not forgotten:
         of = f" about {words[0]}" if words else ""
-        say(f"nothing was known{of} in {learned.directory(variables)}")
+        say(f"nothing was known{of} in {import_profile.directory(variables)}")
     elif not words:
-        say(f"{many(len(forgotten), 'script')} forgotten")
+        say(f"{pluralize(len(forgotten), 'script')} forgotten")
     return EXIT_OK
 
 

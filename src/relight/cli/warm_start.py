@@ -5,22 +5,22 @@ import signal
 from types import FrameType
 from typing import NoReturn
 
-from relight import env as environment
-from relight.cli import signals
-from relight.cli.arguments import parse, to_spec
-from relight.cli.jobs import say
-from relight.core.waiting import duration
-from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError, many
-from relight.event_text import describe
-from relight.events import PreloadReady, PreloadWithout
-from relight.host import preloading, system
-from relight.host.learned import LearnedFile
+from relight.agent.prepare import prepare
+from relight.base import env as environment
+from relight.base.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError
+from relight.base.text import format_duration, pluralize
+from relight.base.values import AUTO, KEEP_WARM_S, KeepWarm
+from relight.cli.jobs.common import say
+from relight.events.event_text import describe
+from relight.events.event_types import PreloadReady, PreloadWithout
+from relight.flags.arguments import parse, to_spec
+from relight.flags.spec import LaunchSpec
+from relight.host import exit_signals, system
 from relight.host.loop import Loop
-from relight.host.warm_processes import WarmProcesses, script
-from relight.host.warm_spawner import WarmSpawner, WorkerProgram
-from relight.prepare import prepare
-from relight.spec import LaunchSpec
-from relight.values import AUTO, KEEP_WARM_S, KeepWarm
+from relight.warm import preloading
+from relight.warm.import_profile import LearnedFile
+from relight.warm.warm_processes import WarmProcesses, script
+from relight.warm.warm_spawner import WarmSpawner, WorkerProgram
 
 _OF_LAUNCH = ("-m", "relight.worker.call", "ahead")
 """What workers of `relight.launch` run; the last word stands for a directory."""
@@ -55,15 +55,15 @@ def main(argv: list[str]) -> int:
         )
     processes = WarmProcesses(worker)
     if known := processes.find([] if learned is not None else modules):
-        say(f"there is one already: pid {known.pid}, made {duration(known.age_s)} ago")
+        say(f"there is one already: pid {known.pid}, made {format_duration(known.age_s)} ago")
         return EXIT_OK
     _Start(processes, worker, modules, learned).wait()
     made = processes.find([])
     if made is None:
         raise MachineError("the process has imported the modules, and does not answer")
     say(
-        f"pid {made.pid} keeps {many(made.modules, 'module')} for {script(worker.argv)}, "
-        f"{duration(made.stays_s)} without use: {system.memory(made.pid) / 2**20:.0f} MiB"
+        f"pid {made.pid} keeps {pluralize(made.modules, 'module')} for {script(worker.argv)}, "
+        f"{format_duration(made.stays_s)} without use: {system.memory(made.pid) / 2**20:.0f} MiB"
     )
     return EXIT_OK
 
@@ -116,7 +116,7 @@ class _Start:
         Raises:
             MachineError: it can't be used, or does not get ready.
         """
-        for number in signals.NUMBERS:
+        for number in exit_signals.NUMBERS:
             signal.signal(number, _interrupt)
         try:
             self._loop.run_until(lambda: self._reason is not None, _LIMIT_S)
@@ -127,7 +127,7 @@ class _Start:
         self._loop.close()
         if self._reason is None:
             os.kill(self._pid, signal.SIGKILL)
-            self._reason = f"it has not imported its modules in {duration(_LIMIT_S)}"
+            self._reason = f"it has not imported its modules in {format_duration(_LIMIT_S)}"
         if self._reason:
             raise MachineError(f"the warm process can't be used: {self._reason}")
 

@@ -4,11 +4,11 @@ Source of the names and their meaning: torch.distributed.elastic.agent.server.ap
 `_assign_worker_ranks` and `LocalElasticAgent._start_workers`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from relight.errors import UsageError
-from relight.typed import NamedTuple
+from relight.base.errors import UsageError
+from relight.base.typed import NamedTuple
 
 
 class NodeSlots(NamedTuple):
@@ -201,22 +201,3 @@ def visible_device(variable: str | None, local_rank: int) -> str:
             hint="start fewer workers or list more devices",
         )
     return devices[local_rank]
-
-
-def named_ranks(ranks: Sequence[int]) -> str:
-    """Return `rank 3`, or `ranks 0-3, 5`, or `ranks 0, 2, 4, … (64 in all)`."""
-    text = _ranges(ranks)
-    if len(text) > 40:
-        text = f"{text[:32].rpartition(', ')[0]}, … ({len(ranks)} in all)"
-    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
-
-
-def _ranges(ranks: Iterable[int]) -> str:
-    """Return `0-3, 5` for 0, 1, 2, 3, 5."""
-    parts: list[list[int]] = []
-    for rank in sorted(ranks):
-        if parts and parts[-1][-1] == rank - 1:
-            parts[-1][1:] = [rank]
-        else:
-            parts.append([rank])
-    return ", ".join("-".join(map(str, part)) for part in parts)

@@ -8,4 +8,4 @@
 The files on the right are pure: from facts to findings (findings.py).
 """
 
-from relight.doctor.endpoint import at_timeout as at_timeout
+from relight.health.endpoint import at_timeout as at_timeout

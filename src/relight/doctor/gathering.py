@@ -12,16 +12,16 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relight.core import fields
-from relight.core.fields import Malformed, Message
-from relight.core.group_types import GroupSettings, Hello
-from relight.core.messages import StartProbes
-from relight.doctor import endpoint
-from relight.doctor.endpoint import COORDINATOR, DOCTOR
-from relight.doctor.findings import ERROR, WARNING, Finding
+from relight.base import fields
+from relight.base.errors import mistake
+from relight.base.fields import Malformed, Message
+from relight.base.values import Nodes
+from relight.core.group.group_types import GroupSettings, Hello
+from relight.core.group.messages import StartProbes
 from relight.doctor.hosting import REPORT_S, MeetingHost
-from relight.doctor.inspection import addresses_of
-from relight.doctor.messages import (
+from relight.events.event_types import Mistake
+from relight.health import endpoint
+from relight.health.doctor_messages import (
     Clock,
     DoctorNode,
     FromHost,
@@ -32,17 +32,17 @@ from relight.doctor.messages import (
     TargetProbe,
     Verdict,
 )
-from relight.doctor.probes import Prober, cookie_from, mtu_to
-from relight.errors import mistake
-from relight.events import Mistake
-from relight.host.connection import Connection, dial
-from relight.host.dns import is_numeric
+from relight.health.endpoint import COORDINATOR, DOCTOR
+from relight.health.finding import ERROR, WARNING, Finding
+from relight.health.inspection import addresses_of
+from relight.health.probes import Prober, cookie_from, mtu_to
 from relight.host.loop import Loop, Timer
-from relight.host.ports import is_loopback
+from relight.net.connection import Connection, dial
+from relight.net.dns import is_numeric
+from relight.net.ports import is_loopback
+from relight.rendezvous.config import Meeting
+from relight.rendezvous.discovery import CoordinatorAt, NotFound, SearchResult, Seeker
 from relight.rendezvous.endpoint_finder import EndpointFinder
-from relight.rendezvous.finder import CoordinatorAt, NotFound, SearchResult, Seeker
-from relight.rendezvous.meeting import Meeting
-from relight.values import Nodes
 
 _RETRY_S = 0.2
 _DIAL_S = 2.0

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from relight.core import fields
-from relight.core.fields import Malformed, Message
-from relight.core.group_types import Hello
-from relight.core.messages import StartProbes, Target
+from relight.base import fields
+from relight.base.fields import Malformed, Message
+from relight.base.values import Nodes
+from relight.core.group.group_types import Hello
+from relight.core.group.messages import StartProbes, Target
 from relight.doctor import network
-from relight.doctor.findings import ERROR, WARNING, Finding
-from relight.doctor.messages import (
+from relight.health.doctor_messages import (
     Clock,
     DoctorNode,
     FromNode,
@@ -24,13 +24,13 @@ from relight.doctor.messages import (
     ProbeReport,
     Verdict,
 )
-from relight.doctor.probes import Prober, mtu_to, new_cookie
-from relight.host.connection import Connection, Security
-from relight.host.dns import is_numeric
-from relight.host.listener import Listener
+from relight.health.finding import ERROR, WARNING, Finding
+from relight.health.probes import Prober, mtu_to, new_cookie
 from relight.host.loop import Loop, Timer
-from relight.host.ports import is_loopback
-from relight.values import Nodes
+from relight.net.connection import Connection, Security
+from relight.net.dns import is_numeric
+from relight.net.listener import Listener
+from relight.net.ports import is_loopback
 
 REPORT_S = 3.5
 """Seconds for all reports after the probes have started."""

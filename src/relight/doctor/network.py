@@ -16,10 +16,10 @@ blocks it; if both fail, datagrams show whether packets pass at all, and in whic
 
 from collections.abc import Mapping, Sequence
 
-from relight.core import mismatches
-from relight.core.mismatches import by_value, names_of
-from relight.doctor.findings import ERROR, WARNING, Finding, pairs_of
-from relight.doctor.messages import DoctorNode, Probe, ProbeResult
+from relight.core.group import env_diff
+from relight.core.group.env_diff import by_value, names_of
+from relight.health.doctor_messages import DoctorNode, Probe, ProbeResult
+from relight.health.finding import ERROR, WARNING, Finding, pairs_of
 
 CLOCKS_S = 1.0
 """With a larger clock difference, the lines of two nodes' logs are no longer in order."""
@@ -271,7 +271,7 @@ def _versions(nodes: Sequence[DoctorNode]) -> list[Finding]:
         others = {
             name: {fact: value} for value in hosts if value != rarest for name in hosts[value]
         }
-        lines = mismatches.compare(others, names_of(hosts[rarest]), {fact: rarest})
+        lines = env_diff.compare(others, names_of(hosts[rarest]), {fact: rarest})
         remedy = _REMEDIES.get(fact, f"install the same {fact} on all nodes")
         findings += [Finding(WARNING, line, "", "", remedy) for line in lines]
     return findings

@@ -7,8 +7,8 @@ UsageError.
 
 import sys
 
-from relight import env
-from relight.errors import UsageError
+from relight.base import env
+from relight.base.errors import UsageError
 
 __all__ = ["system"]
 

@@ -4,8 +4,8 @@ import _thread
 import os
 from collections.abc import Callable
 
+from relight.base.typed import TypeVar
 from relight.host.loop import Loop
-from relight.typed import TypeVar
 
 T = TypeVar("T")
 

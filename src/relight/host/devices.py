@@ -15,10 +15,10 @@ order.
 import os
 import re
 
-from relight.env import Environment
-from relight.errors import UsageError
+from relight.base.env import Environment
+from relight.base.errors import UsageError
+from relight.base.typed import NamedTuple
 from relight.host import system
-from relight.typed import NamedTuple
 
 
 class Device(NamedTuple):

@@ -7,8 +7,8 @@ import errno
 import os
 import stat
 
-from relight.env import Environment
-from relight.errors import UsageError
+from relight.base.env import Environment
+from relight.base.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

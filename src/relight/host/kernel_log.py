@@ -10,7 +10,7 @@ where kernel.dmesg_restrict is 0. Loaded only after a SIGKILL that relight did n
 import os
 import re
 
-from relight.typed import NamedTuple
+from relight.base.typed import NamedTuple
 
 _PATH = "/dev/kmsg"
 _MOST_RECORDS = 50_000

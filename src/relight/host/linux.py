@@ -12,15 +12,15 @@ import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 
+from relight.base.typed import Any, NoReturn
 from relight.host.files import read_small, remove_tree
 from relight.host.process_handle import ProcessHandle
-from relight.typed import Any, NoReturn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from subprocess import Popen
 
-    from relight.spec import LaunchSpec
+    from relight.flags.spec import LaunchSpec
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
@@ -97,7 +97,7 @@ class Child:
     """A process that was forked with `fork`, referenced so that a reused pid is never signalled.
 
     The forked process may be a guard (`stand_guard`) whose child is the spawner; the guard exits
-    as its child does. A warm process has forked its guards itself (`worker/warm_process.py`).
+    as its child does. A warm process has forked its guards itself (`preload/warm_process.py`).
 
     Attributes:
         pid: the spawner.

@@ -11,9 +11,9 @@ import signal
 import time
 from collections.abc import Callable
 
-from relight.errors import MachineError, RelightError
+from relight.base.errors import MachineError, RelightError
+from relight.base.typed import Protocol
 from relight.host import system
-from relight.typed import Protocol
 
 Callback = Callable[[], None]
 _LONGEST_WAIT_S = 1e6

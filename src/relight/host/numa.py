@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable
 from itertools import pairwise
 
-from relight.env import Environment
-from relight.errors import UsageError
+from relight.base.env import Environment
+from relight.base.errors import UsageError
 from relight.host.devices import Device, accelerators
 
 Cpus = frozenset[int]

@@ -4,8 +4,9 @@ They have the same meaning as far as possible; docs/macos.md lists the exception
 node run here.
 
 There is no parent-death signal and no subreaper, so a separate process, the guardian
-(`host/guardian.py`), ends the workers when the spawner is killed. Each worker reports itself to the
-guardian through a pipe before its program starts; the spawner reports each worker that it reaps.
+(`processes/guardian.py`), ends the workers when the spawner is killed. Each worker reports itself
+to the guardian through a pipe before its program starts; the spawner reports each worker that it
+reaps.
 """
 
 import os
@@ -16,14 +17,14 @@ import sys
 import time
 from collections.abc import Callable, Collection
 
-from relight.errors import UsageError
-from relight.typed import Any, NamedTuple
+from relight.base.errors import UsageError
+from relight.base.typed import Any, NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from subprocess import Popen
 
-    from relight.spec import LaunchSpec
+    from relight.flags.spec import LaunchSpec
 
 IN_MODIFY = IN_MOVED_TO = 0
 _MOST_FILES = 1024
@@ -174,7 +175,7 @@ def _become_guardian(told: int, sweeps: int, watched: int) -> None:
         top = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         program = (
             f"import sys; sys.path.insert(0, {top!r})\n"
-            "from relight.host.guardian import watch\n"
+            "from relight.processes.guardian import watch\n"
             f"watch({told}, {sweeps}, {watched})\n"
         )
         readable, writable = os.pipe()

@@ -12,8 +12,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from relight.base.typed import Any
 from relight.host import linux
-from relight.typed import Any
 
 IDLE_S = 15.0
 """How long the work may get hardly any time, on a machine whose processors are all busy."""

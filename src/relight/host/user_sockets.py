@@ -13,8 +13,8 @@ import stat
 import struct
 from collections.abc import Mapping
 
+from relight.base.typed import NamedTuple
 from relight.host import files
-from relight.typed import NamedTuple
 
 JOBS, OF_JOB = "jobs", ".sock"
 """The directory below, in which agents have their sockets, and how the names of these end."""

@@ -3,7 +3,7 @@
 Importing this costs little: names other than the description's types are loaded on first use.
 """
 
-from relight.typed import Any  # an agent that shows its job loads this too
+from relight.base.typed import Any  # an agent that shows its job loads this too
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,16 +3,15 @@
 import re
 from typing import NamedTuple
 
-from relight.errors import UsageError
-from relight.values import whole
+from relight.base.errors import UsageError
+from relight.base.values import whole
 
 SESSION = "relight"
 RUN = "run"
 """The scheduler of the jobs of `relight run`, whose ids end with the pid of the agent."""
-_PART = r"(?:/([^/\s]+)(?:/([0-9,]+))?)?/?"
-_FORM = r"([A-Za-z0-9_.-]+)://([^/\s]*)/([^/\s]+)" + _PART
-_ID_FORM = r"([^/\s]*[^/\s:])" + _PART
-_EXAMPLE = "SCHEDULER://SESSION/JOB, as relight submit and relight list print it"
+PART = r"(?:/([^/\s]+)(?:/([0-9,]+))?)?/?"
+_FORM = r"([A-Za-z0-9_.-]+)://([^/\s]*)/([^/\s]+)" + PART
+EXAMPLE = "SCHEDULER://SESSION/JOB, as relight submit and relight list print it"
 
 
 class Handle(NamedTuple):
@@ -28,57 +27,18 @@ class Handle(NamedTuple):
         return f"{self.scheduler}://{self.session}/{self.app_id}"
 
 
-def parse(text: str) -> Handle:
-    """Return the job that a handle or an id names, or the part of it if `/ROLE` or
-    `/ROLE/REPLICA,…` follows.
-
-    A text without `://` starts with the id of a job in relight's own records, or with the id, name
-    or pid of a job of `relight run` on this machine.
+def parse_handle(text: str) -> Handle | None:
+    """Return the job that `scheduler://session/job` names, or the part of it if `/ROLE` or
+    `/ROLE/REPLICA,…` follows; None if the text has another form.
 
     Raises:
-        UsageError: the text is no handle, or no such job is known.
+        UsageError: the number of a replica is too large.
     """
     match = re.fullmatch(_FORM, text)
-    if match is not None:
-        scheduler, session, app_id, role, replicas = match.groups()
-        return _part_of(Handle(scheduler, session, app_id), role, replicas)
-    match = None if "://" in text else re.fullmatch(_ID_FORM, text)
     if match is None:
-        raise UsageError(f"{text!r} is not the handle of a job", hint=_EXAMPLE)
-    app_id, role, replicas = match.groups()
-    return _part_of(_by_id(app_id), role, replicas)
-
-
-def _by_name(text: str) -> Handle | None:
-    """Return the job of `relight run` on this machine with this id, pid or name, the newest of
-    several; one that has ended counts only if none runs.
-    """
-    from relight import env
-    from relight.host.run_jobs import JobDirectory
-
-    try:
-        jobs = JobDirectory(env.read().variables)
-        running = jobs.running()
-        silent = jobs.silent({job.id for job in running})
-        for found in (running, silent, jobs.ended()):
-            for job in found:
-                if text in (job.id, job.name, str(job.pid)):
-                    return Handle(RUN, SESSION, job.id)
-    except OSError:
-        pass  # this user has no such directory
-    return None
-
-
-def names_of_run() -> list[str]:
-    """Return the names and ids of the jobs of `relight run` on this machine."""
-    from relight import env
-    from relight.host.run_jobs import JobDirectory
-
-    try:
-        ids = JobDirectory(env.read().variables).ids()
-    except OSError:
-        return []
-    return [*{job.rpartition("-")[0] for job in ids}, *ids]
+        return None
+    scheduler, session, app_id, role, replicas = match.groups()
+    return part_of(Handle(scheduler, session, app_id), role, replicas)
 
 
 def is_whole(text: str) -> bool:
@@ -87,27 +47,12 @@ def is_whole(text: str) -> bool:
     return match is not None and match[4] is None
 
 
-def _part_of(job: Handle, role: str | None, replicas: str | None) -> Handle:
+def part_of(job: Handle, role: str | None, replicas: str | None) -> Handle:
+    """Return the part of a job: a role, and replicas `0,2` of it."""
     numbers: dict[int, None] = {}
     for text in filter(None, (replicas or "").split(",")):
         number = whole(text)
         if number is None:
-            raise UsageError(f"{job} has no replica {text:.40}", hint=_EXAMPLE)
+            raise UsageError(f"{job} has no replica {text:.40}", hint=EXAMPLE)
         numbers[number] = None
     return job._replace(role=role or "", replicas=tuple(numbers))
-
-
-def _by_id(text: str) -> Handle:
-    from relight.errors import did_you_mean
-    from relight.job import records
-
-    every = records.every()
-    for record in every:
-        if text in (record.get("id"), record.get("app_id")):
-            return parse(record["handle"])
-    running = _by_name(text)
-    if running is not None:
-        return running
-    known = [str(record.get("id")) for record in every] + names_of_run()
-    hint = did_you_mean(text, known, "relight list shows them")
-    raise UsageError(f"there is no job {text}", hint=hint)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import relight
-from relight.errors import EXIT_MACHINE
+from relight.base.errors import EXIT_MACHINE
 from relight.job.app import AppDef, Role
 
 NAME = "relight"
@@ -29,28 +29,22 @@ NAME = "relight"
 VARIABLE = "RELIGHT_LAUNCHER"
 """The variable of a role that holds the value of `--launcher`, if one was given."""
 INSTALLED, TRAVELS = "installed", "travels"
-ELSEWHERE = frozenset({"job", "pytest_plugin", "runner", "sandbox", "schedulers", "tracker"})
+ELSEWHERE = frozenset({
+    "api", "inspect", "job", "pytest_plugin", "runner", "sandbox", "schedulers", "tracker",
+})  # fmt: skip
 """Packages that `relight run` does not need."""
 FOR_SSH = frozenset({
-    "job/__init__.py", "job/app.py", "job/handles.py", "job/macros.py", "job/privacy.py",
-    "job/records.py",
+    "job/__init__.py", "job/app.py", "job/handles.py", "job/macros.py", "job/records.py",
     "schedulers/__init__.py", "schedulers/ssh/__init__.py", "schedulers/ssh/frames.py",
     "schedulers/ssh/hosts.py", "schedulers/ssh/orders.py", "schedulers/ssh/replica.py",
 })  # fmt: skip
-"""Modules of theirs with which a host runs a replica for ssh, and an agent hides secrets."""
-_CLI = frozenset({
-    "__init__", "arguments", "coordinator", "doctor", "launch", "main", "mistakes", "run",
-    "signals", "usage",
-})  # fmt: skip
+"""Modules of theirs with which a host runs a replica for ssh."""
+_CLI = frozenset({"__init__", "coordinator", "doctor", "launch", "main", "run"})
 """The modules of `relight.cli` that it needs."""
-_PAGE = os.path.join("sight", "page")
 _FOR_COMMANDS = frozenset({
-    "core/rates.py", "core/timeline.py", "sight/top.py",
+    "core/status/rates.py", "core/status/timeline.py", "torch_launcher.py",
 })  # fmt: skip
-"""What only other commands need: the status page and `relight top`."""
-_NOT_AT_TOP = frozenset({
-    "embedding", "function", "function_hosts", "function_results", "torch_launcher",
-})  # fmt: skip
+"""What only other commands and Python programs need."""
 _SCRIPT = f"""\
 #!/bin/sh
 # relight {relight.__version__}, the launcher in one file. Behind these lines is a zip archive for Python.
@@ -97,10 +91,10 @@ def modules() -> Iterator[str]:
             path = os.path.normpath(os.path.join(inside, file))
             if inside.split(os.sep)[0] in ELSEWHERE:
                 is_there = path in FOR_SSH
-            elif inside == "cli":
-                is_there = name in _CLI
+            elif inside.split(os.sep)[0] == "cli":
+                is_there = inside == "cli" and name in _CLI
             else:
-                is_there = inside != _PAGE and name not in _NOT_AT_TOP and path not in _FOR_COMMANDS
+                is_there = path not in _FOR_COMMANDS
             if extension == ".py" and is_there:
                 yield path
 

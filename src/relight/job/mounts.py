@@ -6,7 +6,8 @@
 import os
 from collections.abc import Sequence
 
-from relight.errors import UsageError, did_you_mean
+from relight.base.errors import UsageError
+from relight.base.text import did_you_mean
 from relight.job.app import BindMount, DeviceMount, Mount, VolumeMount
 
 _KINDS = ("bind", "volume", "device")

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from relight import env as environment
-from relight.env import Environment
-from relight.errors import MachineError, UsageError
+from relight.base import env as environment
+from relight.base.env import Environment
+from relight.base.errors import MachineError, UsageError
 from relight.host.files import make_directories
 from relight.job.app import AppState
+from relight.job.handles import is_whole
 
 FILE = "job.json"
 _LOCK = "sending"
@@ -264,10 +265,8 @@ def load(file: str) -> Any:
 
 
 def _load(file: str) -> dict[str, Any] | None:
-    from relight.job import handles
-
     record = load(file)
     if not isinstance(record, dict) or not all(isinstance(record.get(n), str) for n in _NEEDED):
         return None
-    good = record["state"] in AppState.__members__ and handles.is_whole(record["handle"])
+    good = record["state"] in AppState.__members__ and is_whole(record["handle"])
     return record if good else None

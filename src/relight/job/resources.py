@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from relight.env import Environment, read
-from relight.errors import UsageError, nearest
+from relight.base.env import Environment, read
+from relight.base.errors import UsageError
+from relight.base.text import closest_match
 from relight.job.app import UNSPECIFIED, Resource
 
 NAME_TAG = "torchx/named_resources.name"
@@ -234,7 +235,7 @@ def _of_table(name: str) -> Resource:
 
 
 def _unknown(name: str, known: list[str]) -> UsageError:
-    meant = nearest(name, known) or nearest("aws_" + name, known)
+    meant = closest_match(name, known) or closest_match("aws_" + name, known)
     sizes = [each for each in known if each not in _NOT_SAID]
     hint = f"did you mean {meant}?" if meant else f"known: {', '.join(sizes)}"
     return UsageError(f"there is no named resource {name}", hint=hint)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job.app import (
     AppDef,
     BindMount,

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from relight.core.goodput import Account
-from relight.core.snapshot import RankUse
+from relight.core.status.goodput import Account
+from relight.core.status.snapshot import RankUse
 from relight.job.app import AppState
 
 _SIGKILL, _SIGTERM = 9, 15  # numbers of Linux: this client may run on Windows, without SIGKILL

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from relight.job import handles
 from relight.job.app import AppState, Resource
+from relight.job.lookup import find_job
 from relight.job.resources import named_resources
 
 MISSING = "<MISSING>"
@@ -32,7 +33,7 @@ def parse_app_handle(app_handle: AppHandle) -> ParsedAppHandle:
     Raises:
         UsageError: the text is no handle.
     """
-    return ParsedAppHandle(*handles.parse(app_handle)[:3])
+    return ParsedAppHandle(*find_job(app_handle)[:3])
 
 
 def get_named_resources(res: str) -> Resource:

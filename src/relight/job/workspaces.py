@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
-from relight.errors import MachineError, UsageError
+from relight.base.errors import MachineError, UsageError
 from relight.job import patterns, records, torchxignore
 from relight.job.app import NOTHING
 

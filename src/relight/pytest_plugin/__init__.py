@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from relight.pytest_plugin.constants import MARK, TIMEOUT
+
 if TYPE_CHECKING:
     from relight.pytest_plugin.sandbox import SandboxRunner
 
-MARK = "distributed"
 ON_RANK = "relight-rank"
 """The name of the plugin that is registered only on ranks."""
-TIMEOUT = "distributed_timeout"
 DEFAULT_TIMEOUT_S = 60.0
 _HELP = (
     f"{MARK}(world_size=2, backend=None, init=True, timeout=None, env=None): run the test on "

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from relight import env as environment
-from relight.function import job_directory, start_agent
+from relight.api.function import job_directory, start_agent
+from relight.base import env as environment
 from relight.host import system
 from relight.pytest_plugin.marker import Wanted, controller
 from relight.pytest_plugin.rank_reports import shortened

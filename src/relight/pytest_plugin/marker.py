@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from relight import env as environment
-from relight.errors import did_you_mean
-from relight.pytest_plugin import MARK, TIMEOUT
+from relight.base import env as environment
+from relight.base.text import did_you_mean
+from relight.pytest_plugin.constants import MARK, TIMEOUT
 
 BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake")
 _KEYS = ("world_size", "backend", "init", "timeout", "env")

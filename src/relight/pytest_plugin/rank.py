@@ -24,7 +24,7 @@ import pytest
 from _pytest import capture
 from _pytest.config import get_config
 
-from relight.errors import EXIT_FAILED, EXIT_OK
+from relight.base.errors import EXIT_FAILED, EXIT_OK
 from relight.pytest_plugin import ON_RANK
 from relight.pytest_plugin.rank_reports import cut
 from relight.worker.call import leave

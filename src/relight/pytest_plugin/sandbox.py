@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import pytest
 
-from relight import env as environment
-from relight.core.faults import read
-from relight.errors import MachineError, UsageError
-from relight.function import check_list, check_texts, time_limit
+from relight.api.function import check_list, check_texts, time_limit
+from relight.base import env as environment
+from relight.base.errors import MachineError, UsageError
 from relight.sandbox import access
+from relight.sandbox.faults import read
 from relight.sandbox.lab import lab_unavailable
 
 _SHOWN = 5000

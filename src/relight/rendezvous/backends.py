@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import cast
 
-from relight.errors import UsageError, nearest
-from relight.rendezvous.register import ENTRY_POINTS, Open, Register
-from relight.values import BACKENDS
+from relight.base.errors import UsageError
+from relight.base.text import closest_match
+from relight.base.values import BACKENDS
+from relight.rendezvous.leader_lock import ENTRY_POINTS, Open, Register
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def check(backend: str) -> None:
                 hint="use one of " + ", ".join(known) + f"; a plug-in for relight, of the group "
                 f"{ENTRY_POINTS}, only says who coordinates (CONTRIBUTING.md)",
             )
-        meant = nearest(backend, known)
+        meant = closest_match(backend, known)
         raise UsageError(
             f"--rdzv-backend={backend} is not one of {', '.join(known)}"
             + (f"; did you mean {meant}?" if meant else ""),

@@ -11,9 +11,10 @@ it.
 
 from collections.abc import Callable, Mapping
 
-from relight.errors import UsageError, did_you_mean
-from relight.typed import Any, NamedTuple
-from relight.values import BACKENDS, MOST_SECONDS
+from relight.base.errors import UsageError
+from relight.base.text import did_you_mean
+from relight.base.typed import Any, NamedTuple
+from relight.base.values import BACKENDS, MOST_SECONDS
 
 _TIMEOUT_S = 900.0
 """torchrun's default for `timeout`, which some backends use as `join_timeout` (launcher/api.py)."""

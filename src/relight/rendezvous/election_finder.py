@@ -1,7 +1,7 @@
 """The finder of an endpoint that lists several hosts: `--rdzv-endpoint=host1,host2,host3`.
 
 The agent that holds the endpoint's port on one of these hosts is its elector. The electors choose a
-coordinator among themselves (`core/election`); agents ask any of them who it is. When the
+coordinator among themselves (`core/link/election`); agents ask any of them who it is. When the
 coordinator's host is gone, the next one takes over as soon as a majority of the hosts agrees. The
 agents announce the generation that they are in, and their workers go on.
 
@@ -17,24 +17,26 @@ from collections.abc import Callable
 from functools import partial
 from socket import AF_INET, AF_INET6
 
-from relight.core import fields, waiting, wire
-from relight.core.election import BallotReceived, BecomeCoordinator, Election, SendBallot
-from relight.core.fields import Malformed, Message
-from relight.core.group_types import GroupSettings, Hello
-from relight.core.lease import Refusal
-from relight.core.messages import Heartbeat
-from relight.core.votes import Ballot
-from relight.events import Tick, changed
-from relight.host.connection import CLOSED, Connection, dial, resolve
-from relight.host.heartbeats import Heartbeats
+from relight.base import fields
+from relight.base.fields import Malformed, Message
+from relight.core.group import group_messages
+from relight.core.group.group_types import GroupSettings, Hello
+from relight.core.group.messages import Heartbeat
+from relight.core.link import wire
+from relight.core.link.election import BallotReceived, BecomeCoordinator, Election, SendBallot
+from relight.core.link.lease import Refusal
+from relight.core.link.votes import Ballot
+from relight.events.event_types import Tick, changed
 from relight.host.loop import Alarm, Loop
-from relight.host.ports import is_loopback, is_ours, listen
-from relight.rendezvous.finder import CoordinatorAt, CoordinatorHere, Finder, NotFound, Seeker
-from relight.rendezvous.meeting import Meeting
+from relight.net.connection import CLOSED, Connection, dial, resolve
+from relight.net.heartbeats import Heartbeats
+from relight.net.ports import is_loopback, is_ours, listen
+from relight.rendezvous.config import Meeting
+from relight.rendezvous.discovery import CoordinatorAt, CoordinatorHere, Finder, NotFound, Seeker
 
 _VOTE_S = 1.0
 """How long a vote counts. It need not outlast a lease: who is elected goes on with the generation
-that runs, and forms another when all leases are over (core/membership).
+that runs, and forms another when all leases are over (core/group/membership).
 """
 _PING_S = 0.25
 """How often each other host gets a heartbeat."""
@@ -319,7 +321,7 @@ class Elector:
     def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
         """Take the connection that another elector has opened."""
         if settings is not None and settings.lost_after_s != self._settings.lost_after_s:
-            connection.fail(waiting.other_lost_after(settings.lost_after_s, self._settings))
+            connection.fail(group_messages.other_lost_after(settings.lost_after_s, self._settings))
             return
         connection.owner = self
         self._incoming[connection] = None

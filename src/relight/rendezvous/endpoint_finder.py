@@ -7,12 +7,12 @@ belongs to this machine. The name is looked up again while no coordinator is fou
 import socket
 from collections.abc import Callable
 
-from relight.core.lease import Refusal
-from relight.host.connection import resolve
+from relight.core.link.lease import Refusal
 from relight.host.loop import Loop
-from relight.host.ports import is_loopback, is_ours, listen
-from relight.rendezvous.finder import CoordinatorAt, CoordinatorHere, Finder, NotFound, Seeker
-from relight.rendezvous.meeting import Meeting
+from relight.net.connection import resolve
+from relight.net.ports import is_loopback, is_ours, listen
+from relight.rendezvous.config import Meeting
+from relight.rendezvous.discovery import CoordinatorAt, CoordinatorHere, Finder, NotFound, Seeker
 
 _TRIES = 3
 _LOOK_UP_EVERY = 25

@@ -6,7 +6,7 @@ nodes must choose the same: the version of the *cluster* decides, which every me
 
 from collections.abc import Mapping
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.rendezvous import conf as rdzv_conf
 from relight.rendezvous.conf import Conf
 from relight.rendezvous.etcd_http import (
@@ -18,7 +18,7 @@ from relight.rendezvous.etcd_http import (
 )
 from relight.rendezvous.etcd_v2 import V2Register
 from relight.rendezvous.etcd_v3 import V3Register
-from relight.rendezvous.register import Record, Register, job_key
+from relight.rendezvous.leader_lock import Record, Register, job_key
 
 _UNHURRIED_S = 60.0
 _READ_TIMEOUT_S = 60.0

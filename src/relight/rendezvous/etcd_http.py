@@ -8,9 +8,9 @@ import io
 import time
 from collections.abc import Mapping, Sequence
 
-from relight.errors import UsageError
-from relight.typed import Any, NamedTuple
-from relight.values import parse_endpoint
+from relight.base.errors import UsageError
+from relight.base.typed import Any, NamedTuple
+from relight.base.values import parse_endpoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -3,10 +3,10 @@
 import math
 import os
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
+from relight.base.typed import NamedTuple
 from relight.rendezvous.etcd_http import EtcdAnswer, EtcdMembers, Login
-from relight.rendezvous.register import NOBODY, Record
-from relight.typed import NamedTuple
+from relight.rendezvous.leader_lock import NOBODY, Record
 
 TRIES = 5
 

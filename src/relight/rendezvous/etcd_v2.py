@@ -14,12 +14,12 @@ token of its writer.
 
 import time
 
-from relight.core import fields
-from relight.errors import UsageError
+from relight.base import fields
+from relight.base.errors import UsageError
+from relight.base.typed import NamedTuple
 from relight.rendezvous.etcd_http import EtcdAnswer, EtcdMembers, Login, message_of, nonsense
 from relight.rendezvous.etcd_record import TRIES, EtcdRegister, KeyContent, Stored, login_needed
-from relight.rendezvous.register import Record
-from relight.typed import NamedTuple
+from relight.rendezvous.leader_lock import Record
 
 _NOT_FOUND = 100
 _COMPARE_FAILED = 101

@@ -14,8 +14,9 @@ writes that into the holder's record. A live holder overwrites it with its next 
 
 import time
 
-from relight.core import fields
-from relight.errors import UsageError
+from relight.base import fields
+from relight.base.errors import UsageError
+from relight.base.typed import Any, NamedTuple
 from relight.rendezvous.etcd_http import (
     EtcdAnswer,
     EtcdMembers,
@@ -25,8 +26,7 @@ from relight.rendezvous.etcd_http import (
     nonsense,
 )
 from relight.rendezvous.etcd_record import TRIES, EtcdRegister, KeyContent, Stored, login_needed
-from relight.rendezvous.register import Record
-from relight.typed import Any, NamedTuple
+from relight.rendezvous.leader_lock import Record
 
 _LEASE_ENDED = 5
 _NO_PERMISSION = 7

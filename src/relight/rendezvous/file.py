@@ -36,10 +36,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from relight.core import fields
-from relight.errors import UsageError
-from relight.rendezvous.register import NOBODY, Record, Register, job_key
-from relight.typed import NamedTuple, TypeVar
+from relight.base import fields
+from relight.base.errors import UsageError
+from relight.base.typed import NamedTuple, TypeVar
+from relight.rendezvous.leader_lock import NOBODY, Record, Register, job_key
 
 _LONGEST = 64 * 1024
 _LOCK_S = 2.0

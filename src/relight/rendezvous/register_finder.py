@@ -1,23 +1,25 @@
 """The finder of a job whose coordinator is named by a register: etcd, a file, a plug-in.
 
-It reads the register's record, and writes one for this process if there is none; `core/candidacy`
-has the rules. While the register does not answer, it can't name another coordinator, and a running
-group goes on. A successor never begins while workers of the old group run (docs/decisions/0012).
+It reads the register's record, and writes one for this process if there is none;
+`core/link/leader_lease` has the rules. While the register does not answer, it can't name another
+coordinator, and a running group goes on. A successor never begins while workers of the old group
+run (docs/decisions/0012).
 """
 
 import socket
 from collections.abc import Callable
 
-from relight.core.candidacy import Candidacy, Refused
-from relight.core.lease import Refusal
-from relight.core.waiting import duration
-from relight.errors import UsageError
-from relight.events import StateChanged
-from relight.host import dns
+from relight.base.errors import UsageError
+from relight.base.text import format_duration
+from relight.base.typed import NamedTuple
+from relight.core.link.leader_lease import Candidacy, Refused
+from relight.core.link.lease import Refusal
+from relight.events.event_types import StateChanged
 from relight.host.loop import Alarm, Loop
-from relight.host.ports import is_loopback, is_ours, listen, no_free_port
-from relight.rendezvous.candidate import Answer, Candidate, Contact, words
-from relight.rendezvous.finder import (
+from relight.net import dns
+from relight.net.ports import is_loopback, is_ours, listen, no_free_port
+from relight.rendezvous.config import Meeting
+from relight.rendezvous.discovery import (
     CoordinatorAt,
     CoordinatorHere,
     Finder,
@@ -25,9 +27,8 @@ from relight.rendezvous.finder import (
     NotFound,
     Seeker,
 )
-from relight.rendezvous.meeting import Meeting
-from relight.rendezvous.register import Record, Register
-from relight.typed import NamedTuple
+from relight.rendezvous.leader_lock import Record, Register
+from relight.rendezvous.leader_session import Answer, Candidate, Contact, words
 
 _SILENT_S = 5.0
 """A register that has not answered for so long is reported as silent."""
@@ -207,7 +208,7 @@ class RegisterFinder(Finder):
             self._seeker.step_down(reason, 0.0)
 
     def _on_trouble(self, reason: str) -> None:
-        left = duration(self._candidacy.until - self._loop.now())
+        left = format_duration(self._candidacy.until - self._loop.now())
         self._seeker.say(
             f"can't renew the coordinator's record at {self._meeting.where}, "
             f"this node coordinates for {left} more: {reason}"
@@ -273,8 +274,9 @@ class _OwnContact:
     def _addresses(self) -> tuple[str, ...]:
         """Return the addresses at which other nodes may reach this machine.
 
-        A refusal at the first one counts as a sign that this process has ended (core/candidacy). So
-        the first address must belong to this machine, or be one that refuses no node.
+        A refusal at the first one counts as a sign that this process has ended
+        (core/link/leader_lease). So the first address must belong to this machine, or be one that
+        refuses no node.
         """
         chosen, own = self._chosen, self._register.own_address
         if chosen or (own and not is_loopback(own)):

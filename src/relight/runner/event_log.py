@@ -6,16 +6,17 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from glob import escape, glob
+from typing import Protocol
 
-from relight.core import event_lines
-from relight.core.goodput import Account, Ledger
-from relight.core.snapshot import ENDED, EventsAfter
-from relight.errors import MachineError, UsageError
-from relight.events import CheckpointFound, Formed, WorkerStarted
-from relight.host import files, growing_files
-from relight.host.run_jobs import JobDirectory
+from relight.base.env import Environment
+from relight.base.errors import MachineError, UsageError
+from relight.core.status.goodput import Account, Ledger
+from relight.core.status.snapshot import ENDED, EventsAfter
+from relight.events import event_lines
+from relight.events.event_types import CheckpointFound, Formed, WorkerStarted
+from relight.host import files, tail
 from relight.job.handles import RUN, Handle
-from relight.runner.runner import Runner
+from relight.processes.running_jobs import JobDirectory
 from relight.schedulers.api import AppStatus
 
 NAME = "events.jsonl"
@@ -28,11 +29,22 @@ _BEGINNING = 1 << 20
 _OPTIONS = "relight run --log-dir=DIR keeps it in a file"
 
 
+class Jobs(Protocol):
+    """What is needed of a `Runner`."""
+
+    @property
+    def env(self) -> Environment:
+        """The environment."""
+
+    def status(self, handle: Handle) -> AppStatus:
+        """Return how a job is."""
+
+
 Lines = Iterator[tuple[str, str]]
 """Each line after a text that tells the logs of several agents apart."""
 
 
-def lines(runner: Runner, job: Handle, *, follow: bool) -> Lines:
+def lines(runner: Jobs, job: Handle, *, follow: bool) -> Lines:
     """Return the lines of a job's event logs; with `follow`, also those that come until it is over.
 
     Raises:
@@ -52,11 +64,11 @@ def lines(runner: Runner, job: Handle, *, follow: bool) -> Lines:
 
     if not goes_on():
         _check_found(job, pattern)
-    return growing_files.lines_by_path(lambda: sorted(glob(pattern)), goes_on)
+    return tail.lines_by_path(lambda: sorted(glob(pattern)), goes_on)
 
 
 def output(
-    runner: Runner, job: Handle, rank: int, stream: str, *, follow: bool, attempt: str = ALL
+    runner: Jobs, job: Handle, rank: int, stream: str, *, follow: bool, attempt: str = ALL
 ) -> Iterator[str]:
     """Return the lines that a rank of a job has written to its own log files, the oldest generation
     first; with `follow`, also those that come until the job is over.
@@ -95,7 +107,7 @@ def output(
         raise UsageError(
             f"{job} has no log file for each rank", hint="relight run --tee=3 writes them"
         )
-    return growing_files.lines(find, lambda: follow and not runner.status(job).state.is_over)
+    return tail.lines(find, lambda: follow and not runner.status(job).state.is_over)
 
 
 def account(job: Handle, found: AppStatus) -> Account | None:
@@ -122,7 +134,7 @@ def account(job: Handle, found: AppStatus) -> Account | None:
     return latest[1] if latest is not None else None
 
 
-def _event_logs(runner: Runner, job: Handle) -> Callable[[], list[str]]:
+def _event_logs(runner: Jobs, job: Handle) -> Callable[[], list[str]]:
     """Return a function that finds the event logs of all agents of a job.
 
     Raises:
@@ -149,7 +161,7 @@ def _attempt_of(folder: str) -> str:
     return os.path.basename(os.path.dirname(folder)).split("_")[1]
 
 
-def _pattern(runner: Runner, job: Handle, what: str, hint: str) -> str:
+def _pattern(runner: Jobs, job: Handle, what: str, hint: str) -> str:
     """Return a pattern of the event logs of a submitted job."""
     url = runner.status(job).url
     if not url.startswith("file:"):
@@ -209,7 +221,7 @@ def of_file(path: str, *, follow: bool) -> Lines:
     """
     if os.path.isdir(path):
         path = os.path.join(path, NAME)
-    return growing_files.lines_by_path(lambda: [path], lambda: follow)
+    return tail.lines_by_path(lambda: [path], lambda: follow)
 
 
 def check_file(path: str) -> None:
@@ -241,7 +253,7 @@ def _of_run(jobs: JobDirectory, job: Handle, *, follow: bool) -> Lines:
         raise UsageError(f"there is no job {job}", hint="relight list shows what there is")
     path = os.path.join(found.run_directory, NAME) if found.run_directory else ""
     if path and os.path.exists(path):
-        return growing_files.lines_by_path(
+        return tail.lines_by_path(
             lambda: [path], lambda: follow and jobs.answers_or_lives(job.app_id)
         )
     if found.state == ENDED:

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from relight.errors import UsageError, did_you_mean
+from relight.base.errors import UsageError
+from relight.base.text import did_you_mean
 from relight.job.components import decoding
 from relight.schedulers.api import Option
 

@@ -15,20 +15,23 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from relight import env as environment
-from relight.env import Environment
-from relight.errors import MachineError, RelightError, UsageError, did_you_mean
+from relight.base import env as environment
+from relight.base.env import Environment
+from relight.base.errors import MachineError, RelightError, UsageError
+from relight.base.text import did_you_mean
 from relight.job import components, handles, launcher_file, serial
 from relight.job.app import AppDef, AppState
 from relight.job.components import arguments, loading
 from relight.job.handles import SESSION, Handle
+from relight.job.lookup import find_job
 from relight.runner import options, settings
-from relight.runner.checking import checked, missing_script
-from relight.runner.guarded import guarded
-from relight.runner.injected import with_variables
+from relight.runner.job_env import with_variables
+from relight.runner.plugin_guard import guarded
+from relight.runner.prepared import Prepared
 from relight.runner.settings import ConfigFile
+from relight.runner.validation import checked, missing_script
 from relight.schedulers import registry
-from relight.schedulers.api import AppStatus, LogQuery, Request, Scheduler
+from relight.schedulers.api import AppStatus, LogQuery, Scheduler
 
 if TYPE_CHECKING:
     from datetime import datetime  # 1 ms, and only logs need it
@@ -37,33 +40,6 @@ DEFAULT_SCHEDULER = "local"
 _POLLS = 20
 """Status queries may take one part in this many of the time."""
 _LEAST_PAUSE_S, _USUAL_PAUSE_S, _MOST_PAUSE_S = 0.02, 0.5, 10.0
-
-
-class Prepared(NamedTuple):
-    """A job that is ready for submission: what `--dryrun` shows.
-
-    `scheduler` is the requested name. `app_id` is unique, and the scheduler may assign another.
-    `script` is the file that the job will run, if known; `notes` are messages for the user.
-    """
-
-    scheduler: str
-    session: str
-    app_id: str
-    app: AppDef
-    request: Request
-    notes: tuple[str, ...]
-    words: tuple[str, ...]
-    script: str
-    workspace: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the object that `--dryrun --json` prints."""
-        return {
-            "scheduler": self.scheduler,
-            "cfg": dict(self.request.cfg),
-            "app": serial.to_json(self.app),
-            "request": dict(self.request.body),
-        }
 
 
 class Job(NamedTuple):
@@ -177,7 +153,9 @@ class Runner:
             words = (app, *(args if not isinstance(args, Mapping) else map(str, args.values())))
             app, script = self._component(app, args, launcher)
         app = launcher_file.marked(app, launcher)
-        app = with_variables(checked(app), name, self.session, parent_run_id, self)
+        app = with_variables(
+            checked(app), name, self.session, parent_run_id, self.env, self.settings
+        )
         from relight.job.records import new_id
 
         app_id = new_id(app.name)
@@ -549,7 +527,7 @@ def compiled(regex: str) -> "re.Pattern[str] | None":
 def _parsed(handle: str | Handle) -> Handle:
     if not isinstance(handle, str | Handle):
         raise UsageError(f"{handle!r} is not the handle of a job")
-    return handles.parse(handle) if isinstance(handle, str) else handle
+    return find_job(handle) if isinstance(handle, str) else handle
 
 
 def _whole(handle: str | Handle, what: str) -> Handle:

@@ -18,8 +18,8 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from relight.env import Environment
-from relight.errors import UsageError
+from relight.base.env import Environment
+from relight.base.errors import UsageError
 
 NAMES = (".relightconfig", ".torchxconfig")
 VARIABLES = ("RELIGHTCONFIG", "TORCHXCONFIG")

@@ -5,20 +5,23 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from relight.env import Environment
-from relight.errors import RelightError, UsageError
-from relight.job import handles, privacy, records, serial
-from relight.job.app import AppState
+from relight.base import redaction
+from relight.base.env import Environment
+from relight.base.errors import RelightError, UsageError
+from relight.job import handles, records, serial
+from relight.job.app import AppDef, AppState
 from relight.job.handles import Handle
+from relight.job.lookup import find_job
 from relight.schedulers import registry
 from relight.schedulers.api import AppStatus, Scheduler
-from relight.schedulers.unbroken import UnansweredError
+from relight.schedulers.uninterruptible import UnansweredError
 
 if TYPE_CHECKING:
-    from relight.runner.runner import Prepared
+    from relight.runner.prepared import Prepared
 
 Record = dict[str, Any]
 _USER = ("USER", "LOGNAME", "USERNAME")
@@ -79,7 +82,7 @@ def record_state(record: Record | None, found: AppStatus | None) -> None:
     """Record how a job has ended: its scheduler will forget it."""
     if record is None or found is None or not found.state.is_over:
         return
-    known = {"state": found.state.name, "message": privacy.of_text(found.message)}
+    known = {"state": found.state.name, "message": redaction.redact_text(found.message)}
     if not known.items() <= record.items():
         record |= known
         try:
@@ -120,7 +123,7 @@ def listed(
     if not scheduler:
         lines += _of_run(find, session)
     if scheduler:
-        known = {handles.parse(record["handle"]).app_id for record in found}
+        known = {find_job(record["handle"]).app_id for record in found}
         for each in find(scheduler).list(cfg):
             if each.app_id not in known:
                 handle = str(Handle(scheduler, session, each.app_id))
@@ -190,10 +193,10 @@ def _record(job: "Prepared", env: Environment) -> Record:
         "name": job.app.name,
         "state": AppState.UNSUBMITTED.name,
         "submitted": datetime.now().astimezone().isoformat(timespec="milliseconds"),
-        "command": privacy.of_words(job.words),
+        "command": redaction.redact_argv(job.words),
         "cfg": _without_secrets(dict(job.request.cfg)),
-        "app": serial.to_json(privacy.of_app(job.app)),
-        "environment": privacy.of_environment(env.variables),
+        "app": serial.to_json(_redacted(job.app)),
+        "environment": redaction.of_environment(env.variables),
         "user": next(filter(None, map(env.get, _USER)), "") or user_name(),
         "host": socket.gethostname(),
         "directory": os.getcwd(),
@@ -211,9 +214,9 @@ def _without_secrets(cfg: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in cfg.items():
         if isinstance(value, Mapping):
-            found[name] = privacy.of_variables({str(k): str(v) for k, v in value.items()})
+            found[name] = redaction.redact_env({str(k): str(v) for k, v in value.items()})
         else:
-            found[name] = privacy.HIDDEN if value and privacy.is_secret(name) else value
+            found[name] = redaction.HIDDEN if value and redaction.is_secret(name) else value
     return found
 
 
@@ -237,3 +240,16 @@ def _packages() -> dict[str, str]:
 def _other_names(name: str) -> list[str]:
     known = [*registry.ALIASES, *registry.ALIASES.values()]
     return [each for each in dict.fromkeys(known) if each != name and registry.same(each, name)]
+
+
+def _redacted(app: AppDef) -> AppDef:
+    roles = [
+        replace(
+            role,
+            args=tuple(redaction.redact_argv(role.args)),
+            env=redaction.redact_env(role.env),
+            metadata=redaction.redact_value(role.metadata),
+        )
+        for role in app.roles
+    ]
+    return replace(app, roles=tuple(roles), metadata=redaction.redact_value(app.metadata))

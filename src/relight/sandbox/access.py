@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 
-from relight.errors import MachineError
+from relight.base.errors import MachineError
 
 _ROOT_OF_OUR_OWN = ("--user", "--map-root-user", "--net", "--uts", "--mount")
 """Whoever makes hosts must be able to come back from them to namespaces of its own."""

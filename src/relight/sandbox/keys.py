@@ -6,10 +6,10 @@ import termios
 from collections.abc import Callable
 from typing import Any
 
-from relight.core.faults import Fault
-from relight.core.sandbox_job import SandboxJob
-from relight.core.sandbox_keys import KeyReader
 from relight.host.loop import Loop
+from relight.sandbox.faults import Fault
+from relight.sandbox.sandbox_job import SandboxJob
+from relight.sandbox.sandbox_keys import KeyReader
 
 _STDIN, _STDERR = 0, 2
 

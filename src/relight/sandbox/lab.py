@@ -33,7 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from relight.errors import MachineError
+from relight.base.errors import MachineError
 
 SWITCH = Path(__file__).with_name("switch.py")
 PATIENCE = 60

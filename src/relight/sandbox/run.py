@@ -9,17 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from relight.core.faults import ALL, HOST, Fault, Plan
-from relight.core.sandbox_job import SandboxJob
-from relight.errors import MachineError, exit_code_of_signal, many
+from relight.base.errors import MachineError, exit_code_of_signal
+from relight.base.text import pluralize
 from relight.host import system
-from relight.host.console import Console, Consoles, ConsoleStream
 from relight.host.loop import Alarm, Loop
-from relight.host.pipe_reader import PipeReader
 from relight.host.process_handle import ProcessHandle
-from relight.host.stacks import workers
+from relight.output.console import Console, Consoles, ConsoleStream
+from relight.output.pipe_reader import PipeReader
+from relight.sandbox.faults import ALL, HOST, Fault, Plan
 from relight.sandbox.keys import Keys
 from relight.sandbox.lab import Host, Lab
+from relight.sandbox.sandbox_job import SandboxJob
+from relight.stacks import rank_processes
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LONGEST_LINE = 1 << 20
@@ -264,12 +265,12 @@ class Sandbox:
             except ProcessLookupError:
                 continue
             return ""
-        running = many(len(self.job.running), "host")
+        running = pluralize(len(self.job.running), "host")
         return f"no such rank runs on {running}"
 
 
 def _pid_of(agent: int, rank: int) -> int | None:
-    return workers.below(agent).get(rank)
+    return rank_processes.below(agent).get(rank)
 
 
 def _returns(find: Callable[[], int | None], pid: int) -> bool:

@@ -7,7 +7,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job.app import NOTHING, AppDef, AppState
 from relight.job.status import AppStatus as AppStatus
 from relight.job.status import ReplicaStatus as ReplicaStatus

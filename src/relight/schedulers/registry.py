@@ -4,7 +4,8 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from relight.errors import UsageError, did_you_mean
+from relight.base.errors import UsageError
+from relight.base.text import did_you_mean
 from relight.schedulers.api import Scheduler
 
 GROUP, OF_TORCHX = "relight.schedulers", "torchx.schedulers"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from relight import env as environment
+from relight.base import env as environment
 
 _UNDEFINED = "<UNDEFINED>"
 """The id of a run that no scheduler has started, as in TorchX."""

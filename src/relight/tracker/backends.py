@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-from relight.core.fields import printable
-from relight.errors import RelightError, UsageError, did_you_mean
+from relight.base.errors import RelightError, UsageError
+from relight.base.fields import printable
+from relight.base.text import did_you_mean
 
 GROUPS = ("relight.tracker", "torchx.tracker")
 """Entry points of other packages, which are functions of a configuration."""

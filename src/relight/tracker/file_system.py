@@ -21,8 +21,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from relight.core.fields import printable
-from relight.errors import MachineError, UsageError
+from relight.base.errors import MachineError, UsageError
+from relight.base.fields import printable
 from relight.tracker.api import TrackerArtifact, TrackerBase, TrackerSource
 
 

@@ -11,9 +11,9 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from relight import env as environment
-from relight.env import Environment
-from relight.errors import UsageError
+from relight.base import env as environment
+from relight.base.env import Environment
+from relight.base.errors import UsageError
 from relight.runner import settings
 from relight.tracker.api import TrackerArtifact, TrackerBase, TrackerSource
 

@@ -13,7 +13,8 @@ for step, batch in enumerate(batches):
 import os
 import time
 
-from relight.core.worker_words import (
+from relight.base.typed import NamedTuple
+from relight.core.workers.shared_words import (
     CALLS,
     FIRST_AT,
     MOST_CALLS,
@@ -23,8 +24,9 @@ from relight.core.worker_words import (
     STEP_AT,
     left_s,
 )
-from relight.typed import NamedTuple
-from relight.worker import memory  # not at the first call: a job outlives the files of relight
+from relight.worker import (
+    shared_words_writer,  # not at the first call: a job outlives the files of relight
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def should_checkpoint() -> bool:
     page[CALLS] = call
     if page[0] == 0 and page[1] == 0:  # LIMIT and AGREED: a look at each costs a tenth of a call
         return False
-    return memory.is_agreed(page, call)
+    return shared_words_writer.is_agreed(page, call)
 
 
 def deadline() -> float | None:
@@ -156,7 +158,7 @@ def _open() -> memoryview:
     global _page
     if _page is None:
         os.register_at_fork(after_in_child=_detach)
-    _page = memory.open_page()
+    _page = shared_words_writer.open_page()
     return _page
 
 

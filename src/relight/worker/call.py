@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from relight.errors import EXIT_FAILED, EXIT_OK, UsageError, WorkersFailedError
+from relight.base.errors import EXIT_FAILED, EXIT_OK, UsageError, WorkersFailedError
 from relight.worker import cells
 from relight.worker.main_module import Unpickler
 
@@ -55,7 +55,7 @@ class WithLocalRank:
 
     def __call__(self, *args: Any) -> Any:
         """Call the function."""
-        from relight.core.commands import with_local_rank
+        from relight.core.workers.worker_command import with_local_rank
 
         own = int(os.environ["LOCAL_RANK"])
         texts = [with_local_rank(each, own) if isinstance(each, str) else each for each in args]

@@ -13,7 +13,7 @@ import sys
 import types
 from typing import Any, NamedTuple
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 
 NAME = "__mp_main__"
 importing = ""

@@ -10,7 +10,7 @@ import sys
 if __name__ == "__main__":
     script = sys.argv[1]
     del sys.argv[0]
-    # As for `python script.py`: imports are looked up beside the script, not beside this file.
-    # (A directory or an archive is put there by runpy itself.)
+    # As for `python agent/entrypoint.py`: imports are looked up beside the script, not beside this
+    # file. (A directory or an archive is put there by runpy itself.)
     sys.path[0] = os.path.dirname(os.path.realpath(script))
     runpy.run_path(script, run_name="__main__")

@@ -10,8 +10,8 @@ import time
 import uuid
 from collections.abc import Mapping
 
-from relight.errors import UsageError
-from relight.rendezvous.register import NOBODY, Record, Register
+from relight.base.errors import UsageError
+from relight.rendezvous.leader_lock import NOBODY, Record, Register
 
 
 class SqliteRegister:

@@ -10,7 +10,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from relight.errors import UsageError, nearest
+from relight.base.errors import UsageError
+from relight.base.text import closest_match
 from relight.job.components import decoding
 from relight.job.components.decoding import ParameterKind
 
@@ -284,7 +285,7 @@ def _unknown(name: str, signature: Signature, where: str, value: str | None = No
         if value is not None and name in _SWITCHES_OF_SUBMIT:
             hint += f" and takes no value: {name}"
         return UsageError(f"{signature.name} has no parameter {name}{where}", hint=hint)
-    meant = nearest(name.lstrip("-").replace("-", "_"), known)
+    meant = closest_match(name.lstrip("-").replace("-", "_"), known)
     if meant:
         hint = f"did you mean --{meant}? {_after_dashes(signature)}".strip()
     else:

@@ -7,8 +7,8 @@ host of replica 0, whose name the scheduler puts into the variable that `rank0_e
 import re
 import shlex
 
-from relight.env import read
-from relight.errors import UsageError
+from relight.base.env import read
+from relight.base.errors import UsageError
 from relight.job import macros
 from relight.job.app import AppDef, Role
 from relight.job.components import IMAGE, TORCHRUN, launcher

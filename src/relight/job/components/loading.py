@@ -14,7 +14,8 @@ from contextlib import redirect_stdout
 from types import ModuleType
 from typing import Any
 
-from relight.errors import RelightError, UsageError, did_you_mean, nearest
+from relight.base.errors import RelightError, UsageError
+from relight.base.text import closest_match, did_you_mean
 from relight.job import components
 from relight.job.app import AppDef
 
@@ -46,7 +47,7 @@ def find(address: str) -> Component:
     if module and not address.endswith(".py") and _exists(module):
         return _of_module(_import(module), name, module)
     known = [*components.names(), *given]
-    meant = nearest(address, known)
+    meant = closest_match(address, known)
     if meant:
         hint = f"did you mean {meant}?"
     elif address.endswith(".py"):
@@ -238,5 +239,5 @@ def _similar(path: str) -> str:
         names = [each for each in os.listdir(folder or ".") if each.endswith(".py")]
     except OSError:
         return f"there is no directory {folder}"
-    meant = nearest(name, names)
+    meant = closest_match(name, names)
     return f"did you mean {os.path.join(folder, meant)}?" if meant else "relight components"

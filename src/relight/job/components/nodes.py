@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
+from relight.base.values import Nodes, parse_nodes, parse_nproc
 from relight.job.resources import named_resources
-from relight.values import Nodes, parse_nodes, parse_nproc
 
 DEFAULT_EXPERIMENT = "default-experiment"
 _MOST = 100_000

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job.app import (
     AppDef,
     BindMount,

@@ -2,8 +2,8 @@
 
 import shlex
 
-from relight.env import read
-from relight.errors import UsageError
+from relight.base.env import read
+from relight.base.errors import UsageError
 from relight.job.app import AppDef, Resource, Role
 from relight.job.components import IMAGE, TORCHRUN, launcher
 from relight.job.components.nodes import refuse_script

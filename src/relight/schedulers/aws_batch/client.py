@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from relight import env
-from relight.errors import MachineError, RelightError, UsageError, did_you_mean
+from relight.base import env
+from relight.base.errors import MachineError, RelightError, UsageError
+from relight.base.text import did_you_mean
 
 _ACTION = re.compile(r"not authorized to perform: (\S+)")
 _REFUSALS = ("ClientException", "InvalidParameterException", "InvalidParameterValue",

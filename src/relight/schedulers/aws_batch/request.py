@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from relight import __version__
-from relight.errors import EXIT_PREEMPTED, UsageError, did_you_mean
+from relight.base.errors import EXIT_PREEMPTED, UsageError
+from relight.base.text import did_you_mean
 from relight.job import launcher_file, macros
 from relight.job.app import AppDef, BindMount, DeviceMount, Mount, Resource, Role, VolumeMount
 from relight.job.user import user_name

@@ -21,12 +21,13 @@ from datetime import datetime
 from importlib.util import find_spec
 from typing import Any
 
-from relight import env
-from relight.errors import MachineError, RelightError, UsageError, did_you_mean
-from relight.job import launcher_file, privacy
+from relight.base import env, redaction
+from relight.base.errors import MachineError, RelightError, UsageError
+from relight.base.text import did_you_mean
+from relight.job import launcher_file
 from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
-from relight.schedulers import needs
+from relight.schedulers import resource_checks
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
@@ -38,7 +39,7 @@ from relight.schedulers.api import (
 )
 from relight.schedulers.aws_batch import request, states
 from relight.schedulers.aws_batch.client import Aws
-from relight.schedulers.unbroken import finished
+from relight.schedulers.uninterruptible import finished
 
 _POLL_S = 2.0
 _PAGE = 100
@@ -405,12 +406,12 @@ def _times(query: LogQuery) -> dict[str, int]:
 
 def _without_secrets(app: AppDef) -> AppDef:
     """Return the app with hidden values, as it is shown."""
-    env = {request.TOKEN: privacy.HIDDEN}
+    env = {request.TOKEN: redaction.HIDDEN}
     roles = (
         replace(
             role,
-            args=privacy.of_words(role.args),
-            env={**env, **privacy.of_variables(dict(role.env))},
+            args=redaction.redact_argv(role.args),
+            env={**env, **redaction.redact_env(dict(role.env))},
         )
         for role in app.roles
     )
@@ -423,7 +424,7 @@ def _text(body: Mapping[str, Any]) -> str:
 
 
 def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
-    yield from needs.too_little(app)
+    yield from resource_checks.too_little(app)
     first = app.roles[0].name
     if len(app.roles) > 1:
         yield f"AWS Batch ends the job, with all its roles, when {first}/0 ends"

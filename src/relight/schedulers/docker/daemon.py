@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from relight import env
-from relight.errors import MachineError, UsageError
+from relight.base import env
+from relight.base.errors import MachineError, UsageError
 
 _SOCKET = "unix:///var/run/docker.sock"
 _HINT = "is it running? DOCKER_HOST says where it is"

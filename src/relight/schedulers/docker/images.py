@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from relight import __version__
-from relight.errors import MachineError
+from relight.base.errors import MachineError
 from relight.job import workspaces
 from relight.schedulers.docker.request import Label
 

@@ -9,11 +9,11 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from relight.host import reports
 from relight.job.app import AppState
+from relight.output import error_files
 from relight.schedulers.api import AppStatus, ReplicaStatus
-from relight.schedulers.causes import last_words
 from relight.schedulers.docker.request import ERROR_FILE, Label
+from relight.schedulers.failure_reason import last_words
 
 CANCELLED, STOPPED = ".cancelled", ".stopped"
 """Suffixes of the names of containers stopped by a command, or by the failure of another."""
@@ -190,7 +190,7 @@ def _cause(client: Any, replica: Container) -> str:
     import docker
 
     try:
-        text = reports.line_of(_error_file(client, replica.id))
+        text = error_files.line_of(_error_file(client, replica.id))
         if not text:
             # Docker's `tail` counts the lines of both streams, whichever is requested.
             said = client.logs(replica.id, stdout=False, stderr=True, tail=_LINES)

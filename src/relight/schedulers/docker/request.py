@@ -15,13 +15,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from relight import __version__
-from relight.env import Environment
-from relight.errors import UsageError, nearest
-from relight.job import launcher_file, macros, privacy, workspaces
+from relight.base import redaction
+from relight.base.env import Environment
+from relight.base.errors import UsageError
+from relight.base.text import closest_match
+from relight.base.values import whole
+from relight.job import launcher_file, macros, workspaces
 from relight.job.app import AppDef, BindMount, DeviceMount, Mount, RetryPolicy, Role, VolumeMount
 from relight.job.user import user_name
-from relight.schedulers import needs
-from relight.values import whole
+from relight.schedulers import resource_checks
 
 NETWORK = "relight"
 NO_NAMES = ("host", "none", "bridge", "default")
@@ -131,7 +133,7 @@ def container_names(app: AppDef, app_id: str) -> list[list[str]]:
 
 def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     """Yield notes on parts of an app that have no effect, and resources that may be too little."""
-    yield from needs.too_little(app)
+    yield from resource_checks.too_little(app)
     if cfg.get("image_repo"):
         yield "image_repo has no effect: the daemon that runs the job has the image, none is pushed"
     network = cfg.get("network") or NETWORK
@@ -202,7 +204,7 @@ class _Allocation:
     def check(self) -> None:
         for name in self._publish:
             if name not in self._ports:
-                meant = nearest(name, self._ports)
+                meant = closest_match(name, self._ports)
                 raise UsageError(
                     f"-cfg publish: no role has a port {name}",
                     hint=f"did you mean {meant}?"
@@ -348,7 +350,7 @@ def _command(name: str, config: Mapping[str, Any]) -> list[str]:
         groups.append([f"--mount={pairs}{',readonly' if mount['ReadOnly'] else ''}"])
     groups.append([f"--label={key}={value}" for key, value in config["Labels"].items()])
     variables = dict(pair.split("=", 1) for pair in config["Env"])
-    groups += [[f"--env={k}={v}"] for k, v in privacy.of_variables(variables).items()]
-    groups.append([config["Image"], *privacy.of_words(config["Cmd"])])
+    groups += [[f"--env={k}={v}"] for k, v in redaction.redact_env(variables).items()]
+    groups.append([config["Image"], *redaction.redact_argv(config["Cmd"])])
     lines = [shlex.join(group) for group in groups if group]
     return [lines[0] + " \\", *(f"  {line} \\" for line in lines[1:-1]), f"  {lines[-1]}"]

@@ -23,8 +23,8 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from relight import env
-from relight.errors import MachineError, UsageError
+from relight.base import env
+from relight.base.errors import MachineError, UsageError
 from relight.job import launcher_file
 from relight.job.app import NOTHING, AppDef, AppState
 from relight.job.user import user_name

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from relight import env
-from relight.errors import MachineError, RelightError, UsageError, did_you_mean
+from relight.base import env
+from relight.base.errors import MachineError, RelightError, UsageError
+from relight.base.text import did_you_mean
 
 _IN_CLUSTER = "/var/run/secrets/kubernetes.io/serviceaccount"
 _LOOK_AT = "KUBECONFIG names the file, ~/.kube/config if it is not set"

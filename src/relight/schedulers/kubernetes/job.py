@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from relight.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_PREEMPTED
+from relight.base.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_PREEMPTED
 from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import pods
 from relight.schedulers.kubernetes.kind import (

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job.app import AppDef, AppState, Role
 from relight.schedulers.kubernetes.names import label_value
 from relight.schedulers.kubernetes.pods import ROLE, MeetingPlace

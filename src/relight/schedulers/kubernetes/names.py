@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job.app import AppDef, Role
 
 LONGEST = 63

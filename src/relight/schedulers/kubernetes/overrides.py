@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.schedulers.kubernetes import cluster
 
 _KEYS = {"volumeMounts": "mountPath", "ports": "containerPort", "hostAliases": "ip"}

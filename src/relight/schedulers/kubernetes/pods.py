@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from relight import __version__
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job import launcher_file, macros
 from relight.job.app import AppDef, BindMount, DeviceMount, Role, VolumeMount
 from relight.job.user import user_name

@@ -10,8 +10,9 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from relight.errors import UsageError
-from relight.job import launcher_file, privacy
+from relight.base import redaction
+from relight.base.errors import UsageError
+from relight.job import launcher_file
 from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import names, pods
 from relight.schedulers.kubernetes.kinds import DEFAULT, KINDS
@@ -79,9 +80,9 @@ def shown(part: Any) -> Any:
     if isinstance(part, Mapping):
         if isinstance(part.get("name"), str) and isinstance(part.get("value"), str):
             name, value = part["name"], part["value"]
-            return {**part, "value": privacy.of_variables({name: value})[name]}
+            return {**part, "value": redaction.redact_env({name: value})[name]}
         return {
-            key: privacy.of_words(each) if key == "command" else shown(each)
+            key: redaction.redact_argv(each) if key == "command" else shown(each)
             for key, each in part.items()
         }
     return [shown(each) for each in part] if isinstance(part, list) else part

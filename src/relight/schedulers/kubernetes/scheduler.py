@@ -19,11 +19,11 @@ from importlib.util import find_spec
 from itertools import islice
 from typing import Any
 
-from relight.errors import MachineError, UsageError
-from relight.job import privacy
+from relight.base import redaction
+from relight.base.errors import MachineError, UsageError
 from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
-from relight.schedulers import needs
+from relight.schedulers import resource_checks
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
@@ -41,7 +41,7 @@ from relight.schedulers.kubernetes.names import JobId
 from relight.schedulers.kubernetes.pods import RESERVED
 from relight.schedulers.kubernetes.store import Object
 from relight.schedulers.kubernetes.trainjob import RUNTIME
-from relight.schedulers.unbroken import finished
+from relight.schedulers.uninterruptible import finished
 
 _POLL_S, _LONGEST_POLL_S = 0.5, 5.0
 _TRIES = 5
@@ -109,7 +109,7 @@ class Kubernetes:
         body = {"objects": made}
         shown = [request.shown(each) for each in made]
         text = cluster.yaml().safe_dump_all(shown, sort_keys=False, width=10**9)
-        notes = (*needs.too_little(app), *_notes(app, cfg))
+        notes = (*resource_checks.too_little(app), *_notes(app, cfg))
         return Request(self.name, app, cfg, body, text, notes, str(job))
 
     def submit(self, request: Request) -> str:
@@ -265,9 +265,9 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
         if role.max_retries and (role.retry_policy is RetryPolicy.REPLICA) is whole:
             what = "Volcano restarts all replicas" if whole else "Kubernetes retries each replica"
             yield f"{role.name}: {what} by itself"
-        hidden = privacy.of_variables(role.env)
+        hidden = redaction.redact_env(role.env)
         secret = [name for name, value in role.env.items() if hidden[name] != value]
-        secret += ["its arguments"] * (privacy.of_words(role.args) != list(role.args))
+        secret += ["its arguments"] * (redaction.redact_argv(role.args) != list(role.args))
         if secret:
             yield (
                 f"{role.name}: who may read jobs of the namespace can read {', '.join(secret)} "

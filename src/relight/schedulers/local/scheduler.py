@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from relight import env
-from relight.errors import UsageError, many
+from relight.base import env
+from relight.base.errors import UsageError
+from relight.base.text import pluralize
 from relight.job import macros
 from relight.job.app import NOTHING, AppDef, RetryPolicy, Role
 from relight.schedulers.api import (
@@ -159,7 +160,7 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
         role.max_retries and role.retry_policy is not RetryPolicy.APPLICATION for role in app.roles
     )
     if partly or len(retries) > 1:
-        yield f"the job is retried as a whole, {many(min(retries), 'time')}"
+        yield f"the job is retried as a whole, {pluralize(min(retries), 'time')}"
     if any(role.min_replicas not in (None, role.num_replicas) for role in app.roles):
         yield "all replicas are started, and the job ends when one fails"
 

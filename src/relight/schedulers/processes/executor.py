@@ -2,10 +2,11 @@
 
     submit --exec--> executor --> spawner --> replicas (agents) --> their workers
 
-It works like an agent without a group: the same state machine (core/supervision) and the same
-spawner, with replicas as workers, so no process of a job outlives its executor. It reads its order,
-one line of JSON, from stdin, and writes `started` or an error to stdout. A detached executor runs
-in the background; any other stops the job at the end of stdin: the submitting process has ended.
+It works like an agent without a group: the same state machine (core/workers/supervision) and the
+same spawner, with replicas as workers, so no process of a job outlives its executor. It reads its
+order, one line of JSON, from stdin, and writes `started` or an error to stdout. A detached executor
+runs in the background; any other stops the job at the end of stdin: the submitting process has
+ended.
 """
 
 import errno
@@ -18,21 +19,20 @@ import time
 from datetime import datetime
 from typing import Any, NoReturn
 
-from relight import env
-from relight.core import fields
-from relight.errors import EXIT_INTERNAL, RelightError, mistake, signal_name
-from relight.events import SignalReceived, WorkerExited, WorkerStarted
+from relight.base import env, fields
+from relight.base.errors import EXIT_INTERNAL, RelightError, mistake, signal_name
+from relight.events.event_types import SignalReceived, WorkerExited, WorkerStarted
 from relight.host.descriptors import raise_limit
 from relight.host.loop import Loop
-from relight.host.process import ProcessEvent, WorkerPlan
-from relight.host.supervisor import Supervisor
 from relight.job import records
-from relight.schedulers.causes import cause
+from relight.processes.supervisor import Supervisor
+from relight.processes.worker_processes import ProcessEvent, WorkerPlan
+from relight.schedulers.failure_reason import cause
 from relight.schedulers.processes.orders import Order
 from relight.schedulers.processes.record import LocalRecord
 
 _LINE_LIMIT = 65536
-_LOADED = "relight.core.failures", "relight.host.reports"
+_LOADED = "relight.core.diagnosis.failure_text", "relight.output.error_files"
 """What a failed replica needs. By then, an upgrade may have removed or replaced the files."""
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from relight.errors import MachineError
+from relight.base.errors import MachineError
 from relight.schedulers.api import LogQuery
 from relight.schedulers.processes.record import LocalRecord
 

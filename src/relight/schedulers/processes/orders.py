@@ -1,9 +1,9 @@
-"""What the `executor` reads from its stdin: JSON, read by `core/fields`."""
+"""What the `executor` reads from its stdin: JSON, read by `base/fields`."""
 
 import json
 
-from relight.core import fields
-from relight.typed import Any, NamedTuple
+from relight.base import fields
+from relight.base.typed import Any, NamedTuple
 
 
 class ReplicaPlan(NamedTuple):

@@ -15,8 +15,8 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from relight.core import fields
-from relight.errors import UsageError
+from relight.base import fields
+from relight.base.errors import UsageError
 from relight.host import files
 from relight.job.app import AppState
 

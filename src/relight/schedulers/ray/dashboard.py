@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-from relight import env
-from relight.errors import MachineError, RelightError, UsageError
+from relight.base import env
+from relight.base.errors import MachineError, RelightError, UsageError
 
 DEFAULT = "127.0.0.1:8265"
 LEAST = (2, 52)

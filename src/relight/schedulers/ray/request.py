@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from relight import __version__
-from relight.errors import MachineError, UsageError
+from relight.base.errors import MachineError, UsageError
 from relight.job import launcher_file, macros
 from relight.job.app import NOTHING, AppDef, Role
 from relight.job.user import user_name

@@ -21,11 +21,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from relight.errors import MachineError, UsageError
-from relight.job import privacy
+from relight.base import redaction
+from relight.base.errors import MachineError, UsageError
 from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
-from relight.schedulers import needs
+from relight.schedulers import resource_checks
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
@@ -37,7 +37,7 @@ from relight.schedulers.api import (
 )
 from relight.schedulers.ray import dashboard, request, states
 from relight.schedulers.ray.dashboard import Dashboard
-from relight.schedulers.unbroken import finished
+from relight.schedulers.uninterruptible import finished
 
 _JOB = "RELIGHT_JOB_ID"
 _POLL_S = 1.0
@@ -345,7 +345,7 @@ def _sizes(job: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _notes(app: AppDef) -> Iterator[str]:
-    yield from needs.too_little(app)
+    yield from resource_checks.too_little(app)
     for role in app.roles:
         if role.max_retries and role.retry_policy is not RetryPolicy.REPLICA:
             yield f"{role.name}: on Ray each replica is retried by itself"
@@ -357,9 +357,9 @@ def _without_secrets(order: Mapping[str, Any]) -> dict[str, Any]:
     roles = [
         {
             **role,
-            "argv": privacy.of_words(role["argv"]),
-            "env": privacy.of_variables(role["env"]),
+            "argv": redaction.redact_argv(role["argv"]),
+            "env": redaction.redact_env(role["env"]),
         }
         for role in order["roles"]
     ]
-    return {**order, "token": privacy.HIDDEN, "roles": roles}
+    return {**order, "token": redaction.HIDDEN, "roles": roles}

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from relight.job.app import AppState
-from relight.schedulers import causes
+from relight.schedulers import failure_reason
 from relight.schedulers.api import AppStatus, ReplicaStatus
 
 _STATES = {
@@ -74,8 +74,8 @@ def _end(job: Mapping[str, Any]) -> str:
     lines = [line for line in str(job.get("message") or "").splitlines() if line.strip()]
     if code is None or code < 0 or not lines:
         return _KILLED
-    return causes.in_a_line(f"{_BROKEN}: {lines[-1]}")
+    return failure_reason.in_a_line(f"{_BROKEN}: {lines[-1]}")
 
 
 def _said(job: Mapping[str, Any]) -> str:
-    return causes.in_a_line(str(job.get("message") or ""))
+    return failure_reason.in_a_line(str(job.get("message") or ""))

@@ -2,7 +2,7 @@
 job, and each worker a replica, numbered by its rank: also those of the job's other nodes, of which
 the agent here asks the coordinator.
 
-Nothing is submitted here. A job is known once it has run for a second (`host/run_jobs`).
+Nothing is submitted here. A job is known once it has run for a second (`processes/running_jobs`).
 """
 
 import os
@@ -12,8 +12,11 @@ from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from datetime import datetime
 from typing import Any
 
-from relight import env
-from relight.core.snapshot import (
+from relight.base import env
+from relight.base.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, RelightError, UsageError
+from relight.base.text import format_duration
+from relight.base.text import format_names as names
+from relight.core.status.snapshot import (
     ENDED,
     WAITING,
     NodeSnapshot,
@@ -23,18 +26,10 @@ from relight.core.snapshot import (
     early_exits,
     ranks_of,
 )
-from relight.core.waiting import duration, names
-from relight.errors import (
-    EXIT_OK,
-    EXIT_SIGNAL_BASE,
-    MachineError,
-    RelightError,
-    UsageError,
-)
-from relight.host import files, growing_files, system
-from relight.host.run_jobs import JobDirectory
+from relight.host import files, system, tail
 from relight.job.app import AppDef, AppState
 from relight.job.handles import RUN
+from relight.processes.running_jobs import JobDirectory
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
@@ -120,7 +115,7 @@ class Run:
         paths = _paths(worker, query.stream)
         # Where nodes share a file system, their files are here too: part of the path is random.
         if paths and (is_here or all(map(os.path.exists, paths))):
-            return growing_files.lines(
+            return tail.lines(
                 lambda: paths, lambda: query.follow and self._goes_on(app_id, node, query, paths)
             )
         if paths:
@@ -155,7 +150,8 @@ class Run:
         while self._jobs.ask(app_id) is not None:
             if time.monotonic() > until:
                 raise MachineError(
-                    f"{app_id} could not be stopped within {duration(_STOP_S)}: process {job.pid} "
+                    f"{app_id} could not be stopped within {format_duration(_STOP_S)}: "
+                    f"process {job.pid} "
                     "did not exit",
                     hint=f"relight stacks {job.pid} shows what its workers do",
                 )
@@ -248,7 +244,7 @@ def _message(job: NodeSnapshot) -> str:
     words = " ".join(job.command)
     if job.state == ENDED:
         return f"{words}: exit code {job.exit_code}: {job.reason}"
-    since = duration(job.taken - job.started)
+    since = format_duration(job.taken - job.started)
     if job.generation < 0:
         return f"{words}: waiting for a group for {since} (pid {job.pid})"
     text = f"{words}: {job.state} for {since} (pid {job.pid}), generation {job.generation}"

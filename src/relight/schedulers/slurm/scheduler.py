@@ -17,11 +17,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from relight import env
-from relight.errors import MachineError, UsageError, signal_name
+from relight.base import env
+from relight.base.errors import MachineError, UsageError, signal_name
 from relight.job import launcher_file, records
 from relight.job.app import NOTHING, AppDef, AppState, RetryPolicy
-from relight.schedulers import needs
+from relight.schedulers import resource_checks
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
@@ -118,8 +118,8 @@ class Slurm:
         if cfg.get("mem") is None:
             cfg = {**cfg, "mem": has.memory}
         text = script.render(app, cfg, app_id, folder, here, programs)
-        notes = [*needs.too_little(app, memory=bool(cfg["mem"]))]
-        notes += needs.without_gpus(app, partition, has.gpus)
+        notes = [*resource_checks.too_little(app, memory=bool(cfg["mem"]))]
+        notes += resource_checks.without_gpus(app, partition, has.gpus)
         if any(role.mounts for role in app.roles):
             notes.append("mounts have no effect: replicas see the files of their node")
         if not cfg.get("requeue", True) and any(role.max_retries for role in app.roles):
@@ -448,7 +448,7 @@ def _replicas(
 
 
 def _error(folder: Folder | None, role: str, replica: int, exitcode: int | None) -> str:
-    from relight.schedulers.causes import cause
+    from relight.schedulers.failure_reason import cause
 
     if folder is None:
         return ""

@@ -21,7 +21,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from relight.errors import UsageError
+from relight.base.errors import UsageError
 from relight.job import launcher_file, macros
 from relight.job.app import AppDef, Role
 

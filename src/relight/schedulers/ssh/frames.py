@@ -14,9 +14,9 @@ import os
 import struct
 from collections.abc import Callable
 
-from relight.core import fields
+from relight.base import fields
+from relight.base.typed import NamedTuple
 from relight.host.loop import Loop
-from relight.typed import NamedTuple
 
 NAME = b"relight ssh "
 GREETING = NAME + b"1\n"

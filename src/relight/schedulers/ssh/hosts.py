@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from relight.errors import (
+from relight.base.errors import (
     EXIT_INTERNAL,
     EXIT_MACHINE,
     InternalError,
@@ -13,9 +13,9 @@ from relight.errors import (
     RelightError,
     UsageError,
 )
+from relight.base.values import whole
 from relight.schedulers.ssh import frames
 from relight.schedulers.ssh.frames import ReplicaEnded
-from relight.values import whole
 
 _MODULE = "relight.schedulers.ssh.replica"
 _FROM_FILE = f"import sys; sys.path.insert(0, sys.argv[1]); from {_MODULE} import main; main()"

@@ -17,16 +17,9 @@ import subprocess
 import sys
 from typing import NoReturn
 
-from relight import env
-from relight.core import fields
-from relight.core.fields import Malformed
-from relight.errors import (
-    EXIT_INTERNAL,
-    EXIT_SIGNAL_BASE,
-    MachineError,
-    RelightError,
-    mistake,
-)
+from relight.base import env, fields
+from relight.base.errors import EXIT_INTERNAL, EXIT_SIGNAL_BASE, MachineError, RelightError, mistake
+from relight.base.fields import Malformed
 from relight.host import files
 from relight.host.loop import Loop
 from relight.schedulers.processes.orders import to_text

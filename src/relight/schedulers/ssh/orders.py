@@ -1,12 +1,12 @@
-"""The orders to the processes of an ssh job: JSON, read by `core/fields`.
+"""The orders to the processes of an ssh job: JSON, read by `base/fields`.
 
 processes.executor -> link    LinkOrder, in a variable
 here -> replica               Run, Check, Remove
 here -> later commands on the job, in its file ssh.json    RemoteReplica
 """
 
+from relight.base.typed import NamedTuple
 from relight.schedulers.ssh.hosts import SshHost
-from relight.typed import NamedTuple
 
 
 class RunReplica(NamedTuple):

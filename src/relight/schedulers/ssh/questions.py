@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from typing import IO
 
-from relight.core.fields import Malformed
-from relight.errors import MachineError, RelightError
+from relight.base.errors import MachineError, RelightError
+from relight.base.fields import Malformed
 from relight.job import launcher_file
 from relight.schedulers.processes.orders import to_text
 from relight.schedulers.ssh import frames, hosts

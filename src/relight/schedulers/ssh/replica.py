@@ -25,17 +25,16 @@ import tempfile
 from typing import IO, NoReturn
 
 import relight
-from relight import env
-from relight.core import fields
-from relight.core.fields import Malformed
-from relight.errors import EXIT_INTERNAL, MachineError, RelightError, UsageError, mistake
-from relight.events import SignalReceived
+from relight.base import env, fields
+from relight.base.errors import EXIT_INTERNAL, MachineError, RelightError, UsageError, mistake
+from relight.base.fields import Malformed
+from relight.events.event_types import SignalReceived
 from relight.host import files
 from relight.host.loop import Loop, Timer
-from relight.host.process import ProcessEvent, WorkerPlan
 from relight.host.scratch import Scratch
-from relight.host.supervisor import Supervisor
 from relight.job import macros, records
+from relight.processes.supervisor import Supervisor
+from relight.processes.worker_processes import ProcessEvent, WorkerPlan
 from relight.schedulers.ssh import frames
 from relight.schedulers.ssh.orders import Check, Remove, RunReplica
 

@@ -29,10 +29,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from relight import env
-from relight.core import fields
-from relight.core.fields import Malformed
-from relight.errors import MachineError, UsageError, many
+from relight.base import env, fields
+from relight.base.errors import MachineError, UsageError
+from relight.base.fields import Malformed
+from relight.base.text import pluralize
 from relight.job import launcher_file, macros, records
 from relight.job.app import NOTHING, AppDef, Role
 from relight.schedulers.api import AppStatus, Capabilities, Listed, LogQuery, Option, Request
@@ -90,7 +90,8 @@ class Ssh:
         wanted = sum(role.num_replicas for role in app.roles)
         if wanted > len(listed):
             raise UsageError(
-                f"{many(wanted, 'replica')} for {many(len(listed), 'host')}: each needs its own",
+                f"{pluralize(wanted, 'replica')} for {pluralize(len(listed), 'host')}: "
+                f"each needs its own",
                 hint="a host that is listed twice takes two",
             )
         for name, least, most in (("grace", 0.0, _MOST_GRACE_S), ("silence", 2.0, 3600.0)):
@@ -332,7 +333,7 @@ def _load_replicas(app_id: str) -> list[RemoteReplica]:
 
 def _notes(app: AppDef, used: Sequence[SshHost], listed: int, meeting: str) -> Iterator[str]:
     if listed > len(used):
-        yield f"{len(used)} of {many(listed, 'host')} are used"
+        yield f"{len(used)} of {pluralize(listed, 'host')} are used"
     if any(role.mounts for role in app.roles):
         yield "mounts have no effect: replicas see the files of their hosts"
     others = [host for host in used if not host.name.startswith(_LOOPBACK)]
@@ -342,10 +343,10 @@ def _notes(app: AppDef, used: Sequence[SshHost], listed: int, meeting: str) -> I
         if role.min_replicas is not None and role.min_replicas < role.num_replicas:
             yield (
                 "the job ends when one host is lost, even if "
-                f"{many(role.min_replicas, 'replica')} would be enough"
+                f"{pluralize(role.min_replicas, 'replica')} would be enough"
             )
     if len(retries := {role.max_retries for role in app.roles}) > 1:
-        yield f"the job is retried as a whole, {many(min(retries), 'time')}"
+        yield f"the job is retried as a whole, {pluralize(min(retries), 'time')}"
 
 
 def _text(body: Mapping[str, Any]) -> str:

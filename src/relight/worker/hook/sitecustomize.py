@@ -56,7 +56,7 @@ class ImportRecorder:
         caller = sys._getframe(1).f_back
         if caller is not None and caller.f_globals.get("__name__") == "importlib.util":
             return
-        if all(map(str.isidentifier, name.split("."))):  # as in worker/preload.py
+        if all(map(str.isidentifier, name.split("."))):  # as in preload/importer.py
             self.note(name.encode(errors="replace") + b"\n")
 
     def audit(self, event: str, arguments: "tuple[Any, ...]") -> None:
@@ -119,8 +119,8 @@ def preload(stage: str, control: int, described: int) -> "Exception | None":
         if stage == "check":
             check(setup)
         sys.path.insert(0, setup["relight"])
-        from relight.worker import warm_fork
-        from relight.worker.watch import Watch
+        from relight.preload import warm_fork
+        from relight.preload.env_tracer import Watch
 
         sys.path.remove(setup["relight"])
         sys.path_importer_cache.pop(setup["relight"], None)

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from relight.errors import EXIT_PREEMPTED
+from relight.base.errors import EXIT_PREEMPTED
 from relight_pool.scheduler import RANK0_ENV, REPLICA
 
 _POLL_S = 0.05

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from relight.errors import MachineError, UsageError
+from relight.base import redaction
+from relight.base.errors import MachineError, UsageError
 from relight.job import (
     AppDef,
     AppState,
@@ -24,10 +25,9 @@ from relight.job import (
     Role,
     launcher_file,
     macros,
-    privacy,
 )
 from relight.job.user import user_name
-from relight.schedulers import needs
+from relight.schedulers import resource_checks
 from relight.schedulers.api import Capabilities, Listed, LogQuery, Option, Request, no_replica
 
 RANK0_ENV = "RELIGHT_RANK0_HOST"
@@ -189,14 +189,14 @@ def _text(place: str, job: Mapping[str, Any]) -> str:
     lines = []
     for role in job["roles"]:
         lines.append(f"# {role['name']}/0 to {role['replicas'] - 1} in {place}")
-        shown = privacy.of_variables(role["env"])
+        shown = redaction.redact_env(role["env"])
         lines += [f"export {name}={shlex.quote(value)}" for name, value in shown.items()]
-        lines += [shlex.join(privacy.of_words(role["argv"])), ""]
+        lines += [shlex.join(redaction.redact_argv(role["argv"])), ""]
     return "\n".join(lines)
 
 
 def _notes(app: AppDef) -> Iterator[str]:
-    yield from needs.too_little(app, memory=False)
+    yield from resource_checks.too_little(app, memory=False)
     if any(role.mounts for role in app.roles):
         yield "mounts have no effect: replicas see the files of their host"
     for role in app.roles:

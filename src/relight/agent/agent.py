@@ -1,0 +1,357 @@
+"""Runs one node of a job: get ready, run a generation, react. Read this first.
+
+    get ready   check this node if the user asks for it; bind a store for the workers; tell the
+                group that this node is ready, and how the workers of the last generation ended
+                                                        (health_check, net/store_port, node)
+    run         the group has formed a generation: run its workers until all have exited
+                                                                       (worker_group)
+    react       all workers succeeded: wait for the other nodes. A worker failed, or the group
+                changed: get ready again. The job has ended: report    (leaving)
+
+When a worker fails, WorkerGroup stops the other workers of this node at once, and the agent reports
+the failure. The group (core/group/membership) decides what follows: whether there is another
+generation, and who is in it. In a job of one node, the group is in this process too. The agent
+itself decides to leave in four cases: it gets a signal; this node is preempted; its health check
+fails; or a worker is in an uninterruptible call for longer than
+TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, if that is set.
+
+While the agent waits, its loop runs: `Node` handles the messages of the group, `Interruption` the
+signals and the notice of a preemption. `Node.state` is one of
+
+    NodeReady           this node waits for a generation; this is its latest report
+    GenerationFormed    this node is in this generation, whose workers have not started here
+    WorkerGroup         the workers of that generation; they run, or have succeeded
+    None                before the first report, and while the agent closes its link
+
+In each of them the job may end (`Node.end`), or a signal may ask this agent to leave
+(`Interruption.signals`).
+
+Workers may run only until the end of their lease (`Node.lease_until`), which answers of the
+coordinator renew. After that they are frozen until it is renewed or they are stopped.
+"""
+
+import socket
+import time
+from collections.abc import Iterator
+
+from relight.agent.agent_config import NodeJob
+from relight.agent.group import LOADED_FOR_NODES, LOADED_LATER
+from relight.agent.node import Node, link_to_group
+from relight.agent.preemption import Interruption
+from relight.agent.worker_group import AgentServices, Outcome, WorkerGroup
+from relight.base.values import EVENT_HANDLERS
+from relight.core.group.messages import GenerationFormed
+from relight.events.event_types import Ended
+from relight.host.descriptors import raise_limit
+from relight.host.loop import Loop
+from relight.host.scratch import Scratch
+from relight.net.store_port import StorePort
+from relight.output.console import Consoles
+from relight.output.journal import Journal
+from relight.output.worker_logs import UnshownOutput
+from relight.processes.spawner import SpawnerProcess
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.agent.health_check import Unfit
+    from relight.agent.network_check import NetworkCheck
+    from relight.agent.shutdown import Leaving
+    from relight.agent.status.inspector import JobInspector
+    from relight.warm.preloading import Preload
+
+_IDLE_S = 1.0
+"""How long a node waits for a generation before it imports modules meanwhile (--preload)."""
+_SHOWN_AFTER_S = 1.0
+"""When `relight status` and other commands can see the job: not while its workers start."""
+_LOADED_LATER = (
+    *LOADED_LATER,
+    "relight.events.event_text",
+    "relight.processes.shared_pages",
+    "relight.agent.shutdown",
+    "relight.agent.postmortem",
+    "relight.host.kernel_log",
+    "relight.core.workers.traceback_groups",
+    "relight.core.workers.colours",
+    "relight.stacks.flight_recorder",
+    "relight.net.missing_at_init",
+    "relight.stacks.native",
+    "relight.output.status_line",
+    "relight.net.tcp_store",
+    "relight.output.traceback_stream",
+    "relight.core.diagnosis.printed_traceback",
+    "relight.agent.stacks_before_stop",
+    "relight.core.group.node_stacks",
+    "relight.agent.status.fan_out",
+    "relight.agent.status.answers",
+)
+"""What any job may need while it runs, and at its end. A job outlives the files that it was started
+from: an upgrade removes or replaces them, and a file server fails.
+"""
+_LOADED_FOR_NODES = (
+    "relight.agent.coordinator",
+    "relight.net.heartbeats",
+    *LOADED_FOR_NODES,
+    "relight.processes.freezer",
+    "relight.agent.watchdogs",
+    "relight.processes.straggler_reports",
+    "relight.core.group.group_replay",
+)
+"""What the first late heartbeat, the next coordinator, a new spawner, and a flag that only another
+node has may need.
+"""
+_END_LIMIT_S = 30.0
+"""How long a program that goes on after the job waits for the end of the spawner."""
+
+
+class Agent:
+    """One node of a job, from the first worker to the last.
+
+    Args:
+        job: what to run.
+    """
+
+    def __init__(self, job: NodeJob) -> None:
+        spec = job.command.spec
+        self.job = job
+        self.loop = Loop()
+        consoles = Consoles.open(self.loop)
+        on_console = spec.event_log_handler == "console"
+        self.journal = Journal(
+            consoles, job.run_directory, job.command.env,
+            verbose=spec.verbose, on_console=on_console,
+        )  # fmt: skip
+        self.loop.on_mistake = self.journal.record_mistake
+        self.node = Node(job, self.loop, self.journal)
+        self.interruption = Interruption(job, self.loop, self.journal, self.node)
+        self._store: StorePort | None = None
+        self._inspector: JobInspector | None = None
+        self._unshown = UnshownOutput(self.loop, consoles, self.interruption.signals)
+        if job.nproc > 8:  # raising it costs an import; few workers never need it
+            raise_limit()
+        self._spawner = SpawnerProcess()
+        self._services = AgentServices(
+            socket.gethostname(),
+            self.loop,
+            consoles,
+            self.journal,
+            Scratch(self.loop, job.scratch),
+            self._spawner.fork,
+            _preload(job, self.loop, self.journal, self._spawner),
+        )
+        self._network = _network_check(job, self.loop)
+        self.link = link_to_group(job, self.loop, self._services.host)
+        self._spawner.held = self.link.held
+
+    def run(self, *, keeps_process: bool = False) -> int:
+        """Run the job; return its exit code.
+
+        Args:
+            keeps_process: whether this process goes on after the job (`relight.run`): then all
+                descriptors are closed, and the end of the spawner is awaited.
+
+        Raises:
+            RelightError: the job can't be started here.
+        """
+        broken, preload = True, self._services.preload
+        try:
+            self.loop.call_after(_SHOWN_AFTER_S, self._load_later)
+            if preload is not None:
+                self.journal.waits_for(lambda: "waiting for the imports of --preload")
+                preload.wait(lambda: bool(self.interruption.signals))
+                self.journal.goes_on()
+            self.node.join(self.link, self._network)
+            self.loop.call_after(_SHOWN_AFTER_S, self._show_job)
+            exit_code, reason = self._run()
+            self.journal.record(Ended(exit_code, reason))
+            self.loop.attempt(lambda: self._show_end(exit_code, reason), "showing the job's end")
+            broken = False
+            return exit_code
+        finally:
+            self.journal.goes_on()
+            self.node.close()
+            self.link.close(
+                lambda: broken or bool(self.interruption.signals or self.node.preempted)
+            )
+            if preload is not None:
+                preload.close()
+            if self._network is not None:
+                self._network.close()
+            if self.node.workers is not None:
+                self.node.workers.logs.release()  # nothing is lost, whatever has happened
+            self._unshown.show()
+            self._services.scratch.remove()
+            if keeps_process:
+                self._release()
+            self._spawner.close()
+            self.loop.close()  # last: from here on, signals have their default effect
+
+    def _run(self) -> tuple[int, str]:
+        """Run generations until this agent leaves; return its exit code, and why."""
+        outcome, node, signals = Outcome(), self.node, self.interruption.signals
+        while True:
+            unfit = self._check_health(outcome)
+            if unfit is not None:
+                return self._leaving().as_unfit(unfit, outcome, self._is_over)
+            self._get_ready(outcome)
+            formed, outcome = self._wait_for_generation(), Outcome()
+            if formed is not None:
+                workers, outcome = self._run_generation(formed)
+                if workers.stuck and outcome.failures:
+                    return self._leaving().as_stuck(workers, outcome)
+                if not (outcome.failures or workers.stopped_by or signals):
+                    self._wait_for_others(workers)
+                ended = bool(outcome.failures) or workers.stopped_by is not None
+                if node.preempted and ended and not signals:
+                    return self._leaving().as_preempted(workers, outcome, self._is_over)
+            if node.end is not None and not signals:
+                self.link.leave()
+                self._unshown.show()  # before the report
+            if signals:
+                return self._leaving().by_signal(signals[0])
+            if node.end is not None:
+                failed = node.end.exit_code != 0
+                return self._leaving().after_failure(node.end) if failed else (0, node.end.reason)
+
+    # A generation.
+
+    def _check_health(self, outcome: Outcome) -> "Unfit | None":
+        """Return why this node must run no workers, if so."""
+        # Without a restart no worker will start here, so its health does not matter.
+        no_restart = bool(outcome.failures) and not self.job.settings.max_restarts
+        if self.job.command.spec.health_check is None or no_restart or self._is_over():
+            return None
+        from relight.agent import health_check
+
+        unfit = health_check.run(self.loop, self.journal, self.job, self._is_over)
+        return unfit if unfit.why else None
+
+    def _get_ready(self, outcome: Outcome) -> None:
+        """Bind a store for the next generation; report that no workers run here, and how the last
+        ones ended.
+
+        The store is bound before its port is announced. One that a generation has used is not used
+        again.
+        """
+        job = self.job
+        if self._store is None:
+            served = job.command.agent_store
+            self._store = StorePort(self.loop, job.store_host, job.store_port, served=served)
+        port = self._store.port
+        if self._store.served:
+            port = self.link.share_port(self._store) or port
+        self.node.get_ready(port, outcome)
+
+    def _wait_for_generation(self) -> GenerationFormed | None:
+        """Return the next generation that includes this node, or None if the job is over."""
+        self.loop.run_once(0)  # a signal that has already arrived must prevent the start of workers
+        preload = self._services.preload
+        idle = None if preload is None else self.loop.call_after(_IDLE_S, preload.while_idle)
+        self.journal.waits_for(self.node.explain)
+        self.loop.run_until(lambda: self.node.startable is not None or self._is_over())
+        self.journal.goes_on()
+        if idle is not None:
+            idle.cancel()
+        return None if self._is_over() else self.node.startable
+
+    def _run_generation(self, formed: GenerationFormed) -> tuple[WorkerGroup, Outcome]:
+        """Run the workers until they and all processes that they started have exited."""
+        if self.node.workers is not None:
+            self.node.workers.show_tracebacks()  # of the generation before
+        self.node.tell_generation(formed)
+        workers = WorkerGroup(self._services, self.job, formed, self.link.send)
+        self.node.runs(workers)
+        signals = self.interruption.signals
+        workers.run(signals, lambda: self.node.lease_until, self._store)
+        self.node.note_saving(workers)
+        self._unshown.add(workers.logs, formed.generation.number)
+        if formed.place.group_rank == 0 and self._store is not None:
+            self._store.close()
+            self._store = None
+        return workers, Outcome() if signals else workers.outcome()
+
+    def _wait_for_others(self, workers: WorkerGroup) -> None:
+        """Wait for the workers of other nodes, after all workers here succeeded."""
+        self.node.wait_for_others(workers)
+        self.journal.waits_for(lambda: "waiting for the workers of the other nodes to succeed")
+        self.loop.run_until(lambda: self._is_over() or workers.stopped_by is not None)
+        self.journal.goes_on()
+
+    def _is_over(self) -> bool:
+        return self.node.end is not None or bool(self.interruption.signals)
+
+    def _release(self) -> None:
+        """Close what otherwise ends with this process."""
+        workers = self.node.workers
+        if workers is not None and workers.supervisor is not None:
+            workers.supervisor.workers.finish()
+        if self._store is not None:  # for a generation that is not formed
+            self._store.close()
+        self._spawner.wait(self.loop, _END_LIMIT_S)
+        self._services.consoles.close()
+
+    def _leaving(self) -> "Leaving":
+        from relight.agent.shutdown import Leaving
+
+        return Leaving(self.job, self._services, self.link, self.node)
+
+    # What others see of the job.
+
+    def _load_later(self) -> None:
+        first = _LOADED_FOR_NODES if self.job.meeting is not None else ()
+        _load(self.loop, iter((*first, *_LOADED_LATER)))
+
+    def _show_job(self) -> None:
+        self.loop.attempt(self._open_inspector, "showing the job")
+
+    def _open_inspector(self) -> None:
+        """Let commands and programs see the job."""
+        from relight.agent.status.inspector import JobInspector
+        from relight.agent.status.view import View
+
+        def look() -> View:
+            node = self.node
+            return View(node.state, node.workers, node.restart, self.journal, node.end)
+
+        began = time.time() - _SHOWN_AFTER_S
+        self._inspector = JobInspector(self.loop, self.job, self.journal, began, look, self.link)
+        self.node.on_question = self._inspector.received
+
+    def _show_end(self, exit_code: int, reason: str) -> None:
+        handler = self.job.command.spec.event_log_handler
+        if self._inspector is None and (self.node.restart or handler not in EVENT_HANDLERS):
+            self._show_job()  # it has ended within its first second
+        if self._inspector is not None:
+            self._inspector.close(exit_code, reason)
+
+
+def _load(loop: Loop, modules: Iterator[str]) -> None:
+    """Import modules while workers run: a restart is a third faster then, and needs no file.
+
+    Heartbeats are answered between two of them, as a file server may be slow just now.
+    """
+    module = next(modules, None)
+    if module is None:
+        return
+    try:
+        __import__(module)
+    except Exception:  # the disk is lost already: that harms no job that runs well
+        return
+    loop.call_after(0, lambda: _load(loop, modules))
+
+
+def _preload(job: NodeJob, loop: Loop, journal: Journal, cold: SpawnerProcess) -> "Preload | None":
+    if job.worker_program is None:
+        return None
+    from relight.warm.preloading import Preload
+
+    modules = job.command.spec.preload
+    return Preload(loop, job.worker_program, modules, cold, journal.record, journal.say)
+
+
+def _network_check(job: NodeJob, loop: Loop) -> "NetworkCheck | None":
+    check = job.command.spec.health_check
+    if job.meeting is None or check is None or not check.of_network:
+        return None
+    from relight.agent.network_check import NetworkCheck
+
+    return NetworkCheck(loop)

@@ -1,0 +1,524 @@
+"""Serves groups to the agents of other nodes: connections and heartbeats.
+
+The agent that holds the endpoint runs a `Coordinator`. It listens there, for all jobs that use the
+endpoint, passes the messages of nodes to their groups, and reports nodes that fall silent.
+
+A node sends heartbeats over its connection. If packets are lost, TCP delays all that follows, so
+heartbeats also come as datagrams to the same port; the first copy counts. A datagram has an
+authentication code that only the two ends of the connection can compute.
+
+A closed connection proves nothing about its node: the node dials again, and its group waits for it
+(core/group/silence). Meanwhile the coordinator probes the node's heartbeat port: once the machine
+reports that no process has it, no process of the agent is left, and so no worker (net/heartbeats).
+"""
+
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from relight.agent.group import Group, Recipient
+from relight.base import fields
+from relight.base.errors import EXIT_USAGE
+from relight.base.fields import Malformed, Message
+from relight.core.group import group_messages
+from relight.core.group.group_types import (
+    GroupSettings,
+    Hello,
+    NodeHeard,
+    NodeLost,
+    NodeSilent,
+    Received,
+    Slept,
+)
+from relight.core.group.messages import (
+    Confirm,
+    FromAgent,
+    FromCoordinator,
+    GenerationFormed,
+    Heartbeat,
+    JobEnded,
+    Join,
+    Note,
+    Redirect,
+    StartProbes,
+)
+from relight.core.link import wire
+from relight.flags.spec import LOCAL_HOSTS
+from relight.host.descriptors import raise_limit
+from relight.host.loop import Loop
+from relight.net.connection import Connection, Security
+from relight.net.handshake import SAID_NOTHING
+from relight.net.heartbeats import Address, Heartbeats, numeric
+from relight.net.listener import Listener
+from relight.net.ports import is_loopback
+from relight.rendezvous.discovery import Finder
+
+_HEARD = FromAgent | Heartbeat
+_MOST_JOBS_NAMED = 16
+_SAY_EVERY_S = 10.0
+"""Least time between two messages about refused connections."""
+_NOTE_AFTER_S = 5.0
+"""How long several jobs wait for nodes before these are told of each other."""
+_CHECK_S = 0.25
+"""How often to check for silent nodes."""
+_SILENT_AFTER_S = 1.3
+"""Heartbeats of a node are at most 0.5 s apart (rendezvous/conf)."""
+_STALL_S = 0.5
+"""A longer delay means that this process was suspended, not that other nodes were silent."""
+_NOBODY_LEFT = "its machine reports that no process of its agent is left"
+
+
+class Coordinator:
+    """The groups of all jobs that meet at one endpoint.
+
+    Args:
+        loop: the agent's loop.
+        sock: bound to the endpoint and listening.
+        security: what agents must prove.
+        finder: says whether this process coordinates now, and elects the coordinator if the
+            endpoint has several hosts.
+        divert: called with clients of torch's TCPStore that connect to the endpoint's port.
+        say: prints a line to the user about a refused connection.
+        is_held: whether the processes that outlive this one will have the socket of datagrams, too.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        security: Security,
+        finder: Finder,
+        divert: Callable[[socket.socket], None],
+        say: Callable[[str], None],
+        *,
+        is_held: bool = False,
+    ) -> None:
+        self.groups: dict[str, Group] = {}
+        self.own_node = ""
+        """The node of this process; empty if it has none."""
+        self.seen_address = ""
+        """The address at which other nodes reach this machine; empty until one has connected."""
+        self.settings: dict[str, GroupSettings] = {}
+        """By job, the settings of the agent in this process: nodes with different ones are refused,
+        even if they connect first.
+        """
+        self.on_group: Callable[[str, Group], None] = lambda *_: None
+        """Called with a job and its group, before the group's first step."""
+        self.on_job: Callable[[str, str], None] = lambda *_: None
+        """Called when the first node of a job arrives, and when its last node has gone."""
+        raise_limit()
+        self._loop = loop
+        self._finder = finder
+        self._say = say
+        self._quiet_until = 0.0
+        self._peers = _Peers()
+        self._absent: dict[tuple[Group, str], _Peer] = {}
+        """Nodes whose connection has ended, and for which their groups wait."""
+        self._heartbeats = Heartbeats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
+        self._heartbeats.on_unreachable = self._on_unreachable
+        self._is_held = is_held and self.datagrams_fd >= 0
+        self._listener = Listener(loop, sock, self, self._hello(), security, divert=divert)
+        self._listener.on_refused = self._on_refused
+        self._noted: set[Group] = set()
+        self._check_due = loop.now()
+        self._timer = loop.call_at(self._check_due, self._check_silence)
+
+    @property
+    def datagrams_fd(self) -> int:
+        """The descriptor of the socket of datagrams, -1 if there is none."""
+        return self._heartbeats.fileno()
+
+    @property
+    def others(self) -> int:
+        """How many agents of other nodes are connected."""
+        return len(self._peers)
+
+    def group(self, job: str, settings: GroupSettings) -> Group:
+        """Return the group of a job; create it for the job's first node."""
+        if job not in self.groups:
+            self.on_job(job, "its first node has connected")
+            settings = self.settings.get(job, settings)
+            group = self.groups[job] = Group(self._loop, settings, self.coordinates)
+            group.on_drop = lambda node: self._drop(group, node)
+            self.on_group(job, group)
+            self._listener.hello = self._hello()
+        return self.groups[job]
+
+    def coordinates(self) -> bool:
+        """Return whether this process is the coordinator now. It is asked before each decision."""
+        self._notice_sleep()
+        return self._finder.coordinates(self._has_lost_nodes)
+
+    def tell_all(self, text: str) -> None:
+        """Print a message to the users of all agents."""
+        for peer in self._peers:
+            peer.connection.send(fields.to_json(Note(text)))
+            peer.connection.drain()
+
+    def say_refused(self, line: str) -> None:
+        """Print which connection was refused; if there are many, only some."""
+        now = self._loop.now()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _SAY_EVERY_S
+            self._say(f"refused a connection from {line}")
+
+    def step_down(self) -> None:
+        """Disconnect the nodes of all jobs that run, and forget their groups; go on listening. Of a
+        job that has ended nothing is left to decide, and its nodes are still being told.
+        """
+        self._disconnect(
+            {job: group for job, group in self.groups.items() if group.membership.end is None}
+        )
+
+    def close(self) -> None:
+        """Stop listening, and close all connections."""
+        self._timer.cancel()
+        self._listener.close()
+        self._heartbeats.close()
+        self._disconnect(dict(self.groups))
+
+    # Called by the listener.
+
+    def opened(self, connection: Connection, hello: Message) -> None:
+        """Take the connection of a new agent, of any job."""
+        sender, job, settings, _ = fields.record(Hello, hello)
+        if sender == "elector":
+            self._finder.take_connection(connection, settings)
+            return
+        if not self.coordinates():
+            connection.send(fields.to_json(Redirect(self._finder.coordinator_index())))
+            connection.close()
+            return
+        if sender or settings is None:
+            self._refuse(connection, "it is not an agent of relight")
+            return
+        if settings.min_nodes > settings.max_nodes:
+            self._refuse(connection, "its --nnodes is not valid")
+            return
+        group = self.group(job, settings)
+        refusal = group_messages.other_lost_after(settings.lost_after_s, group.membership.settings)
+        if refusal:
+            self._refuse(connection, refusal)
+            return
+        own = connection.own_address()
+        if own and (not self.seen_address or is_loopback(self.seen_address)):
+            self.seen_address = own
+        self._peers.add(_Peer(connection, group))
+        # No token is needed to get here.
+        if len(self._peers.unjoined) > self._listener.most_strangers // 2:
+            oldest = next(iter(self._peers.unjoined)).connection
+            self._peers.remove(oldest)
+            oldest.close()
+            self.say_refused(f"{oldest.peer}: dropped: too many connections have not joined a job")
+
+    def received(self, connection: Connection, message: Message) -> None:
+        """Handle a message of an agent."""
+        peer, heard = self._peers.by_connection[connection], fields.message(_HEARD, message)
+        if isinstance(heard, Heartbeat):
+            if self.coordinates():
+                peer.is_new(heard.number)
+                self._hear(peer)
+                connection.send(message)  # the echo renews the agent's lease
+            return
+        if isinstance(heard, Join):
+            if peer.node not in ("", heard.node):
+                raise Malformed("a second node")
+            older = self._peers.by_node.get((peer.group, heard.node))
+            absent = self._absent.get((peer.group, heard.node))
+            latest = older or absent
+            if latest is not None and heard.connection < latest.number:
+                self._remove(peer)  # what a cut has held back
+                connection.close()
+                return
+            peer.number = heard.connection
+            if older is not None and older is not peer:
+                self._remove(older)  # the agent has reconnected
+                older.connection.close()
+            self._peers.join(peer, heard.node)
+            if absent is not None:
+                self._probe(absent, on=False)
+                del self._absent[peer.group, heard.node]
+            peer.claimed = heard.udp_address, heard.udp_port
+            peer.group.recipients[heard.node] = partial(self._send, peer)
+        if peer.node:
+            self._hear(peer)
+            peer.group.step(Received(peer.node, heard))
+
+    def closed(self, connection: Connection, reason: str) -> None:
+        """Handle the end of an agent's connection."""
+        self._notice_sleep()
+        peer = self._peers.by_connection.get(connection)
+        if peer is None:
+            self.say_refused(f"{connection.peer}: {reason}")
+            return
+        self._peers.remove(connection)
+        peer.group.recipients.pop(peer.node, None)
+        if peer.node in peer.group.membership.members:
+            self._absent[peer.group, peer.node] = peer
+            self._fall_silent(peer, reason)
+        else:  # it has left
+            self._probe(peer, on=False)
+
+    def deliver(self, agent: Recipient, message: FromCoordinator) -> None:
+        """Pass a message to the agent in this process, in the next turn of the loop."""
+        self._loop.call_after(0, partial(agent, self._with_address(message)))
+
+    def _send(self, peer: "_Peer", message: FromCoordinator) -> None:
+        if isinstance(message, GenerationFormed | Confirm):
+            ranks = peer.group.membership.roster.group_ranks
+            message = message._replace(coordinator=ranks.get(self.own_node, -1))
+        peer.connection.send(fields.to_json(self._with_address(message)))
+
+    def _with_address(self, message: FromCoordinator) -> FromCoordinator:
+        """Fill in the address of this host, as other nodes have reached it.
+
+        A node that has reached this process over loopback is on this host.
+        """
+        if isinstance(message, StartProbes):
+            nodes = tuple(n._replace(address=self._reached_at(n.address)) for n in message.nodes)
+            return message._replace(nodes=nodes)
+        if not isinstance(message, GenerationFormed):
+            return message
+        generation = message.generation
+        address = self._reached_at(generation.master_addr)
+        return message._replace(generation=generation._replace(master_addr=address))
+
+    def _reached_at(self, address: str) -> str:
+        """Return where other nodes reach the node that has said this address of itself."""
+        if address not in LOCAL_HOSTS and not is_loopback(address):
+            return address
+        return self.seen_address or address or "127.0.0.1"
+
+    def _refuse(self, connection: Connection, reason: str) -> None:
+        end = JobEnded(EXIT_USAGE, f"the coordinator refuses this node: {reason}", (), None)
+        connection.send(fields.to_json(end))
+        connection.close()
+        self.say_refused(f"{connection.peer}: {reason}")
+
+    def _on_refused(self, line: str) -> None:
+        """Print which peer was refused, unless it said nothing, as port probes and the standby of
+        `relight coordinator` do.
+        """
+        if not line.endswith(SAID_NOTHING):
+            self.say_refused(line)
+
+    def _disconnect(self, groups: dict[str, Group]) -> None:
+        closing = set(groups.values())
+        for peer in list(self._peers):
+            if peer.group in closing:
+                self._remove(peer)
+                peer.connection.close()
+        for (group, node), peer in list(self._absent.items()):
+            if group in closing:
+                self._probe(peer, on=False)
+                del self._absent[group, node]
+        for job, group in groups.items():
+            group.close()
+            del self.groups[job]
+        self._listener.hello = self._hello()
+
+    def _drop(self, group: Group, node: str) -> None:
+        """Disconnect a node that the group drops: without echoes, its workers' lease ends."""
+        group.recipients.pop(node, None)
+        absent = self._absent.pop((group, node), None)
+        peer = self._peers.by_node.get((group, node))
+        if peer is not None:
+            self._remove(peer)
+            peer.connection.close()
+        if absent is not None:
+            self._probe(absent, on=False)
+
+    def _remove(self, peer: "_Peer") -> None:
+        self._peers.remove(peer.connection)
+        self._probe(peer, on=False)
+
+    def _has_lost_nodes(self) -> bool:
+        return any(group.membership.lost() for group in self.groups.values())
+
+    def _forget_empty_groups(self) -> None:
+        """Forget jobs without nodes: if nodes come back, the job starts again from generation 0."""
+        empty = [
+            job for job, group in self.groups.items()
+            if not group.recipients and not len(group.membership.members)
+        ]  # fmt: skip
+        used = {peer.group for peer in self._peers} if empty else set()
+        for job in empty:
+            if self.groups[job] not in used:
+                self.groups.pop(job).close()
+                self.on_job(job, "its last node has disconnected")
+                self._listener.hello = self._hello()
+
+    def _hello(self) -> Message:
+        """Return the hello. It names the jobs served here, so that an agent whose token is refused
+        learns whether the coordinator of its own job has refused it.
+        """
+        hello: Message = {"sender": "coordinator", "relays": True, "held": self._is_held}
+        if len(self.groups) > _MOST_JOBS_NAMED:  # each agent would have to read them all
+            return hello
+        longer: Message = {**hello, "jobs": list(self.groups)}
+        return longer if len(wire.body_of(longer)) <= wire.MAX_HELLO // 2 else hello
+
+    # Heartbeats and silence.
+
+    def _on_datagram(self, data: bytes, sender: Address) -> None:
+        peer = self._peers.of_datagram(data)
+        if peer is None:
+            self._finder.take_ballot(data)
+            return
+        number = self._heartbeats.number_of(data, peer.connection.session_key)
+        if number is not None and self.coordinates() and peer.is_new(number):
+            peer.connection.heard_at = self._loop.now()
+            if numeric(sender) == peer.claimed:  # no gateway in between
+                peer.address = sender
+            self._hear(peer)
+            self._heartbeats.send(data, sender)
+
+    def _notice_sleep(self) -> None:
+        """Check for silent nodes now if that is overdue: nodes not heard meanwhile may be healthy,
+        and the first events after a sleep are the reactions of the others to it.
+        """
+        if self._slept():
+            self._check_silence()
+
+    def _slept(self) -> bool:
+        return self._loop.now() > self._check_due + _STALL_S
+
+    def _check_silence(self) -> None:
+        now, slept = self._loop.now(), self._slept()
+        self._check_due = now + _CHECK_S
+        self._timer.cancel()
+        self._timer = self._loop.call_at(self._check_due, self._check_silence)
+        self._forget_empty_groups()
+        self._note_waiting_jobs(now)
+        if slept:
+            for group in list(self.groups.values()):
+                group.step(Slept())
+        for peer in [*self._peers]:
+            is_here = peer.node and peer.connection in self._peers.by_connection  # still
+            silent_s = now - peer.connection.heard_at
+            if is_here and not peer.is_silent and silent_s > _SILENT_AFTER_S:
+                self._fall_silent(peer, "")
+
+    def _fall_silent(self, peer: "_Peer", reason: str) -> None:
+        if not peer.is_silent:
+            self._probe(peer)
+        peer.is_silent = True
+        peer.group.step(NodeSilent(peer.node, peer.connection.heard_at, reason))
+        self.coordinates()  # without that node it may have to step down, and at once
+
+    def _hear(self, peer: "_Peer") -> None:
+        if peer.is_silent:
+            peer.is_silent = False
+            self._probe(peer, on=False)
+            peer.group.step(NodeHeard(peer.node))
+
+    def _probe(self, peer: "_Peer", *, on: bool = True) -> None:
+        """Have the machine of a silent node say whether processes of its agent are left."""
+        if peer.address:
+            self._heartbeats.probe(peer.address, on=on)
+
+    def _on_unreachable(self, address: tuple[str, int]) -> None:
+        for peer in [*self._peers, *self._absent.values()]:
+            if peer.is_silent and peer.address[:2] == address:
+                self._drop(peer.group, peer.node)
+                peer.group.step(NodeLost(peer.node, _NOBODY_LEFT))
+                return
+
+    def _note_waiting_jobs(self, now: float) -> None:
+        """Tell the nodes of jobs that wait for others of each other, once: it may be one job whose
+        nodes have been given different ids.
+        """
+        lacking: dict[str, Group] = {}
+        for job, group in self.groups.items():
+            since = group.membership.lacks_nodes_since()
+            if since is not None and now >= since + _NOTE_AFTER_S:
+                lacking[job] = group
+        self._noted.intersection_update(self.groups.values())
+        if len(lacking) < 2 or self._noted.issuperset(lacking.values()):
+            return
+        waits = {}
+        for job, group in lacking.items():
+            hosts = [member.join.host for member in group.membership.members]
+            waits[job] = hosts, group.membership.settings.needed
+        note = Note(group_messages.several_jobs(waits))
+        for group in set(lacking.values()) - self._noted:
+            for send in group.recipients.values():
+                send(note)
+        self._noted.update(lacking.values())
+
+
+class _Peer:
+    """An agent of another node."""
+
+    def __init__(self, connection: Connection, group: Group) -> None:
+        self.connection = connection
+        self.group = group
+        self.number = 0
+        """The number of its connection."""
+        self.is_silent = False
+        self.claimed = "", 0
+        """Where it says that its heartbeats come from, as datagrams."""
+        self.address: Address = ()
+        """The same, once that is known to be true."""
+        self.key = b""
+        """What its datagrams begin with; empty as long as none has come."""
+        self.node = ""
+        self._latest_heartbeat = -1
+
+    def is_new(self, number: int) -> bool:
+        """Return whether a heartbeat is new, and not one that an eavesdropper has repeated."""
+        is_new = number > self._latest_heartbeat
+        self._latest_heartbeat = max(self._latest_heartbeat, number)
+        return is_new
+
+
+class _Peers:
+    """The agents of other nodes that are connected. A node has one connection.
+
+    Attributes:
+        unjoined: those that have not joined their group yet, the oldest first.
+        by_node: those that have joined, by their group and node.
+    """
+
+    def __init__(self) -> None:
+        self.unjoined: dict[_Peer, None] = {}
+        self.by_connection: dict[Connection, _Peer] = {}
+        self.by_node: dict[tuple[Group, str], _Peer] = {}
+        self._by_key: dict[bytes, _Peer] = {}
+        """By what their datagrams begin with."""
+        self._without_key: dict[_Peer, None] = {}
+        """Those that are not in `_by_key` yet: a network that loses nothing brings no datagrams."""
+
+    def __len__(self) -> int:
+        return len(self.by_connection)
+
+    def __iter__(self) -> Iterator[_Peer]:
+        return iter(self.by_connection.values())
+
+    def add(self, peer: _Peer) -> None:
+        """Add an agent that has not joined yet."""
+        self.by_connection[peer.connection] = peer
+        self.unjoined[peer] = self._without_key[peer] = None
+
+    def join(self, peer: _Peer, node: str) -> None:
+        """Note that an agent has joined its group as a node."""
+        peer.node = node
+        self.unjoined.pop(peer, None)
+        self.by_node[peer.group, node] = peer
+
+    def remove(self, connection: Connection) -> None:
+        """Remove the agent of a connection."""
+        peer = self.by_connection.pop(connection)
+        self.unjoined.pop(peer, None)
+        if self.by_node.get((peer.group, peer.node)) is peer:
+            del self.by_node[peer.group, peer.node]
+        self._without_key.pop(peer, None)
+        self._by_key.pop(peer.key, None)
+
+    def of_datagram(self, data: bytes) -> _Peer | None:
+        """Return the agent whose datagrams begin as this one does."""
+        for peer in list(self._without_key):
+            peer.key = Heartbeats.key_of(peer.connection.session_key)
+            self._by_key[peer.key] = peer
+            del self._without_key[peer]
+        return self._by_key.get(data[:8])

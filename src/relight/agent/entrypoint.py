@@ -1,0 +1,207 @@
+"""Checks that the workers' script, program or module exists, before anything starts.
+
+It refuses only what certainly can't work; the rest is left to the workers.
+"""
+
+import os
+import sys
+
+from relight.base.env import Environment
+from relight.base.errors import UsageError
+from relight.base.values import AUTO
+from relight.core.workers.worker_command import with_local_rank
+from relight.flags.spec import LaunchSpec
+
+_SHELL = (".sh", ".bash")
+_OF_THE_LAUNCHER = {
+    "nnodes", "nproc-per-node", "node-rank", "max-restarts", "standalone", "tee", "redirects",
+    "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "preload",
+    "keep-warm",
+}  # fmt: skip
+"""Flags that scripts seldom have; `--log-dir` and `--master-port` are missing, as many do."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+
+
+def check(spec: LaunchSpec, env: Environment, python: str) -> None:
+    """Look for the script, the program or the module.
+
+    Raises:
+        UsageError: the workers certainly could not run it.
+    """
+    if spec.module:
+        if python == sys.executable and "$" not in spec.script:
+            _check_module(spec.script)
+        return
+    if spec.script == "-":
+        return
+    if spec.no_python and not spec.run_path:
+        if find_program(spec.script, env) is None:
+            from relight.agent import not_found
+
+            raise not_found.no_program(spec.script)
+        return
+    script = with_local_rank(spec.script, 0)
+    if os.path.isdir(script):
+        if not os.path.isfile(os.path.join(script, "__main__.py")):
+            raise UsageError(
+                f"{script} is a directory without a __main__.py", hint="give the script's file"
+            )
+    elif not os.path.exists(script):
+        from relight.agent import not_found
+
+        raise not_found.no_script(script, spec.script_args)
+    elif not os.access(script, os.R_OK):
+        raise UsageError(f"the file {script} can't be read", hint="look at its permissions")
+    elif script.endswith(_SHELL) and _is_for_shells(script):
+        raise UsageError(
+            f"{script} is a shell script, and workers run Python",
+            hint=f"relight run [flags] --no-python bash {script} starts it for each worker",
+        )
+
+
+def late_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
+    """Return a note if flags of the launcher stand after the script, which then gets them."""
+    arguments = spec.script_args
+    if "--" in arguments:  # what follows is certainly for the script
+        arguments = arguments[: arguments.index("--")]
+    words = [word for word in arguments if word.startswith("--")]
+    names = [word[2:].partition("=")[0].replace("_", "-") for word in words]
+    late = [
+        word
+        for word, name in zip(words, names, strict=True)
+        if name in _OF_THE_LAUNCHER and name not in given
+    ]
+    if not late:
+        return []
+    return [
+        f"{', '.join(dict.fromkeys(late))}: passed on to {spec.script}, because it comes after "
+        "the script; flags of relight come before the script"
+    ]
+
+
+def find_program(name: str, env: Environment) -> str | None:
+    """Return the path of a program as execvp(3) finds it."""
+    folders = [""] if "/" in name else env.get("PATH", os.defpath).split(os.pathsep)
+    for folder in folders:
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def _is_for_shells(path: str) -> bool:
+    """Return whether a file is not Python source, whatever its name."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        text = file.read()
+    try:
+        compile(text, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return True
+    return False
+
+
+def check_preload(names: "Sequence[str]", python: str) -> None:
+    """Look for the modules of `--preload`, without importing any.
+
+    Raises:
+        UsageError: a module certainly does not exist.
+    """
+    if not names or names == (AUTO,) or python != sys.executable or _hides_places():
+        return
+    for name in names:
+        lacking = _missing(name.split("."), _may_make)
+        if lacking is not None:
+            from relight.agent import not_found
+
+            raise not_found.no_module(name, *lacking, flag="--preload=", roots=sys.path)
+
+
+def _check_module(name: str) -> None:
+    """Look for a module, as far as that needs no code to run, in this Python. It is that of the
+    workers: it searches the same places, and the current directory, as they do.
+    """
+    if _hides_places():
+        return
+    is_file = name.endswith(".py") and os.path.isfile(name) and not os.path.isdir(name[:-3])
+    lacking = ("", "", None) if is_file else _missing(name.split("."), _has_code)
+    if lacking is not None:
+        from relight.agent import not_found
+
+        raise not_found.no_module(name, *lacking, flag="-m ", roots=[os.getcwd()])
+
+
+def _hides_places() -> bool:
+    """Return whether this Python skips places in which the workers look for modules."""
+    flags = sys.flags
+    return bool(flags.isolated or flags.no_site or flags.ignore_environment or flags.no_user_site)
+
+
+def _missing(
+    parts: list[str], may_know: "Callable[[ModuleSpec, str], bool]"
+) -> "tuple[str, str, list[str] | None] | None":
+    """Look for the parts of a module's name from left to right.
+
+    Returns the package found, the name up to the first missing part, and where that part was looked
+    for; None if the module may exist.
+
+    Args:
+        parts: of the name.
+        may_know: returns whether a package may provide the next part without a file for it.
+    """
+    package, where = "", None
+    for number, part in enumerate(parts):
+        found = f"{package}.{part}" if package else part
+        try:
+            spec = _find(found, where)
+        except Exception:  # a third-party finder failed; the workers will report it
+            return None
+        if spec is None:
+            return package, found, where
+        following = "".join(parts[number + 1 : number + 2])
+        if not following or spec.submodule_search_locations is None or may_know(spec, following):
+            return None
+        package, where = found, list(spec.submodule_search_locations)
+    return None
+
+
+def _find(name: str, where: list[str] | None) -> "ModuleSpec | None":
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, where)
+        if spec is not None:
+            return spec
+    if where is not None:
+        return None
+    from _frozen_importlib_external import PathFinder  # importlib.machinery takes a millisecond
+
+    return PathFinder.find_spec(name, [os.getcwd()])
+
+
+def _has_code(package: "ModuleSpec", part: str = "") -> bool:
+    """Return whether a package has an `__init__.py` that is not empty."""
+    del part
+    try:
+        return package.origin is not None and os.path.getsize(package.origin) > 0
+    except OSError:
+        return True
+
+
+def _may_make(package: "ModuleSpec", part: str) -> bool:
+    """Return whether a package's `__init__.py` may provide a module that has no file: it contains
+    the module's name, or a name of the import hooks. Other modules are found without importing the
+    package.
+    """
+    if not _has_code(package):
+        return False
+    try:
+        with open(str(package.origin), "rb") as file:
+            text = file.read()
+    except OSError:
+        return True
+    ways = (b"__path__", b"meta_path", b"path_hooks", part.encode())
+    return not str(package.origin).endswith(".py") or any(way in text for way in ways)

@@ -1,0 +1,139 @@
+"""The report of a failed job for machines: `--failure-report=FILE`, one JSON object.
+
+The fields are described in docs/failure-report.md. `VERSION` is raised when a field changes its
+meaning or goes; new fields may come without that.
+"""
+
+import json
+import os
+import socket
+import time
+
+from relight.agent.agent_config import NodeJob
+from relight.base.errors import UsageError, signal_name
+from relight.base.fields import plain
+from relight.base.typed import Any
+from relight.core.diagnosis.causes import role
+from relight.core.diagnosis.failure_text import what_happened
+from relight.core.diagnosis.hang_text import hung
+from relight.core.failure import ErrorReport, Failure
+from relight.core.group.messages import JobEnded, NodeReady
+from relight.host import files
+
+VERSION = 1
+
+
+def remove_old(path: str) -> None:
+    """Remove the report of an earlier job: who finds a file knows that this job failed.
+
+    Raises:
+        UsageError: the file could not be written later.
+    """
+    directory = os.path.dirname(path)
+    why = ""
+    if os.path.exists(path) and not os.path.isfile(path):
+        why = "it is not a regular file"
+    elif not os.path.isdir(directory):
+        why = f"there is no directory {directory}"
+    elif not os.access(directory, os.W_OK | os.X_OK):
+        why = f"{directory} is not writable"
+    try:
+        if not why:
+            os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        why = str(error.strerror)
+    if why:
+        raise UsageError(f"--failure-report={path}: {why}", hint="name a file that can be written")
+
+
+def write(path: str, end: JobEnded, ready: NodeReady | None, job: NodeJob, restarts: int) -> str:
+    """Write the report of a failed job.
+
+    Args:
+        path: the file; it is complete or absent at any time.
+        end: how the job ended.
+        ready: the last message of this node, with the failures of its own workers.
+        job: what this node ran.
+        restarts: restarts of the job so far.
+
+    Returns:
+        Why it could not be written; an empty string if it was.
+    """
+    spec = job.command.spec
+    own = ready.failures if ready is not None else ()
+    report = {
+        "version": VERSION,
+        "job": job.command.run_id,
+        "host": socket.gethostname(),
+        "written_at": _now(),
+        "exit_code": end.exit_code,
+        "headline": end.headline,
+        "reason": end.reason,
+        "verdict": end.verdict,
+        "ranks": end.ranks,
+        "certainty": end.certainty,
+        "why": end.why,
+        "restarts": restarts,
+        "max_restarts": str(spec.max_restarts),
+        "restart_policy": spec.restart_policy,
+        "cause": end.root and _failure(end.root, end),
+        "symptom": end.symptom and _failure(end.symptom, end),
+        "same_ranks": end.same_ranks,
+        "failures_here": [_failure(failure, end) for failure in own],
+        "text": end.report,
+    }
+    try:
+        files.replace(path, json.dumps(report, indent=1) + "\n", 0o666)
+    except OSError as error:
+        return f"the failure report could not be written to {path}: {error.strerror}"
+    return ""
+
+
+def _failure(failure: Failure, end: JobEnded) -> dict[str, Any]:
+    hangs = end.hung and failure.rank in end.ranks
+    return {
+        "rank": failure.rank,
+        "local_rank": failure.local_rank,
+        "host": failure.host,
+        "pid": failure.pid,
+        "exit_code": failure.exitcode,
+        "signal": signal_name(-failure.exitcode) if failure.exitcode < 0 else None,
+        "stopped_with": signal_name(failure.asked) if failure.asked else None,
+        "class": "hung" if hangs else role(failure).value,
+        "what": hung(failure) if hangs else what_happened(failure),
+        "exception": failure.report and _exception(failure.report),
+        "evidence": failure.evidence,
+        "last_lines": failure.last_lines,
+        "doing": failure.doing
+        and {
+            "place": failure.doing.place.strip(": "),
+            "stack": failure.doing.stack,
+            "expects_peers": failure.doing.expects_peers,
+            "handling": failure.doing.handling,
+            "handling_where": failure.doing.handling_where,
+            "in_program": failure.doing.in_program,
+        },
+        "collectives": plain(failure.collectives),
+        "log": failure.log,
+        "time": failure.when,
+    }
+
+
+def _exception(report: ErrorReport) -> dict[str, Any]:
+    return {
+        "type": report.type,
+        "message": report.message,
+        "where": report.where,
+        "source": report.source,
+        "cause": report.cause,
+        "cause_where": report.cause_where,
+        "traceback": report.lines,
+        "certainty": report.kind.name.lower(),
+    }
+
+
+def _now() -> str:
+    text = time.strftime("%FT%T%z")
+    return f"{text[:-2]}:{text[-2:]}"

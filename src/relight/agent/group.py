@@ -1,0 +1,231 @@
+"""One job's membership with a clock: its deadlines, and where its messages go.
+
+A job of one node has it inside its agent (`LocalLink`). With several nodes, the coordinator has one
+for each job, and agents reach it by a `link.RemoteLink`.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+
+from relight.base.typed import Protocol
+from relight.core.group.group_types import Drop, Effect, Event, GroupSettings, Received, Send
+from relight.core.group.membership import Membership
+from relight.core.group.messages import Announce, Answer, AskNodes, FromAgent, FromCoordinator, Join
+from relight.core.ranks import GenerationId
+from relight.events.event_types import StateChanged, Tick, changed
+from relight.host.loop import Alarm, Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.group.cluster_query import Questions
+
+Recipient = Callable[[FromCoordinator], None]
+
+LOADED_LATER = (
+    "relight.core.group.checkpoint_barrier",
+    "relight.core.group.early_exits",
+    "relight.core.group.flapping",
+    "relight.core.diagnosis.flight_recorder_text",
+    "relight.core.diagnosis.hang_text",
+    "relight.core.group.restart_budget",
+    "relight.core.group.straggler_detector",
+    "relight.core.group.restart_decision",
+)
+"""What a group needs after it has formed; an agent has no time for it at its start."""
+LOADED_FOR_NODES = (
+    "hashlib",
+    "relight.core.group.env_diff",
+    "relight.core.group.cluster_query",
+    "relight.core.group.reachability",
+)
+"""What a group of several nodes needs as well."""
+_AGAIN_S = 0.05
+"""How soon a process that does not coordinate looks whether it does again."""
+
+
+class LinkOwner(Protocol):
+    """The agent, as its link sees it."""
+
+    @property
+    def generation(self) -> GenerationId:
+        """The generation whose workers are on this node; NO_GENERATION if there is none."""
+
+    def announce(self) -> Announce | None:
+        """Return the generation that this node is in, or was in last, for a new coordinator."""
+
+    def messages_after_join(self) -> Sequence[FromAgent]:
+        """Return what to send after `Join`: that this node is ready, or what has happened to it."""
+
+    def received(self, message: FromCoordinator) -> None:
+        """Handle a message of the coordinator."""
+
+    def set_lease(self, until: float) -> None:
+        """Let the workers run until this time, on the loop's clock; infinity means for ever."""
+
+    def say(self, message: str) -> None:
+        """Print a message to the user."""
+
+    def record(self, event: StateChanged) -> None:
+        """Write to the event log that the link or its finder is in another state."""
+
+    def on_group(self, job: str, group: "Group") -> None:
+        """Look at a group that is decided in this process, before its first step."""
+
+
+class Group:
+    """One job's membership, its deadlines, and where its messages go.
+
+    Args:
+        loop: the agent's loop.
+        settings: what the user asked for.
+        coordinates: returns whether this process is the coordinator now. While it is not, the group
+            decides nothing.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        settings: GroupSettings,
+        coordinates: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.origin = os.urandom(8).hex()
+        self.membership = Membership(settings, self.origin)
+        self._coordinates = coordinates
+        self.recipients: dict[str, Recipient] = {}
+        """The connected nodes, each with the function that delivers a message to it."""
+        self.on_drop: Callable[[str], None] = lambda *_: None
+        """Called with a node that is dropped, whose messages must not be answered any more."""
+        self.on_step: Callable[[Event, float, list[Effect]], None] | None = None
+        """Called with each step, its time and its effects, before these are carried out."""
+        self.on_change: Callable[[StateChanged], None] = lambda _: None
+        """Called when the state of the group has changed, before the effects are carried out."""
+        self._loop = loop
+        self._alarm = Alarm(loop, lambda: self.step(Tick()))
+        self._put_off: list[Event] = []
+        """What has happened while this process did not coordinate."""
+        self._questions: Questions | None = None  # until a node asks all of them something
+
+    def step(self, event: Event) -> None:
+        """Take an event and carry out its effects; if this process does not coordinate now, as
+        after it was suspended, later: nothing may be missed if it coordinates again.
+        """
+        if not self._coordinates():
+            if not isinstance(event, Tick):
+                self._put_off.append(event)
+            self._alarm.set_after(_AGAIN_S)
+            return
+        events, self._put_off = [*self._put_off, event], []
+        for each in events:
+            self._take(each)
+
+    def _take(self, event: Event) -> None:
+        match event:
+            case Received(node, AskNodes() | Answer() as asked):
+                self._relay(node, asked)
+                return
+        now, before = self._loop.now(), self.membership.states()
+        effects = self.membership.step(event, now)
+        if self.on_step is not None:
+            self.on_step(event, now, effects)
+        for was, (core, state) in zip(before, self.membership.states(), strict=True):
+            if was != (core, state):
+                self.on_change(changed(core, was[1], state, event))
+        for effect in effects:
+            match effect:
+                case Send(node, message) if node in self.recipients:
+                    self.recipients[node](message)
+                case Drop(node):
+                    self.on_drop(node)
+        due = self.membership.deadline()
+        if due != self._alarm.when:
+            self._alarm.set(due)
+
+    def close(self) -> None:
+        """Cancel the alarm, and forget the nodes and what was put off."""
+        self._alarm.set(None)
+        self._put_off.clear()
+        self.recipients.clear()
+
+    def _relay(self, node: str, message: AskNodes | Answer) -> None:
+        """Pass on what a node asks all nodes, or what one of them answers."""
+        from relight.core.group.cluster_query import LIMIT_S, Questions
+
+        if self._questions is None:
+            self._questions = Questions()
+        questions, members = self._questions, self.membership.members
+        if node not in members:
+            return
+        if isinstance(message, Answer):
+            self._send_all(questions.answer(node, message))
+        else:
+            joins = [member.join for member in members]
+            number, sends = questions.ask(node, message.question, joins)
+            self._send_all(sends)
+            if sends:
+                self._loop.call_after(LIMIT_S, lambda: self._send_all(questions.close(number)))
+
+    def _send_all(self, sends: Iterable[Send]) -> None:
+        for node, message in sends:
+            if node in self.recipients:
+                self.recipients[node](message)
+
+
+class LocalLink:
+    """The link of a job of one node: its group is in this process.
+
+    Args:
+        loop: the agent's loop.
+        settings: of the group.
+        join: how this node joins it.
+    """
+
+    def __init__(self, loop: Loop, settings: GroupSettings, join: Join) -> None:
+        self._group = Group(loop, settings)
+        self._loop = loop
+        self.join = join
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the group hears what is sent."""
+        return True
+
+    def unheard_s(self) -> float:
+        """Return 0: the group is in this process."""
+        return 0.0
+
+    @property
+    def relays(self) -> bool:
+        """Whether there are other nodes that could be asked something."""
+        return False
+
+    def open(self, owner: LinkOwner) -> None:
+        """Join the group."""
+        node = self.join.node
+
+        def receive(message: FromCoordinator) -> None:
+            self._loop.call_after(0, lambda: owner.received(message))
+
+        self._group.recipients[node] = receive
+        owner.on_group("", self._group)
+        self.send(self.join)
+
+    def send(self, message: FromAgent) -> None:
+        """Pass a message to the group."""
+        self._group.step(Received(self.join.node, message))
+
+    def held(self) -> tuple[int, ...]:
+        """Return no descriptor: nobody asks from outside whether this agent has ended."""
+        return ()
+
+    def share_port(self, store: object) -> int:
+        """Return 0: no endpoint is known to other nodes."""
+        del store
+        return 0
+
+    def leave(self) -> None:
+        """Do nothing: no other node waits for this one."""
+
+    def close(self, stop_waiting: Callable[[], bool]) -> None:
+        """Close the group."""
+        del stop_waiting
+        self._group.close()

@@ -1,0 +1,73 @@
+"""Watches whether the workers of this node still do anything (--hang-timeout), from outside.
+
+Every now and then it reads what the system has counted for each worker and its descendants; the
+rules are in core/workers/hang_detector.
+"""
+
+from collections.abc import Callable, Mapping
+
+from relight.base.values import HangTimeout
+from relight.core.workers.hang_detector import Activity, Observation, Quiet, Usage
+from relight.host import system
+from relight.host.loop import Loop, Timer
+
+_LOOKS = 20
+"""Observations within the shortest limit."""
+_LEAST_S, _MOST_S = 0.1, 5.0
+
+
+class QuietWatch:
+    """Observes the workers of one generation on this node.
+
+    Args:
+        loop: the agent's loop.
+        limits: after how long workers that do nothing are quiet.
+        running: returns the pids of the workers that run, by local rank; None while they are
+            frozen.
+        signs: returns how many bytes they have printed, and the highest step they have reported;
+            None while one of them is at a breakpoint.
+        on_change: called when they have been quiet for too long, and when one of them does
+            something again.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        limits: HangTimeout,
+        running: Callable[[], Mapping[int, int] | None],
+        signs: Callable[[], tuple[int, int] | None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.quiet: Quiet | None = None
+        """For how long the workers have done nothing, if that is too long."""
+        self._every_s = min(max(limits.idle_s / _LOOKS, _LEAST_S), _MOST_S)
+        self._loop = loop
+        self._running = running
+        self._signs = signs
+        self._on_change = on_change
+        self._activity = Activity(limits, self._every_s)
+        self._timer: Timer = loop.call_after(self._every_s, self._look)
+
+    def close(self) -> None:
+        """Stop observing."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = self._loop.call_after(self._every_s, self._look)
+        before = self.quiet
+        self.quiet = self._activity.observe(self._observe(), self._loop.now())
+        if (before is None) != (self.quiet is None):
+            self._on_change()
+
+    def _observe(self) -> Observation | None:
+        pids, signs = self._running(), self._signs()
+        if pids is None or signs is None:
+            return None
+        workers = {rank: usage_of_all(pid) for rank, pid in pids.items()}
+        return Observation(workers, signs)
+
+
+def usage_of_all(pid: int) -> Usage:
+    """Return what a process and its descendants have used, those that have ended included."""
+    each = [system.usage(one) for one in (pid, *system.tree(pid))]
+    return Usage(sum(u[0] for u in each), sum(u[1] for u in each), sum(u[2] for u in each))

@@ -1,0 +1,268 @@
+"""Checks this node before its workers start (--health-check): a command, or checks by name.
+
+A check may block, as on a file system that does not answer, and a program may run for long. So
+both run in a process of their own (`processes/helper.py`) while the agent serves its loop. Nothing
+else of the agent runs meanwhile: the node is not ready, and the group waits for it, or forms
+without it.
+"""
+
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+
+from relight.agent.agent_config import NodeJob
+from relight.base.env import Environment
+from relight.base.errors import signal_name
+from relight.base.text import format_duration, pluralize
+from relight.base.typed import NamedTuple
+from relight.base.values import NETWORK, CheckByName, HealthCheck
+from relight.events.event_types import HealthChecked
+from relight.health import inspection, machine_findings
+from relight.host import system
+from relight.host.loop import Loop
+from relight.output.journal import Journal
+from relight.processes import helper
+from relight.processes.helper import Helper
+
+_SHOWN = 200
+"""Most characters of what a command has printed that are shown."""
+_READ = 64 * 1024
+_SMI_S = 20.0
+_KIB = 1024
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its room is looked at
+_MOST_USED_MIB = 1024
+"""An idle GPU has some hundred MiB in use at most: those of the driver and a desktop."""
+_REPAIR = "repair it, or leave it out; --health-check says what is checked"
+_DRIVER_REMEDY = "look at dmesg; restart the driver or the machine"
+
+
+class Unfit(NamedTuple):
+    """Why a node can't run workers, empty if it can, and what to do about it."""
+
+    why: str
+    remedy: str = _REPAIR
+
+
+_FIT = Unfit("")
+
+
+def run(loop: Loop, journal: Journal, job: NodeJob, is_over: Callable[[], bool]) -> Unfit:
+    """Check this node; return why it can't run workers, if so.
+
+    Args:
+        loop: the agent's loop, which is served meanwhile.
+        journal: gets the event `HealthChecked`.
+        job: what the node would run.
+        is_over: whether the agent needs the result no more; then the node counts as fit.
+    """
+    spec = job.command.spec
+    check = spec.health_check
+    if check is None:
+        return _FIT
+    began, limit_s = loop.now(), spec.health_check_timeout
+    unfit = _until_known(loop, check, job, is_over, began + limit_s)
+    if unfit is None and is_over():
+        return _FIT
+    if unfit is None:
+        unfit = Unfit(f"it did not end within {format_duration(limit_s)}")
+    if unfit.why and check.command:
+        unfit = unfit._replace(why=f"{check.command}: {unfit.why}")
+    journal.record(HealthChecked(round(loop.now() - began, 3), unfit.why))
+    return unfit
+
+
+def _until_known(
+    loop: Loop, check: HealthCheck, job: NodeJob, is_over: Callable[[], bool], until: float
+) -> Unfit | None:
+    """Return the result of a check; None if there is none in time, or it is needed no more. A check
+    whose process relight itself has lost says nothing of this node: it begins again.
+    """
+    while loop.now() < until and not is_over():
+        try:
+            running = _Check(check, job)
+        except OSError as error:
+            return Unfit(str(error.strerror))
+        try:
+            running.helper.watch(loop, lambda: None)
+            _await(loop, running.helper, is_over, until)
+            if running.helper.exitcode is not None and not running.helper.is_lost:
+                return running.result()
+        finally:
+            running.close()
+    return None
+
+
+def _await(loop: Loop, running: Helper, is_over: Callable[[], bool], until: float) -> None:
+    loop.run_until(lambda: running.exitcode is not None or is_over(), until - loop.now())
+
+
+class _Check:
+    """The process of a check: a program, which passes if it exits with 0, with the workers'
+    environment; or a fork of this process for checks by name.
+
+    Raises:
+        OSError: it can't be started.
+    """
+
+    def __init__(self, check: HealthCheck, job: NodeJob) -> None:
+        self._is_command = bool(check.command)
+        self._output = system.anonymous_file("health-check")
+        command = ("/bin/sh", "-c", check.command)
+        call = None if self._is_command else lambda: _tell(_by_name(check, job))
+        variables = job.command.env.variables
+        try:
+            self.helper = Helper(command, variables, self._output, self._output, call=call)
+        except OSError:
+            os.close(self._output)
+            raise
+
+    def result(self) -> Unfit:
+        """Return why the check failed, if so; it has ended."""
+        code = self.helper.exitcode
+        if self.helper.error is not None:
+            return Unfit(str(self.helper.error.strerror))
+        if not code:
+            return _FIT if self._is_command else Unfit(*json.loads(self._text()))
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with {code}"
+        said = self._last_line()
+        return Unfit(f"{how}: {said}" if said else how)
+
+    def close(self) -> None:
+        """Kill it if it still runs, and what it has started."""
+        self.helper.close()
+        os.close(self._output)
+
+    def _text(self) -> str:
+        size = os.fstat(self._output).st_size
+        return os.pread(self._output, _READ, max(0, size - _READ)).decode(errors="replace")
+
+    def _last_line(self) -> str:
+        lines = [line.strip() for line in self._text().splitlines()]
+        last = next((line for line in reversed(lines) if line), "")
+        return last if len(last) <= _SHOWN else f"{last[: _SHOWN - 1]}…"
+
+
+def _tell(find: Callable[[], Unfit]) -> None:
+    """Print, in the process of a check, what it has found."""
+    try:
+        unfit = find()
+    except Exception as error:
+        unfit = Unfit(f"{type(error).__name__}: {error}")
+    os.write(1, json.dumps(unfit).encode())
+
+
+def _by_name(check: HealthCheck, job: NodeJob) -> Callable[[], Unfit]:
+    """Return a call of the checks that were named: it returns what the first that fails says."""
+    env = job.command.env
+
+    def work() -> Unfit:
+        for each in check.names:
+            if each.name == NETWORK:
+                continue  # network_check
+            found = _CHECKS[each.name](each, env, job)
+            if found.why:
+                return found._replace(why=f"{each.name}: {found.why}")
+        return _FIT
+
+    return work
+
+
+def _disk(check: CheckByName, env: Environment, job: NodeJob) -> Unfit:
+    """Check where workers and relight write: TMPDIR, the logs, and the current directory."""
+    temporary = env.get("TMPDIR") or tempfile.gettempdir()
+    places = [temporary, job.run_directory or temporary, os.getcwd()]
+    found = (
+        _room(path, check.least, machine_findings.TMP_REMEDY) for path in dict.fromkeys(places)
+    )
+    return next((each for each in found if each.why), _FIT)
+
+
+def _shm(check: CheckByName, env: Environment, job: NodeJob) -> Unfit:
+    del env, job
+    return _room(_SHARED_MEMORY, check.least, machine_findings.SHM_REMEDY)
+
+
+def _room(path: str, least: int, remedy: str) -> Unfit:
+    disk = inspection.disk(path)
+    if disk.error:
+        return Unfit(f"{path} is not writable: {disk.error}", remedy)
+    if disk.free < least:
+        return Unfit(f"{path} has {_size(disk.free)} free, less than {_size(least)}", remedy)
+    return _FIT
+
+
+def _memory(check: CheckByName, env: Environment, job: NodeJob) -> Unfit:
+    del env, job
+    free = inspection.available_memory()
+    if free == machine_findings.NO_LIMIT or free >= check.least:
+        return _FIT
+    why = f"{_size(free)} are available, less than {_size(check.least)}"
+    return Unfit(why, f"end what else takes memory here; {machine_findings.MEMORY_REMEDY}")
+
+
+def _gpu(check: CheckByName, env: Environment, job: NodeJob) -> Unfit:
+    del check
+    gpus = inspection.gpus(env)
+    if gpus.visible < job.nproc:
+        hiding = f" ({gpus.hiding})" if gpus.hiding else ""
+        workers = pluralize(job.nproc, "worker")
+        why = f"{gpus.visible} of {gpus.present} GPUs can be used{hiding}, for {workers}"
+        return Unfit(why, "relight doctor says what is missing; or fewer --nproc-per-node")
+    if gpus.holders:
+        shown = ", ".join(gpus.holders[:3])
+        return Unfit(f"other processes use the GPUs: {shown}", machine_findings.HOLDERS_REMEDY)
+    return _by_nvidia_smi(env)
+
+
+def _by_nvidia_smi(env: Environment) -> Unfit:
+    """Return which NVIDIA GPU has memory in use, or has had memory errors that ECC could not
+    correct since the driver was loaded. A GPU that does not count such errors passes.
+    """
+    command = [
+        "nvidia-smi",
+        "--query-gpu=index,memory.used,ecc.errors.uncorrected.volatile.total",
+        "--format=csv,noheader,nounits",
+    ]
+    chosen = env.get("CUDA_VISIBLE_DEVICES")
+    if chosen:  # nvidia-smi itself does not look at it
+        command.append(f"--id={chosen}")
+    try:
+        done = helper.run(command, env.variables, _SMI_S)
+    except FileNotFoundError:
+        return _FIT  # no NVIDIA tools
+    except OSError as error:
+        return Unfit(f"nvidia-smi does not answer: {error.strerror}", _DRIVER_REMEDY)
+    if done.exitcode:
+        text = (done.stdout + done.stderr).decode(errors="replace").strip()
+        why = f"nvidia-smi exited with {done.exitcode}: {text[-_SHOWN:]}"
+        return Unfit(why, _DRIVER_REMEDY)
+    for line in done.stdout.decode(errors="replace").splitlines():
+        index, used, errors = [*map(str.strip, line.split(",")), "", ""][:3]
+        if used.isdecimal() and int(used) > _MOST_USED_MIB:
+            why = f"GPU {index} has {used} MiB in use, more than {_MOST_USED_MIB} MiB"
+            return Unfit(why, machine_findings.HOLDERS_REMEDY)
+        if errors.isdecimal() and int(errors):
+            why = f"GPU {index} has {errors} memory errors that ECC could not correct, more than 0"
+            return Unfit(why, f"nvidia-smi --gpu-reset -i {index}; if they come again, replace it")
+    return _FIT
+
+
+_CHECKS = {"disk": _disk, "memory": _memory, "shm": _shm, "gpu": _gpu}
+
+
+def _size(size: int) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if size < _KIB:
+            return f"{size} {unit}"
+        size //= _KIB
+    return f"{size} GiB"
+
+
+def explain(unfit: Unfit) -> str:
+    """Return the message of an agent whose node is unfit."""
+    return (
+        f"error: the health check of {socket.gethostname()} failed ({unfit.why}): "
+        f"this node leaves the job\n  hint: {unfit.remedy}"
+    )

@@ -1,0 +1,69 @@
+"""This node's part in --health-check=network: others try to reach it, and it tries to reach them.
+
+The coordinator says when, and decides which nodes are left out (core/group/reachability). The
+probes are those of `relight doctor`.
+"""
+
+from collections.abc import Callable, Mapping
+
+from relight.core.group.messages import NodesProbed, StartProbes, Target, Unreached
+from relight.health.doctor_messages import Probe, ProbeResult
+from relight.health.probes import Prober, cookie_from
+from relight.host.loop import Loop
+
+_WHY = {
+    ProbeResult.SILENT: "no answer",
+    ProbeResult.REFUSED: "refused",
+    ProbeResult.NO_ROUTE: "no route",
+    ProbeResult.MUTE: "another program answers",
+    ProbeResult.STUCK: "large packets are lost",
+}
+
+
+class NetworkCheck:
+    """Probes other nodes, each time that the coordinator asks for it.
+
+    Args:
+        loop: the agent's loop.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._next = Prober(loop)
+        self._last: Prober | None = None  # others may still try to reach it
+
+    @property
+    def prober(self) -> Target:
+        """Where other nodes may try to reach this one next. Only connections matter to workers, and
+        datagrams that a firewall drops would cost the whole time.
+        """
+        return Target("", self._next.tcp_port, 0)
+
+    def start(self, begin: StartProbes, done: Callable[[NodesProbed], None]) -> None:
+        """Try to reach the other nodes; call `done` within 2.5 s.
+
+        Raises:
+            Malformed: the cookie is invalid.
+        """
+        cookie = cookie_from(begin.cookie)
+        if self._last is not None:
+            self._last.close()
+        self._last, self._next = self._next, Prober(self._loop)
+
+        def answer(found: dict[int, Probe]) -> None:
+            done(NodesProbed(begin.cookie, _unreached(found), self.prober))
+
+        self._last.start(cookie, begin.number, begin.nodes, answer)
+
+    def close(self) -> None:
+        """Close the sockets."""
+        self._next.close()
+        if self._last is not None:
+            self._last.close()
+
+
+def _unreached(found: Mapping[int, Probe]) -> tuple[Unreached, ...]:
+    words = {
+        target: _WHY.get(probe.tcp) or _WHY.get(probe.large) for target, probe in found.items()
+    }
+    return tuple(Unreached(target, why) for target, why in words.items() if why)

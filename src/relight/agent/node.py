@@ -1,0 +1,473 @@
+"""This node in its group: its state, and its side of every message.
+
+    says     that it is ready, in which generation it is, that its workers succeeded, that it is
+             preempted                                       (what it says of them: worker_group)
+    hears    that a generation has formed, that its workers must stop, that the job has ended, …
+    tells    the user why it waits, and what a new generation is
+
+The agent moves from state to state (`agent/agent.py` lists them) and runs the workers. The group,
+which core/group/membership decides, is behind the link: in this process, or in that of the
+coordinator.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+
+from relight.agent.agent_config import NodeJob
+from relight.agent.group import Group, LocalLink
+from relight.agent.worker_group import Outcome, WorkerGroup
+from relight.base.text import pluralize
+from relight.core.failure import Failure
+from relight.core.group.messages import (
+    Announce,
+    CheckpointCalls,
+    CheckpointLimit,
+    Confirm,
+    FromAgent,
+    FromCoordinator,
+    GenerationFormed,
+    JobEnded,
+    Join,
+    NodeAnswered,
+    NodePreempted,
+    NodeReady,
+    Note,
+    Question,
+    SlowRanks,
+    StartProbes,
+    StopWorkers,
+    WaitReason,
+    WorkersSucceeded,
+)
+from relight.core.ranks import NO_GENERATION, GenerationId
+from relight.core.workers.supervision import FOR_EVER
+from relight.events.event_types import Formed, Restarting, StateChanged
+from relight.host.loop import Loop
+from relight.output.journal import Journal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.agent.link import RemoteLink
+    from relight.agent.network_check import NetworkCheck
+
+_LOOK_S = 12.0
+"""How long workers that hang are looked at before they are stopped (agent/stacks_before_stop.py).
+"""
+WITHOUT_COORDINATOR_S = 2.0
+"""After so long without an answer of a coordinator, a preempted node acts alone: the time until it
+is taken away is short.
+"""
+_READY_S = 30.0
+"""How long it may take from SIGKILL until this node has reported that its workers have exited:
+large processes exit slowly.
+"""
+
+
+class Node:
+    """This node, as its group knows it. It is the owner of the link (`LinkOwner`).
+
+    Args:
+        job: what this node runs.
+        loop: the agent's loop.
+        journal: tells the user, and records.
+    """
+
+    def __init__(self, job: NodeJob, loop: Loop, journal: Journal) -> None:
+        self.state: NodeReady | GenerationFormed | WorkerGroup | None = None
+        self.workers: WorkerGroup | None = None
+        """Those of the latest generation, also when it is over: reports read their logs."""
+        self.end: JobEnded | None = None
+        """How the job has ended, as the group says; None if this node left before."""
+        self.preempted = ""
+        """Why this node will soon be taken away, if so."""
+        self.taken_away_at = FOR_EVER
+        """When that is, on the loop's clock."""
+        self.has_saved = False
+        """Whether workers of this node have saved and left, and no later ones could save."""
+        self.restart = 0
+        """The latest restart that was reported to the user."""
+        self.lease_until = FOR_EVER
+        """Until when workers may run, on the loop's clock."""
+        self.on_question: Callable[[Question | NodeAnswered], None] = lambda _: None
+        """Called with what concerns a question of one node to all."""
+        self._job = job
+        self._loop = loop
+        self._journal = journal
+        self._link: LocalLink | RemoteLink
+        self._network: NetworkCheck | None = None
+        self._port = 0
+        """Where the store of the next generation is, if rank 0 is here."""
+        self._furthest = -1
+        """The highest step that a worker of this node has reported."""
+
+    def join(self, link: "LocalLink | RemoteLink", network: "NetworkCheck | None") -> None:
+        """Join the group.
+
+        Args:
+            link: leads to it.
+            network: tries to reach other nodes, if the user has asked for that.
+        """
+        self._link, self._network = link, network
+        link.open(self)
+
+    # What the agent does.
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The failures of this node's workers in the generation before, while it runs none."""
+        return self.state.failures if isinstance(self.state, NodeReady) else ()
+
+    @property
+    def running(self) -> WorkerGroup | None:
+        """The workers of the generation that this node is in; they run, or have succeeded."""
+        return self.state if isinstance(self.state, WorkerGroup) else None
+
+    @property
+    def startable(self) -> GenerationFormed | None:
+        """The generation whose workers may start here now.
+
+        One whose lease has expired is not started: this machine may have been suspended, and the
+        other nodes may have continued without it.
+        """
+        formed = self.state
+        may_run = self._loop.now() < self.lease_until
+        return formed if isinstance(formed, GenerationFormed) and may_run else None
+
+    @property
+    def unheard_s(self) -> float:
+        """For how long no coordinator has answered this node; 0 in its own process."""
+        return self._link.unheard_s()
+
+    def get_ready(self, port: int, outcome: Outcome) -> None:
+        """Report that no workers run here, and how the last ones ended.
+
+        Args:
+            port: of the store for the next generation.
+            outcome: of the generation that this node is in, or was in until now.
+        """
+        self._port = port
+        self.state = self._report(port, outcome)
+        self._link.send(self.state)
+
+    def runs(self, workers: WorkerGroup) -> None:
+        """Note that these workers are about to start."""
+        self.state = self.workers = workers
+
+    def note_saving(self, workers: WorkerGroup) -> None:
+        """Note whether workers that have ended had saved. Those that never called
+        `should_checkpoint`, as they still imported, lose nothing that the ones before had saved.
+        """
+        saved = workers.saves and workers.ended_well
+        self.has_saved = saved or (self.has_saved and not workers.had_called)
+
+    def wait_for_others(self, workers: WorkerGroup) -> None:
+        """Report that all workers here succeeded."""
+        workers.have_succeeded = True
+        self._link.send(WorkersSucceeded(workers.formed.generation.id))
+
+    def preempt(self, reason: str) -> None:
+        """Report that this node will soon be taken away: all workers of the job save, and leave."""
+        self.preempted = reason
+        self.taken_away_at = self._loop.now() + self._job.grace_s
+        self._link.send(self._preemption())
+
+    def save_alone(self) -> None:
+        """Let the workers of this node save and leave, if the group has not said when."""
+        workers = self.running
+        if workers is None or workers.stopped_by is not None:
+            return
+        cause = f"{self._link.join.host} is preempted: {self.preempted}; the group has not answered"
+        left_s = self.taken_away_at - self._loop.now()
+        workers.stop(StopWorkers(self.generation, cause, gently=True, limit_s=max(left_s, 0.001)))
+
+    def wait_for_saving(self, is_over: Callable[[], bool]) -> None:
+        """Stay connected, without workers, until those of the other nodes have saved, there is no
+        coordinator, or this node is taken away.
+
+        Args:
+            is_over: whether the coordinator lets it go, or a signal came.
+        """
+        self.close()
+        self._journal.waits_for(lambda: "waiting for the workers of the other nodes to save")
+        left_s = self.taken_away_at - self._loop.now()
+        self._loop.run_until(lambda: is_over() or self.unheard_s > WITHOUT_COORDINATOR_S, left_s)
+        self._journal.goes_on()
+
+    def last_report(self, outcome: Outcome) -> NodeReady:
+        """Return the report on a generation after which no workers start here."""
+        return self._report(0, outcome)
+
+    def give_up(self, report: NodeReady, end: JobEnded) -> None:
+        """Note how the job has ended for this node, which itself has decided that."""
+        self.state, self.end = report, end
+
+    def close(self) -> None:
+        """Be in no generation from now on: the link is about to close."""
+        self.state = None
+
+    # Called by the link (`LinkOwner`).
+
+    def say(self, message: str) -> None:
+        """Print a message to the user on stderr."""
+        self._journal.say(message)
+
+    def record(self, event: StateChanged) -> None:
+        """Write a change of state to the event log."""
+        self._journal.record(event)
+
+    def on_group(self, job: str, group: Group) -> None:
+        """Record the changes of a group that is decided here; its steps too if the user asks."""
+        group.on_change = lambda change: self.record(change._replace(job=job))
+        if self._job.command.spec.record_group:
+            from relight.core.group.group_replay import GroupRecorder
+
+            write, settings = self._journal.events.write_to_file, group.membership.settings
+            group.on_step = GroupRecorder(job, settings, group.origin, write).step
+
+    def announce(self) -> Announce | None:
+        """Return the generation that this node is in, or was in last, for a new coordinator."""
+        last, done, saves = self.workers, False, False
+        nodes: tuple[int, ...] = ()
+        match self.state:
+            case GenerationFormed() as formed:
+                pass
+            case WorkerGroup(formed=formed, have_succeeded=done, succeeded_nodes=nodes) as workers:
+                saves = workers.saves
+            case NodeReady(generation, latest=latest) if (
+                last is not None
+                and last.formed.generation.id == generation
+                and latest.number <= generation.number
+            ):
+                formed, nodes = last.formed, last.succeeded_nodes
+            case _:
+                return None
+        (identity, restart, *_), place, _ = formed
+        rank, size = place.group_rank, place.group_world_size
+        lapsed = self._loop.now() >= self.lease_until
+        ended = isinstance(self.state, NodeReady)
+        return Announce(identity, restart, rank, size, done, nodes, lapsed, ended, saves)
+
+    def messages_after_join(self) -> Sequence[FromAgent]:
+        """Return what to send after `Join`: that this node is ready, or what has happened to its
+        workers and to itself.
+        """
+        match self.state:
+            case NodeReady() as ready:
+                return [ready]
+            case WorkerGroup() as workers:
+                preemption = [self._preemption()] if self.preempted else []
+                return [*workers.reports(), *preemption]
+        return []
+
+    def received(self, message: FromCoordinator) -> None:
+        """Handle a message of the coordinator."""
+        match message:
+            case GenerationFormed() if isinstance(self.state, NodeReady):
+                self.state = self._with_given_endpoint(message)
+            case StopWorkers():
+                self._on_stop(message)
+            case StartProbes() if self._network is not None:
+                self._network.start(message, self._link.send)
+                if isinstance(self.state, NodeReady):  # a new coordinator gets it again
+                    self.state = self.state._replace(prober=self._network.prober)
+            case JobEnded(reason=reason):
+                self.end = message
+                if not message.others_run:
+                    self.preempted = ""  # a coordinator has time to tell the other nodes
+                if self.running is not None:
+                    self.running.stop(StopWorkers(self.generation, reason, gently=False))
+            case WaitReason(text, _, generation):
+                ready = self.state
+                if isinstance(ready, NodeReady) and generation.number >= ready.latest.number:
+                    # A new coordinator may not know it.
+                    self.state = ready._replace(latest=generation)
+                self._say_wait(text)
+            case Note(text):
+                self._journal.say(text)
+            case Confirm(generation, succeeded, recovers=recovers):
+                if self.running is not None and generation == self.generation and not recovers:
+                    self.running.confirm(succeeded)
+            case SlowRanks(generation) if generation == self.generation:
+                if self.running is not None:
+                    self.running.report_slow_ranks(message)
+            case CheckpointLimit(generation, limit) if generation == self.generation:
+                self._count_calls(limit)
+            case Question() | NodeAnswered():
+                self.on_question(message)
+            case StartProbes() | GenerationFormed() | CheckpointLimit() | SlowRanks():
+                pass  # outdated: this node will send NodeReady again
+
+    def set_lease(self, until: float) -> None:
+        """Let the workers run until this time, on the loop's clock; infinity means for ever."""
+        self.lease_until = until
+        if self.running is not None:
+            self.running.set_lease(until)
+
+    def _with_given_endpoint(self, formed: GenerationFormed) -> GenerationFormed:
+        """Let workers of the static rendezvous find their store where this node was told, as under
+        torchrun: nodes may know node 0 by different addresses and ports (NAT).
+
+        A group that is not full may be without node 0, and so has its store elsewhere.
+        """
+        meeting, settings, generation = self._job.meeting, self._job.settings, formed.generation
+        is_full = formed.place.group_world_size == settings.max_nodes
+        if meeting is None or not meeting.fixed_port or not is_full:
+            return formed
+        generation = generation._replace(master_addr=meeting.host)
+        if self._job.command.agent_store:  # else at a free port of rank 0's worker
+            generation = generation._replace(master_port=meeting.port)
+        return formed._replace(generation=generation)
+
+    def _on_stop(self, stop: StopWorkers) -> None:
+        if stop.generation != self.generation:
+            return
+        match self.state:
+            case WorkerGroup() as workers:
+                workers.stop(stop)
+            case GenerationFormed():  # its workers have not started
+                self.get_ready(self._port, Outcome())
+
+    def _count_calls(self, limit: int) -> None:
+        """Hold workers at a call of `should_checkpoint`, and answer how far they are."""
+        generation = self.generation
+
+        def answer(calls: int) -> None:
+            self._link.send(CheckpointCalls(generation, limit, calls))
+
+        if self.running is not None:
+            self.running.memory.limit(limit, answer)
+        else:
+            answer(0)  # they have not started
+
+    # What it says of itself.
+
+    @property
+    def generation(self) -> GenerationId:
+        """The generation that this node is in; NO_GENERATION if it is in none, as while it waits
+        for one.
+        """
+        match self.state:
+            case GenerationFormed(generation) | WorkerGroup(formed=GenerationFormed(generation)):
+                return generation.id
+        return NO_GENERATION
+
+    def _preemption(self) -> NodePreempted:
+        return NodePreempted(self.generation, self.preempted, self._job.grace_s)
+
+    def _report(self, port: int, outcome: Outcome) -> NodeReady:
+        """Return the report on the generation that this node is in, or was in until now."""
+        return NodeReady(
+            generation=self.generation,
+            port=port,
+            failures=outcome.failures,
+            succeeded_ranks=outcome.succeeded_ranks,
+            restart=self.restart,
+            progressed=self._progressed(outcome),
+            prober=None if self._network is None else self._network.prober,
+        )
+
+    def _progressed(self, outcome: Outcome) -> bool | None:
+        """Return whether workers came further than those before them, None if nothing tells."""
+        step = outcome.step
+        if step is None:
+            return outcome.saved
+        before, self._furthest = self._furthest, max(self._furthest, step)
+        return step > before or bool(outcome.saved)
+
+    # What it tells the user.
+
+    def explain(self) -> str:
+        """Return why there is no generation yet, before the group has said more."""
+        meeting = self._job.meeting
+        where = f" ({meeting.who} at {meeting.where})" if meeting is not None else ""
+        what = "the group to form" if self._link.has_joined else "the coordinator to answer"
+        return f"waiting for {what}{where}"
+
+    def _say_wait(self, text: str) -> None:
+        """Tell why there is no generation yet: on a terminal in the status line."""
+        began = self._loop.now()
+
+        def what() -> str:
+            from relight.core.workers.status_text import counted_down
+
+            return counted_down(text, self._loop.now() - began)
+
+        is_waiting = isinstance(self.state, NodeReady)
+        if self._journal.verbose or not (is_waiting and self._journal.waits_for(what)):
+            self._journal.say(text)
+
+    def tell_generation(self, formed: GenerationFormed) -> None:
+        """Print and record the new generation, and a restart that was not reported yet."""
+        (number, _), restart, address, port, cause, failed_host = formed.generation
+        here, nodes, world_size = (
+            formed.place.group_rank, formed.place.group_world_size, formed.place.world_size
+        )  # fmt: skip
+        journal = self._journal
+        if number:
+            journal.say_once(cause)  # a wait before it may have told the cause
+        journal.record(
+            Formed(
+                number, restart, here, nodes, world_size, address, port, cause,
+                failed_host=failed_host, host=self._link.join.host,
+            )
+        )  # fmt: skip
+        if restart > self.restart:
+            self.restart = restart
+            journal.write(Restarting(restart, self._job.settings.max_restarts, cause))
+        if self._job.meeting is not None and not journal.verbose:
+            journal.say(
+                f"generation {number}: {pluralize(world_size, 'worker')} on "
+                f"{pluralize(nodes, 'node')}; "
+                f"this is node {here}"
+            )
+
+
+def link_to_group(job: NodeJob, loop: Loop, host: str) -> "LocalLink | RemoteLink":
+    """Return the link of this node to its group, not opened yet.
+
+    Args:
+        job: what this node runs.
+        loop: the agent's loop.
+        host: the name of this node.
+    """
+    meeting = job.meeting
+    join = Join(
+        node=os.urandom(8).hex(),
+        host=host,
+        address=meeting.local_addr if meeting else job.store_host,
+        local_world_size=job.nproc,
+        role=job.command.spec.role,
+        node_rank=meeting.node_rank if meeting else -1,
+        min_nodes=job.settings.min_nodes,
+        max_nodes=job.settings.max_nodes,
+        max_restarts=job.settings.max_restarts,
+        facts=job.facts,
+        announce=None,
+        stop_s=_stop_s(job),
+        answers=True,
+    )
+    if meeting is None:
+        return LocalLink(loop, job.settings, join)
+    from relight.host.env_fingerprint import machine
+    from relight.net.ports import is_loopback
+
+    # Where no other machine can join, several agents on this one are meant.
+    first = meeting.hosts[0][0] if meeting.hosts else ""
+    if first != "localhost" and not is_loopback(first):
+        join = join._replace(machine=machine())
+    from relight.agent.link import RemoteLink
+
+    return RemoteLink(loop, job.settings, join, meeting)
+
+
+def _stop_s(job: NodeJob) -> float | None:
+    """Return the longest time in seconds from `StopWorkers` until the group knows that the workers
+    have exited; None for a job of one node.
+    """
+    if job.meeting is None:
+        return None
+    checkpoint_s = job.meeting.checkpoint_s if job.settings.gently else 0.0
+    spec = job.command.spec
+    health_s = spec.health_check_timeout if spec.health_check is not None else 0.0
+    look_s = _LOOK_S if spec.hang_timeout is not None else 0.0
+    return job.grace_s + checkpoint_s + health_s + look_s + _READY_S

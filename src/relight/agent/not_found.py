@@ -1,0 +1,115 @@
+"""Errors for a script, program or module that does not exist, with the likely one as a hint; loaded
+only on the way to an error.
+"""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+
+from relight.base.errors import UsageError
+from relight.base.text import closest_match
+
+_STARTERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun")
+
+
+def no_script(script: str, arguments: Sequence[str]) -> UsageError:
+    """Return the error for a script that does not exist."""
+    name = os.path.basename(script)
+    if re.fullmatch(r"python[\d.]*", name):
+        rest = [word for word in arguments if word != "-u"]
+        shown = shlex.join(rest[:2] if rest[:1] == ["-m"] else rest[:1]) or "SCRIPT"
+        hint = f"relight starts Python itself: relight run [flags] {shown}"
+        return UsageError(f"{script} is not a script", hint=hint)
+    if name in _STARTERS:
+        hint = f"relight takes the place of {name}: leave it out"
+        return UsageError(f"{script} is not a script", hint=hint)
+    if script.startswith(("\u2013", "\u2014")):
+        hint = "it begins with a typographic dash; type `--`"
+    elif " " in script and os.path.isfile(script.split()[0]):
+        hint = f"don't quote script and arguments together: {script}"
+    elif script.isdecimal() and arguments[:1] and os.path.exists(arguments[0]):
+        hint = f"a value is joined to its flag by =, as in --keep-warm={script}"
+    elif script.startswith(("dist.", "utils.")) and not script.endswith(".py"):
+        hint = f"components are submitted: relight submit {script} …"
+    elif "." in script and os.path.isfile(script.replace(".", "/") + ".py"):
+        hint = f"did you mean -m {script}?"
+    else:
+        hint = similar_file(script)
+    return UsageError(f"there is no file {script}", hint=hint)
+
+
+def no_program(name: str) -> UsageError:
+    """Return the error for a program that can't be started."""
+    if "/" in name and os.path.isdir(name):
+        return UsageError(f"{name} is a directory", hint="give the program's file")
+    if "/" in name and os.path.exists(name):
+        return UsageError(f"{name} is not executable", hint=f"chmod +x {name}")
+    if "/" not in name and os.path.isfile(name):
+        hint = f"a program of this directory is ./{name}"
+        return UsageError(f"there is no program {name} on PATH", hint=hint)
+    hint = similar_file(name) if "/" in name else "looked for it in the directories of PATH"
+    return UsageError(f"there is no program {name}", hint=hint)
+
+
+def no_module(
+    name: str,
+    package: str,
+    missing: str,
+    where: Sequence[str] | None,
+    *,
+    flag: str,
+    roots: Sequence[str],
+) -> UsageError:
+    """Return the error for a module that does not exist.
+
+    Args:
+        name: the name given with the flag.
+        package: the part of the name that was found.
+        missing: the name up to the first part that was not found.
+        where: the package's directories; None for a top-level module.
+        flag: `-m ` or `--preload=`.
+        roots: directories to search for similar top-level modules.
+    """
+    if name.endswith(".py") and os.path.isfile(name):
+        module = os.path.normpath(name[:-3]).replace("/", ".")
+        hint = f"-m takes the name of a module: -m {module}; a file goes without -m: {name}"
+        return UsageError(f"-m {name} is a file", hint=hint)
+    part = missing.rpartition(".")[2]
+    folders = roots if where is None else where
+    known = [one for each in folders for one in _modules(each, packages=name != missing)]
+    # Of names of packages, many are similar to any short one.
+    meant = closest_match(part, known, cutoff=0.6 if where is not None else 0.65)
+    if meant:
+        whole = ".".join(filter(None, (package, meant, name[len(missing) + 1 :])))
+        hint = f"did you mean {flag}{whole}?"
+    elif where is not None:
+        hint = f"{package} is in {where[0]}"
+    else:
+        places = f"here, in PYTHONPATH and in the packages of {sys.executable}"
+        hint = f"looked for it {places}; is it installed there?"
+    return UsageError(f"there is no module {missing}", hint=hint)
+
+
+def similar_file(path: str) -> str:
+    """Return a hint on an existing file with a similar name."""
+    folder, name = os.path.split(path)
+    if os.path.isfile(f"{path}.py"):
+        return f"did you mean {path}.py?"
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:
+        return f"there is no directory {folder}"
+    meant = closest_match(name, names)
+    return f"did you mean {os.path.join(folder, meant)}?" if meant else "look at the path"
+
+
+def _modules(folder: str, *, packages: bool) -> list[str]:
+    """Return the importable modules of a directory, or only its packages."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [each.name for each in entries if not packages or each.is_dir()]
+    except OSError:
+        return []
+    return [name.removesuffix(".py") for name in names if name.removesuffix(".py").isidentifier()]

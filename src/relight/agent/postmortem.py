@@ -1,0 +1,308 @@
+"""After a failure: gathers what is known of each worker that failed, for the diagnosis.
+
+The agent loads this only after a failure. It reads, with `host`; `core/diagnosis/failure_text`
+judges.
+"""
+
+import errno
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from relight.base.env import Environment
+from relight.core.diagnosis import blame, failure_text, last_words, tracebacks
+from relight.core.diagnosis.excerpts import headline
+from relight.core.failure import ErrorReport, Failure, FailureKind
+from relight.core.group.messages import JobEnded, NodeReady
+from relight.core.workers.supervision import WorkerEnd as WorkerEnd
+from relight.core.workers.worker_command import Command
+from relight.output import error_files
+from relight.output.worker_logs import Logs
+from relight.processes import interpreter
+from relight.processes.worker_processes import Workers
+from relight.stacks import exit_evidence
+
+JOB = "RELIGHT_JOB_ID"
+_IN_POD, _TERMINATION_LOG = "KUBERNETES_SERVICE_HOST", "RELIGHT_TERMINATION_LOG"
+_MOST_MESSAGE = 4096
+"""Bytes of a termination message that the kubelet reads."""
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
+_FUNCTION = "relight.worker.call"
+"""The module that runs a function of `relight.launch`."""
+_MOST_WORDS = 200
+_JUST_S = 1.0
+_MOST_LEFT = 100
+_FAULT = "Fatal Python error: Aborted\n"
+_AT_EXIT = f"terminate called without an active exception\n{_FAULT}"
+"""libstdc++ prints the first line if a thread still runs when the process exits, as in torch."""
+_PYTHON_FRAME = '\n  File "'
+_LAST = 20
+"""Lines of a worker's output that may say why it failed."""
+_CHILD_KILLED = "killed by signal: Killed"
+"""What torch's data loader prints when one of its processes got SIGKILL."""
+
+
+def gather(
+    ends: Sequence[WorkerEnd],
+    logs: Logs,
+    workers: Workers,
+    command: Command,
+    host: str,
+    now: float,
+) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
+    """Return this node's failures in a generation, at least one, as they are sent to other nodes,
+    and the ranks that had succeeded before the first failure.
+    """
+    found = [_failure(end, logs, workers, command, host) for end in ends if end.exitcode]
+    left = [end for end in ends if not end.exitcode and not end.asked]
+    found = [each._replace(just_left=_just_left(each, left, workers)) for each in found]
+    first = min(failure.at for failure in found)
+    succeeded = [end for end in left if end.at <= first]
+    return failure_text.shared(found, now), tuple(
+        workers.ranks[end.local_rank] for end in succeeded
+    )
+
+
+def _just_left(failure: Failure, left: Sequence[WorkerEnd], workers: Workers) -> tuple[int, ...]:
+    ranks = [
+        workers.ranks[end.local_rank]
+        for end in left
+        if failure.at - _JUST_S <= end.at <= failure.at
+    ]
+    return tuple(ranks[:_MOST_LEFT])
+
+
+def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
+    """Return a failure with a note if the worker has looked for torch's store at another address
+    than that in its variables.
+    """
+    found = blame.address(failure)
+    told = variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")
+    if found is None or failure.evidence or (found[0], str(found[1])) == told:
+        return failure
+    evidence = f"{blame.OTHER_ADDRESS}{told[0]} and MASTER_PORT={told[1]}"
+    return failure._replace(evidence=evidence)
+
+
+def blames_peer(logs: Logs, local_rank: int) -> bool:
+    """Return whether a worker that has failed says that another one is gone or late."""
+    stderr = _stderr(logs, local_rank)
+    raised = _reported(logs, local_rank, stderr, in_function=True)
+    words = last_words.words(stderr, "")
+    return blame.of(raised, tracebacks.last_lines(stderr), words) is not blame.Blame.NOBODY
+
+
+def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
+    """Return the report of a failed job that this agent prints.
+
+    Args:
+        end: how the job ended.
+        ready: the last message of this node, with its failures.
+        env: the workers' environment. In a job of `relight submit`, whose logs are read
+            together, only the node of the root cause prints the full report; the others refer to
+            it.
+    """
+    root = end.root
+    if not end.report or root is None:
+        return "\n".join(end.report or (f"error: {end.reason}",))
+    own = ready.failures if ready is not None else ()
+    of = root.rank, root.pid, root.host
+    ours = any((each.rank, each.pid, each.host) == of for each in own)
+    if ours or not env.get(JOB):
+        return "\n".join(end.report)
+    return f"{end.headline}; its own node reports it. Exit code {end.exit_code}"
+
+
+def tell_parent(path: str, failure: Failure, logs: Logs | None, headline: str) -> None:
+    """Write a failure to the error file of the program that started this agent.
+
+    Args:
+        path: the error file.
+        failure: the one that ended the job.
+        logs: of the failed worker; None if it was on another node or in an earlier generation.
+        headline: why the job failed, in one line.
+    """
+    source = logs.error_file(failure.local_rank) if logs is not None else ""
+    try:
+        error_files.write(path, failure, source, headline)
+    except (OSError, ValueError):
+        return  # optional: the report is also on stderr
+
+
+def tell_container(headline: str, env: Environment) -> None:
+    """Write the headline where the kubelet looks for a container's termination message
+    (terminationMessagePath): `kubectl describe pod` and `relight status` show it.
+    """
+    path = env.get(_TERMINATION_LOG) or ("/dev/termination-log" if env.get(_IN_POD) else "")
+    if not path:
+        return
+    try:
+        # Only a file that is there, as the kubelet makes it before the container starts.
+        fd = os.open(path, os.O_WRONLY | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "wb") as log:
+            log.write(headline.encode(errors="replace")[:_MOST_MESSAGE])
+    except OSError:
+        return  # optional: the report is also on stderr
+
+
+def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, host: str) -> Failure:
+    stderr = _stderr(logs, end.local_rank)
+    in_function = command.spec.module and command.spec.script == _FUNCTION
+    report = _reported(logs, end.local_rank, stderr, in_function=in_function)
+    printed_s, went_on = _printed(end, logs, report)
+    log = logs.stderr_path(end.local_rank)
+    evidence = (
+        _of_start(workers.evidence.get(end.local_rank, ""), command)
+        or _of_memory(end, stderr, workers)
+        or _of_signal(end, command)
+        or _of_report(end, report, stderr, logs, command)
+    )
+    return Failure(
+        rank=workers.ranks[end.local_rank],
+        local_rank=end.local_rank,
+        host=host,
+        pid=workers.pids.get(end.local_rank, 0),
+        exitcode=end.exitcode,
+        at=end.at,
+        asked=end.asked,
+        report=report,
+        last_lines=tracebacks.last_lines(stderr),
+        evidence=evidence or ("" if stderr or report else _of_disk(end, log)),
+        log=log,
+        when=time.strftime("%F %T%z"),
+        doing=workers.doing.get(end.local_rank),
+        asked_s=round(end.asked_s, 6),
+        printed_s=printed_s,
+        went_on=went_on,
+        words=_words(end, logs, stderr, report),
+    )
+
+
+def _reported(logs: Logs, local_rank: int, stderr: str, *, in_function: bool) -> ErrorReport | None:
+    """Return the exception of a worker, with its whole traceback: torch's `@record` writes only the
+    frames below itself.
+    """
+    recorded = error_files.read(logs.error_file(local_rank))
+    went_on = _went_on(logs, local_rank)
+    printed = tracebacks.from_stderr(stderr, went_on, in_function=in_function)
+    if recorded is None or printed is None:
+        return recorded or printed
+    same = printed._replace(kind=recorded.kind, lines=recorded.lines) == recorded
+    return recorded._replace(lines=printed.lines) if same else recorded
+
+
+def _stderr(logs: Logs, local_rank: int) -> str:
+    """Return the end of what a worker wrote to stderr, without the stack that faulthandler adds to
+    an abort at exit: that ends a program which has already ended, and is no crash of its own.
+    """
+    text = _text(logs.stderr_of, local_rank)
+    before, at_exit, stack = text.rpartition(_AT_EXIT)
+    if at_exit and (_went_on(logs, local_rank) is False or _PYTHON_FRAME not in stack):
+        return f"{before}{at_exit.partition(_FAULT)[0]}"
+    return text
+
+
+def _text(read: Callable[[int], str], local_rank: int) -> str:
+    try:
+        return read(local_rank)
+    except OSError:
+        return ""  # the file was removed
+
+
+def _went_on(logs: Logs, local_rank: int) -> bool | None:
+    """Return whether the program ran on after the last traceback; None if nobody has seen that."""
+    printed = logs.printed(local_rank)
+    return printed.went_on if printed is not None else None
+
+
+def _printed(
+    end: WorkerEnd, logs: Logs, report: ErrorReport | None
+) -> tuple[float | None, bool | None]:
+    """Return how many seconds before its end a worker has printed the exception of its report, and
+    whether its program ran on; None for what nobody has seen.
+    """
+    printed = logs.printed(end.local_rank)
+    if printed is None or printed.at is None or report is None:
+        return None, None
+    if report.kind is FailureKind.CRASHED:  # that is no traceback
+        return None, None
+    return round(max(0.0, end.at - printed.at), 6), printed.went_on
+
+
+def _words(end: WorkerEnd, logs: Logs, stderr: str, report: ErrorReport | None) -> str:
+    """Return the line of a worker's output that tells most, and if a thread or the program has
+    printed another exception before the one that ended it, that one. What stands on stdout may be
+    older than a traceback, unless the program ran on after that.
+    """
+    before = tracebacks.printed_before(stderr)
+    if before is not None and before.type:
+        at = f" at {before.where}" if before.where else ""
+        return f"{before.type}: {headline(before, _MOST_WORDS)}{at}"
+    is_older = report is not None and report.kind is FailureKind.PRINTED
+    if is_older and not _went_on(logs, end.local_rank):
+        return last_words.words(stderr, "")
+    return last_words.words(stderr, _text(logs.stdout_of, end.local_rank))
+
+
+def _of_start(evidence: str, command: Command) -> str:
+    """Return why a worker could not be started, with the file that is missing, if that is known."""
+    if not evidence.endswith(os.strerror(errno.ENOENT)):
+        return evidence
+    is_program = command.spec.no_python and not command.spec.run_path
+    program = command.spec.script if is_program else command.python
+    missing = exit_evidence.missing_interpreter(program, command.env)
+    return evidence.replace(os.strerror(errno.ENOENT), missing) if missing else evidence
+
+
+def _of_signal(end: WorkerEnd, command: Command) -> str:
+    """Return what the machine knows about a signal of the kernel."""
+    number = -end.exitcode if end.exitcode < 0 else end.exitcode - 128
+    if number == signal.SIGBUS:
+        return exit_evidence.bus_error(command.env)
+    return exit_evidence.cpu_limit() if number == signal.SIGXCPU else ""
+
+
+def _of_report(
+    end: WorkerEnd, report: ErrorReport | None, stderr: str, logs: Logs, command: Command
+) -> str:
+    """Return what the machine knows about the exception of a worker."""
+    closed = exit_evidence.closed_output(report, end.exitcode, is_closed=logs.reader_is_gone)
+    if closed:
+        return closed
+    texts = [report.message, *report.lines] if report is not None else stderr.split("\n")[-_LAST:]
+    temporary = command.env.get("TMPDIR", "/tmp")  # noqa: S108
+    log = os.path.dirname(logs.stderr_path(end.local_rank))
+    full = exit_evidence.full_disks(texts, (".", log, temporary))
+    if full or report is None:
+        return full
+    lacked = _NO_MODULE.search(report.message)
+    if report.type != "ModuleNotFoundError" or lacked is None or command.spec.no_python:
+        return ""
+    return interpreter.remedy(command.python, command.env, lacked[1])
+
+
+def _of_disk(end: WorkerEnd, log: str) -> str:
+    """Return a note if a full disk may have swallowed a worker's output (statvfs(3))."""
+    if end.asked or end.exitcode < 0 or not log:
+        return ""
+    try:
+        disk = os.statvfs(os.path.dirname(log))
+    except OSError:
+        return ""
+    room = disk.f_bavail if os.geteuid() else disk.f_bfree
+    full = disk.f_blocks and not room  # some file systems report no blocks
+    return "the disk of its log is full: what it printed may be lost" if full else ""
+
+
+def _of_memory(end: WorkerEnd, stderr: str, workers: Workers) -> str:
+    """Return what the kernel says about a SIGKILL that the agent did not send."""
+    if end.asked:
+        return ""
+    if end.exitcode == -signal.SIGKILL:
+        return workers.oom_kills.of_worker(workers.pids.get(end.local_rank, 0), end.at)
+    is_shell = end.exitcode == 128 + signal.SIGKILL
+    if is_shell or _CHILD_KILLED in stderr:
+        return workers.oom_kills.of_child(end.at, is_worker=is_shell)
+    return ""

@@ -1,0 +1,120 @@
+"""What interrupts a job on this node from outside: signals, and the notice of a preemption.
+
+A node is preempted if it gets SIGTERM, or the notice of --on-preempt, while its workers can save a
+checkpoint: they have called `relight.worker.should_checkpoint`. Then the workers of all nodes save
+and leave at the same step, this node leaves the job, and the others go on without it. Workers that
+take longer than the grace time are killed. If no coordinator hears of it, the workers of this node
+save alone.
+
+Any other signal that stops the job, and a second one, stops the workers of this node at once.
+"""
+
+import signal
+
+from relight.agent.agent_config import NodeJob
+from relight.agent.node import WITHOUT_COORDINATOR_S, Node
+from relight.base.errors import signal_name
+from relight.base.text import format_duration
+from relight.events.event_types import SignalReceived
+from relight.host.loop import Loop
+from relight.output.journal import Journal
+from relight.processes.signals import listen
+
+_AGREEMENT_S = 2.0
+"""How long past the time limit of an agreement the workers wait before they save alone."""
+
+
+class Interruption:
+    """Listens for signals and for the notice of a preemption, and passes them on to the workers and
+    the group.
+
+    Args:
+        job: says which signals and which notice.
+        loop: the agent's loop.
+        journal: tells the user, and records.
+        node: has the workers, and tells the group.
+    """
+
+    def __init__(self, job: NodeJob, loop: Loop, journal: Journal, node: Node) -> None:
+        self.signals: list[int] = []
+        """The stop signals that this agent has received, or acts on as if it had (when its node is
+        preempted): after the first one it leaves the job."""
+        self._spec = job.command.spec
+        self._grace_s = job.grace_s
+        self._loop = loop
+        self._journal = journal
+        self._node = node
+        listen(loop, self._spec, self._on_signal, self._pass_on, self._on_resize)
+        notice = self._spec.on_preempt
+        if notice is not None and notice.file:
+            from relight.processes.preemption_file import NoticeFile
+
+            NoticeFile(loop, notice.file, self._on_preempted)
+
+    def stop(self) -> None:
+        """Stop the job, as SIGTERM does."""
+        if self._can_save():
+            self._on_preempted("was asked to stop")
+        else:
+            self._stop_by(signal.SIGTERM)
+
+    def _on_signal(self, number: int) -> None:
+        self._journal.record(SignalReceived(number))
+        notice = self._spec.on_preempt.signals if self._spec.on_preempt is not None else ()
+        if number in (signal.SIGTERM, *notice) and self._can_save():
+            self._on_preempted(f"got {signal_name(number)}")
+        elif number in self._spec.signals_to_handle:
+            self._stop_by(number)
+        else:  # the node may stay for a while: workers may end in time, or handle it
+            self._pass_on(number)
+
+    def _stop_by(self, number: int) -> None:
+        self.signals.append(number)
+        if self._node.workers is not None:
+            self._node.workers.stop_by(number)
+
+    def _on_preempted(self, reason: str) -> None:
+        """Let all workers of the job save and leave, then leave."""
+        if self._node.preempted or self.signals:
+            return
+        if not self._can_save():
+            self._journal.say(f"preempted: {reason}; the workers can't save a checkpoint")
+            self._stop_by(signal.SIGTERM)
+            return
+        self._journal.say(f"preempted: {reason}; another signal stops the workers now")
+        self._node.preempt(reason)
+        self._loop.call_after(self._grace_s, self._stop_preempted)
+        self._save_without_coordinator()
+        from relight.core.group import checkpoint_barrier  # not on the way to the first worker
+
+        agree_s = checkpoint_barrier.longest_s(self._grace_s)
+        self._loop.call_after(agree_s + _AGREEMENT_S, self._node.save_alone)
+
+    def _save_without_coordinator(self) -> None:
+        left_s = WITHOUT_COORDINATOR_S - self._node.unheard_s
+        workers = self._node.running
+        if left_s <= 0:
+            self._node.save_alone()
+        elif workers is not None and workers.stopped_by is None:
+            self._loop.call_after(left_s, self._save_without_coordinator)
+
+    def _can_save(self) -> bool:
+        is_first = not (self._node.preempted or self.signals)
+        workers = self._node.running
+        return is_first and workers is not None and workers.can_save
+
+    def _stop_preempted(self) -> None:
+        workers = self._node.running
+        if workers is not None and not self.signals:
+            limit = format_duration(self._grace_s, digits=int(self._grace_s < 1))
+            self._journal.say(f"preempted: workers did not leave within {limit}; they are killed")
+            self.signals.append(signal.SIGTERM)
+            workers.kill()
+
+    def _pass_on(self, number: int) -> None:
+        if self._node.workers is not None:
+            self._node.workers.pass_on(number)
+
+    def _on_resize(self, _: int) -> None:
+        if self._node.workers is not None:
+            self._node.workers.logs.resize()

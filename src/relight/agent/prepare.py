@@ -1,0 +1,328 @@
+"""Turns the checked flags (a LaunchSpec) into what this node runs (a NodeJob).
+
+The user's errors that this machine alone can see are found here, before anything is started.
+"""
+
+import os
+import sys
+
+import relight
+from relight.agent import entrypoint
+from relight.agent.agent_config import NodeJob
+from relight.base.env import Environment
+from relight.base.errors import UsageError
+from relight.base.values import (
+    AUTO,
+    BACKENDS,
+    EVENT_HANDLERS,
+    STATUS_TOKEN,
+    Endpoint,
+    parse_grace,
+    parse_status_token,
+)
+from relight.core.group.group_types import GroupSettings
+from relight.core.ranks import visible_device
+from relight.core.workers.worker_command import Command
+from relight.flags.spec import DEFAULT_GRACE_S, UNSET_RUN_ID, LaunchSpec, check, check_ranks
+from relight.host import files, system
+from relight.processes import interpreter
+
+_CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION_INDEX",
+            "MASTER_ADDR", "PET_NNODES"}  # fmt: skip
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.warm.warm_spawner import WorkerProgram
+
+_WRITABLE = 0o022
+"""Mode bits of a directory in which other users could rename or replace logs."""
+
+
+def prepare(
+    spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
+) -> tuple[NodeJob, list[str]]:
+    """Check the request against this machine; return what to run, and notes for the user.
+
+    Args:
+        spec: what the user asked for.
+        given: names of the flags that the user set.
+        env: the environment.
+        local_rank_argument: whether each script gets `--local-rank=N` (`relight launch`).
+
+    Raises:
+        RelightError: it can't run here.
+    """
+    found: list[str] = []
+    if not _CLUSTER.isdisjoint(env.variables):
+        from relight.rendezvous.autodetect import take
+
+        spec, given, found = take(spec, given, env)
+    if spec.rdzv_backend not in BACKENDS:
+        from relight.rendezvous import backends
+
+        backends.check(spec.rdzv_backend)
+    if spec.event_log_handler not in EVENT_HANDLERS:
+        from relight.output import event_handler
+
+        event_handler.check(spec.event_log_handler)
+    if spec.logs_specs != "default":
+        raise _no_logs_specs(spec.logs_specs)
+    notes = found + check(spec, given)
+    _check_status_token(spec, env)
+    _check_keep_warm(spec)
+    if spec.keep_warm is not None and "preload" not in given:
+        spec = spec._replace(preload=(AUTO,))
+    spec = system.fit(spec, notes)
+    python = _find_python(spec, env)
+    entrypoint.check(spec, env, python)
+    entrypoint.check_preload(spec.preload, python)
+    nproc = _count_workers(spec, env)
+    notes += check_ranks(spec, nproc) + entrypoint.late_flags(spec, given)
+    if spec.verbose and not spec.no_python:
+        notes += filter(None, [interpreter.explain(python, env)])
+    if "TORCHELASTIC_HEALTH_CHECK_PORT" in env.variables:
+        notes.append(
+            "TORCHELASTIC_HEALTH_CHECK_PORT has no effect: no server answers there, as in torchrun"
+        )
+    if spec.virtual_local_rank:
+        visible_device(env.variables.get("CUDA_VISIBLE_DEVICES"), nproc - 1)
+    if spec.failure_report:
+        from relight.agent.failure_report import remove_old
+
+        remove_old(spec.failure_report)
+    job = _job(spec, env, nproc, python, notes, local_rank_argument=local_rank_argument)
+    return job, notes
+
+
+def _job(
+    spec: LaunchSpec,
+    env: Environment,
+    nproc: int,
+    python: str,
+    notes: list[str],
+    *,
+    local_rank_argument: bool,
+) -> NodeJob:
+    threads = 1 if nproc > 1 and "OMP_NUM_THREADS" not in env.variables else 0
+    if threads:
+        notes.append("OMP_NUM_THREADS is not set; using 1 thread for each worker")
+    shared = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
+    run_id = spec.rdzv_id
+    master = spec.store_address()
+    if run_id == UNSET_RUN_ID and spec.makes_own_id():
+        run_id = files.new_run_id()
+    command = Command(
+        spec=spec,
+        env=env,
+        python=python,
+        run_path=_run_path() if spec.run_path else (),
+        run_id=run_id or files.new_run_id(),
+        local_rank_argument=local_rank_argument,
+        agent_store=shared and spec.worker_store == "agent",
+        threads=threads,
+        timer_file=_timer_file(env),
+        breakpoint=_breakpoint(spec, env, python),
+    )
+    settings, meeting, facts = _settings_alone(spec), None, {}
+    if not spec.runs_locally():
+        from relight.host.env_fingerprint import collect
+        from relight.net.ports import any_address
+        from relight.rendezvous.config import arrange
+
+        meeting, settings, more = arrange(spec, env)
+        notes += more
+        master = Endpoint(any_address(), 0)
+        is_file = not (spec.module or spec.no_python)
+        facts = collect(
+            script=spec.script,
+            arguments=spec.script_args,
+            is_file=is_file,
+            python="" if spec.no_python else python,
+        )
+        facts["--max-restarts"] = str(spec.max_restarts)
+        facts["--restart-policy"] = spec.restart_policy
+    elif spec.rdzv_conf:
+        from relight.rendezvous import conf
+
+        # torchrun's standalone mode is c10d.
+        backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
+        notes += conf.parse(spec.rdzv_conf, backend)[1]
+    return NodeJob(
+        command=command,
+        nproc=nproc,
+        store_host=master.host,
+        store_port=master.port or 0,
+        cpus=_bind_cpus(spec, env, nproc),
+        grace_s=_grace(spec, env),
+        stuck_after_s=_stuck_after(env, notes),
+        run_directory=_run_directory(spec, env, command.run_id, notes),
+        scratch="" if spec.log_dir == os.devnull else files.temporary_base(env),
+        settings=settings,
+        meeting=meeting,
+        facts=facts,
+        worker_program=_worker_program(command, nproc),
+    )
+
+
+def _settings_alone(spec: LaunchSpec) -> GroupSettings:
+    """Return the settings of a job of one node."""
+    budget, smart = spec.max_restarts, spec.restart_policy == "smart"
+    return GroupSettings(1, 1, budget.most, restart_window_s=budget.window_s, smart=smart)
+
+
+def _worker_program(command: Command, nproc: int) -> "WorkerProgram | None":
+    """Return where modules are preloaded, or None without --preload."""
+    spec = command.spec
+    if not spec.preload or spec.no_python or spec.run_path or spec.numa_binding:
+        return None
+    from relight.core.workers import worker_command
+    from relight.warm.warm_spawner import WorkerProgram
+
+    own = (*worker_command.OF_ONE_WORKER, *(["CUDA_VISIBLE_DEVICES"] * spec.virtual_local_rank))
+    # The last worker's arguments are the longest, so those of the other workers fit as well.
+    argv = worker_command.argv(command, nproc - 1)
+    program = entrypoint.find_program(command.python, command.env) or command.python
+    common = worker_command.common_variables(command)
+    variables = {name: common[name] for name in common if name not in worker_command.OF_ONE_WORKER}
+    return WorkerProgram(program, argv, variables, own, nproc, spec.keep_warm)
+
+
+def _run_directory(spec: LaunchSpec, env: Environment, run_id: str, notes: list[str]) -> str:
+    if spec.log_dir == os.devnull or not spec.keeps_logs():
+        return ""
+    if spec.log_dir:
+        return files.make_run_directory(os.path.abspath(spec.log_dir), run_id)
+    shared = os.path.abspath(files.temporary_base(env))
+    try:
+        own = files.own_directory(shared, _WRITABLE)
+    except OSError as error:
+        raise UsageError(
+            f"can't write logs to {error.filename}: {error.strerror}",
+            hint="--log-dir=DIRECTORY names another place",
+        ) from None
+    directory = files.make_run_directory(own, run_id)
+    why = files.why_elsewhere(own)
+    notes.append(f"logs are written to {directory}" + (why and f": {why}"))
+    return directory
+
+
+def _grace(spec: LaunchSpec, env: Environment) -> float:
+    """Return the seconds between asking workers to stop and killing them."""
+    if spec.shutdown_timeout is not None:
+        return spec.shutdown_timeout
+    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    text = env.get(name)
+    try:
+        return parse_grace(text) if text else DEFAULT_GRACE_S
+    except ValueError as error:
+        raise UsageError(
+            f"{name}={text}: {error}", hint="--shutdown-timeout takes precedence over it"
+        ) from None
+
+
+def _stuck_after(env: Environment, notes: list[str]) -> float:
+    """Return the seconds that a worker may spend in an uninterruptible call; 0 for no limit."""
+    name = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+    text = env.get(name, "0")
+    try:
+        return max(0.0, float(text))  # max also turns nan into 0
+    except ValueError:
+        notes.append(f"{name}={text} has no effect: it is not a number of seconds")
+        return 0.0
+
+
+def _timer_file(env: Environment) -> str:
+    """Return the FIFO for torch.distributed.elastic.timer, where torchrun would make one."""
+    if env.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
+        return ""
+    name = f"watchdog_timer_{files.new_run_id()}"
+    own = os.path.join(env.get("TMPDIR", "/tmp"), name)  # noqa: S108
+    return env.get("TORCHELASTIC_TIMER_FILE", own)
+
+
+def _breakpoint(spec: LaunchSpec, env: Environment, python: str) -> dict[str, str]:
+    """Return the variables that let `breakpoint()` wait for relight debug; none if the user has
+    said what it does, or where the system lacks what is needed for it.
+    """
+    if "PYTHONBREAKPOINT" in env.variables or sys.platform != "linux":
+        return {}
+    root, package = os.path.split(os.path.dirname(os.path.abspath(relight.__file__)))
+    # The first entry of sys.path is of this program only: a directory, or a zip archive.
+    if python == sys.executable and not spec.no_python and root != os.path.abspath(sys.path[0]):
+        return {"PYTHONBREAKPOINT": "relight.worker.breakpoint.wait"}
+    own, theirs = os.path.join(root, package, "worker", "path"), env.get("PYTHONPATH")
+    return {
+        "PYTHONBREAKPOINT": "relight_breakpoint.wait",
+        "PYTHONPATH": f"{theirs}{os.pathsep}{own}" if theirs else own,
+    }
+
+
+def _check_keep_warm(spec: LaunchSpec) -> None:
+    pid = spec.keep_warm.until if spec.keep_warm is not None else 0
+    if not pid:
+        return
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        pass  # another user's
+    except (ProcessLookupError, OverflowError):
+        raise UsageError(
+            f"--keep-warm=while:{pid}: there is no process {pid}",
+            hint="give the pid of a process that runs, such as while:$$ for this shell",
+        ) from None
+
+
+def _run_path() -> tuple[str, ...]:
+    """Return what Python runs for `--run-path`: a program, not a path, because an upgrade may
+    remove or replace the file before a restart.
+    """
+    path = os.path.join(os.path.dirname(relight.__file__), "worker", "run_path.py")
+    return "-c", relight.__loader__.get_data(path).decode()
+
+
+def _check_status_token(spec: LaunchSpec, env: Environment) -> None:
+    """Refuse a token of which the page, which is served later, could make no use."""
+    token = env.get(STATUS_TOKEN)
+    if spec.status is not None and token:
+        try:
+            parse_status_token(token)
+        except ValueError as error:
+            raise UsageError(f"{STATUS_TOKEN}: {error}") from None
+
+
+def _count_workers(spec: LaunchSpec, env: Environment) -> int:
+    if spec.nproc_per_node.isdecimal():
+        return int(spec.nproc_per_node)
+    from relight.host.devices import count
+
+    return count(spec.nproc_per_node, env)
+
+
+def _bind_cpus(spec: LaunchSpec, env: Environment, nproc: int) -> tuple[frozenset[int], ...]:
+    if not spec.numa_binding:
+        return ()
+    from relight.host.numa import bind
+
+    return bind(spec.numa_binding, nproc, env)
+
+
+def _find_python(spec: LaunchSpec, env: Environment) -> str:
+    python = interpreter.choose(env)
+    if not spec.no_python and entrypoint.find_program(python, env) is None:
+        raise UsageError(f"PYTHON_EXEC={python} is not a program that can be run")
+    return python
+
+
+def _no_logs_specs(name: str) -> UsageError:
+    """Return the error for `--logs-specs`: torchrun loads its plug-ins, which import torch."""
+    from importlib.metadata import entry_points
+
+    hint = "--log-dir, --redirects, --tee and --local-ranks-filter say where output goes; "
+    hint += "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE is the prefix of tee'd lines"
+    for point in entry_points(group="torchrun.logs_specs", name=name):
+        text = f"torch's plug-in {point.value} (entry point group torchrun.logs_specs)"
+        return UsageError(
+            f"--logs-specs={name} is {text}; it needs torch, which relight does not import",
+            hint=hint,
+        )
+    return UsageError(f"--logs-specs={name}: only `default` is supported", hint=hint)

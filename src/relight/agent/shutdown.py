@@ -1,0 +1,179 @@
+"""How an agent leaves its job, unless all workers have succeeded. The agent loads this only then.
+
+    by_signal       the agent has received a stop signal
+    as_unfit        the node's health check has failed
+    as_preempted    the node is about to be taken away
+    as_stuck        a worker can't be killed
+    after_failure   the group says that the job has failed: report it
+
+In the second to fourth case, if workers of this node have failed too, no worker may be started
+again here: the agent reports that failure, as if the job had ended.
+"""
+
+import signal
+from collections.abc import Callable
+
+from relight.agent.agent_config import NodeJob
+from relight.agent.group import LocalLink
+from relight.agent.node import Node
+from relight.agent.worker_group import AgentServices, Outcome, WorkerGroup
+from relight.base.errors import EXIT_MACHINE, EXIT_PREEMPTED, exit_code_of_signal, signal_name
+from relight.core.group.messages import JobEnded, NodeLeaving, NodeReady
+from relight.events.event_types import NotRestarting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.agent.health_check import Unfit
+    from relight.agent.link import RemoteLink
+
+_TELL_S = 3.0
+"""How long a node that leaves tries to tell the group why."""
+
+
+class Leaving:
+    """The ways to leave a job. Each returns the agent's exit code, and why the job ended here.
+
+    Args:
+        job: what this node runs.
+        services: the agent's loop and journal.
+        link: to the coordinator.
+        node: this node, in its latest state.
+    """
+
+    def __init__(
+        self, job: NodeJob, services: AgentServices, link: "LocalLink | RemoteLink", node: Node
+    ) -> None:
+        self._job = job
+        self._loop = services.loop
+        self._journal = services.journal
+        self._link = link
+        self._node = node
+
+    def by_signal(self, number: int) -> tuple[int, str]:
+        """Leave after a signal that stops the job."""
+        self._show_tracebacks()
+        reason = f"agent got {signal_name(number)}"
+        self._link.send(NodeLeaving(f"its {reason}"))
+        if number == signal.SIGTERM and self._node.has_saved:
+            self._journal.say(f"the workers had saved and left before; exit code {EXIT_PREEMPTED}")
+            return EXIT_PREEMPTED, f"the {reason}"
+        return exit_code_of_signal(number), f"the {reason}"
+
+    def as_unfit(
+        self, unfit: "Unfit", outcome: Outcome, is_over: Callable[[], bool]
+    ) -> tuple[int, str]:
+        """Leave after a health check that failed.
+
+        Args:
+            unfit: what the check found.
+            outcome: how the last workers ended here.
+            is_over: whether the job has ended meanwhile, or a signal came.
+        """
+        from relight.agent import health_check
+
+        reason = f"its health check failed: {unfit.why}"
+        self._journal.say(health_check.explain(unfit))
+        if outcome.failures and self._node.workers is not None:
+            return self._give_up(self._node.workers, outcome, reason, "the health check failed")
+        # A check is often faster than the way to the coordinator.
+        self._loop.run_until(lambda: self._link.has_joined or is_over(), _TELL_S)
+        self._link.send(NodeLeaving(reason))
+        return EXIT_MACHINE, f"the node leaves: {reason}"
+
+    def as_preempted(
+        self, workers: WorkerGroup, outcome: Outcome, is_over: Callable[[], bool]
+    ) -> tuple[int, str]:
+        """Leave as the node is preempted and its workers have exited. It stays while those of other
+        nodes save: it may be their coordinator, or vote for it.
+
+        Args:
+            workers: those that have exited.
+            outcome: how.
+            is_over: whether the coordinator lets it go, or a signal came.
+        """
+        why = self._node.preempted
+        reason = f"it is preempted ({why})"
+        if any(not failure.asked for failure in outcome.failures):
+            verdict_reason = "this node is preempted"
+            wait = is_over if workers.saves else None  # others may still save
+            return self._give_up(workers, outcome, reason, verdict_reason, wait)
+        self._link.send(NodeLeaving(reason, waits=workers.ended_well))
+        if not workers.ended_well:
+            code = exit_code_of_signal(signal.SIGTERM)
+            self._journal.say(f"preempted: workers were stopped before they left; exit code {code}")
+            return code, f"the node is preempted: {why}"
+        self._node.wait_for_saving(is_over)
+        self._journal.say(f"preempted: all workers have left in time; exit code {EXIT_PREEMPTED}")
+        return EXIT_PREEMPTED, f"the node is preempted: {why}"
+
+    def as_stuck(self, workers: WorkerGroup, outcome: Outcome) -> tuple[int, str]:
+        """Leave as a worker can't be killed."""
+        why = f"its {workers.stuck} can't be killed: it is in an uninterruptible call"
+        verdict_reason = f"{workers.stuck} may still hold its GPU and memory"
+        return self._give_up(workers, outcome, why, verdict_reason)
+
+    def after_failure(self, end: JobEnded) -> tuple[int, str]:
+        """Report the end of a job that has failed: to the user, to programs, to a parent."""
+        env, node = self._job.command.env, self._node
+        ready = node.state if isinstance(node.state, NodeReady) else None
+        if end.verdict:
+            host = end.root.host if end.root is not None else ""
+            self._journal.record(NotRestarting(end.verdict, host))
+        path = self._job.command.spec.failure_report
+        if path:
+            from relight.agent import failure_report
+
+            why = failure_report.write(path, end, ready, self._job, node.restart)
+            if why:
+                self._journal.say(why)
+        from relight.agent import postmortem
+
+        report = postmortem.report(end, ready, env)
+        self._show_tracebacks(report)
+        self._journal.say_with_traceback(report)
+        path = env.get("TORCHELASTIC_ERROR_FILE")
+        failure = end.symptom or end.root
+        if path and failure is not None:  # set by a program that runs this agent as its worker
+            workers = node.workers
+            ours = workers is not None and workers.is_of(failure)
+            logs = workers.logs if workers and ours else None
+            postmortem.tell_parent(
+                path, failure, logs, end.headline if env.get(postmortem.JOB) else ""
+            )
+        postmortem.tell_container(end.headline, env)
+        return end.exit_code, end.headline
+
+    def _give_up(
+        self,
+        workers: WorkerGroup,
+        outcome: Outcome,
+        why: str,
+        verdict_reason: str,
+        is_over: Callable[[], bool] | None = None,
+    ) -> tuple[int, str]:
+        """Leave the job after a failure, as no worker may be started again on this node.
+
+        Args:
+            workers: the group that failed.
+            outcome: how.
+            why: for the other nodes.
+            verdict_reason: for the report.
+            is_over: whether the coordinator lets this node go, or a signal came; None not to wait
+                until the workers of other nodes have saved.
+        """
+        from relight.core.group import restart_decision
+
+        now, report = self._loop.now(), self._node.last_report(outcome)
+        self._link.send(NodeLeaving(why, waits=is_over is not None))
+        ends = [failure._replace(at=failure.at + now) for failure in outcome.failures]
+        ended = restart_decision.GenerationEnd(ends, outcome.succeeded_ranks, "", workers.began)
+        end = restart_decision.end(ended, f"no restart: {verdict_reason}", now)
+        if is_over is not None:
+            self._node.wait_for_saving(is_over)
+        self._node.give_up(report, end)
+        return self.after_failure(end)
+
+    def _show_tracebacks(self, report: str = "") -> None:
+        """Show how workers of the latest generation have ended, unless `report` will do that."""
+        if self._node.workers is not None:
+            self._node.workers.show_tracebacks(report)

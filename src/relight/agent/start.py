@@ -1,0 +1,33 @@
+"""From a command line to an agent: what `relight run` and `relight.run` have in common."""
+
+import sys
+
+from relight.agent.agent import Agent
+from relight.agent.prepare import prepare
+from relight.base.env import Environment
+from relight.flags.spec import LaunchSpec
+from relight.host import exit_signals
+
+
+def make_agent(
+    spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
+) -> Agent:
+    """Check the request, print notes on it, and return the agent that runs it.
+
+    Args:
+        spec: the launch's options.
+        given: the flags that were given explicitly.
+        env: the environment.
+        local_rank_argument: whether each script gets `--local-rank=N` (`relight launch`).
+
+    Raises:
+        RelightError: nothing was started.
+    """
+    job, notes = prepare(spec, given, env, local_rank_argument=local_rank_argument)
+    for note in notes:
+        print(f"relight: note: {note}", file=sys.stderr)
+    sys.stderr.flush()
+    exit_signals.restore_defaults(
+        set(exit_signals.NUMBERS) - set(job.command.spec.signals_to_handle)
+    )
+    return Agent(job)

@@ -1,0 +1,244 @@
+"""What an agent answers: a snapshot of its job, the end of a worker's output, its events, or where
+its workers are.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+
+from relight import __version__
+from relight.agent.status.view import ServedJob, View
+from relight.agent.worker_group import WorkerGroup
+from relight.base import fields, redaction
+from relight.base.values import STDERR, STDOUT
+from relight.core.group.messages import GenerationFormed
+from relight.core.status.snapshot import (
+    DONE,
+    ENDED,
+    RUNNING,
+    STOPPING,
+    WAITING,
+    EventsAfter,
+    Everywhere,
+    NodeSnapshot,
+    Output,
+    Question,
+    RankSnapshot,
+    RankUse,
+    Stacks,
+)
+from relight.events.event_types import Recorded, line_of
+from relight.host import background, system
+from relight.processes.running_jobs import JobDirectory
+
+_MOST_WORDS, _MOST_WORD, _MOST_LINE = 200, 1000, 300
+
+
+def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
+    """Pass the answer to a line of a client to `reply`, now or later, empty if it is no question,
+    and whether the client gets each further event too.
+    """
+    if not question.strip():
+        reply(_written(snapshot(served)).encode(), False)
+        return
+    try:
+        asked: Question | None = fields.message(Question, fields.decode(question))
+    except fields.Malformed:
+        asked = None
+    match asked:
+        case EventsAfter(number, follow):
+            reply(b"".join(map(event_line, served.look().journal.events.after(number))), follow)
+        case Output(local_rank, name, rank):
+            reply(_output(served.look().workers, local_rank, name, rank), False)
+        case Stacks():
+            _take_stacks(served, lambda text: reply(text.encode(), False))
+        case _:
+            reply(b"", False)
+
+
+def event_line(recorded: Recorded) -> bytes:
+    """Return an event as a line of an answer."""
+    return line_of(recorded).encode() + b"\n"
+
+
+def _output(workers: WorkerGroup | None, local_rank: int, name: str, rank: int | None) -> bytes:
+    if workers is None or workers.supervisor is None:
+        return b""
+    ranks = workers.supervisor.workers.ranks
+    if rank is not None:
+        if rank not in ranks:
+            return b""
+        local_rank = ranks.index(rank)
+    streams = {"stdout": (STDOUT,), "stderr": (STDERR,)}.get(name, (STDOUT, STDERR))
+    return b"".join(workers.logs.tail(local_rank, stream) for stream in streams)
+
+
+def for_all_nodes(question: bytes) -> str | None:
+    """Return the question to all nodes that a line of a client is, None if it is none."""
+    try:
+        found: Everywhere = fields.record(Everywhere, fields.decode(question))
+    except fields.Malformed:
+        return None
+    return found.question
+
+
+def answer_node(served: ServedJob, question: str, reply: Callable[[str], None]) -> None:
+    """Pass the answer to another node to `reply`, now or later. The command is left out: that node
+    has the same.
+    """
+    if question.strip():
+        answer(
+            served,
+            question.encode(),
+            lambda data, _: reply(data.decode(errors="replace")[-fields.MAX_ANSWER :]),
+        )
+        return
+    own = snapshot(served)._replace(command=(), directory="")
+    text = _written(own)
+    if len(text) > fields.MAX_ANSWER:
+        text = _written(own._replace(ranks=tuple(r._replace(last_line="") for r in own.ranks)))
+    reply(text)
+
+
+def _take_stacks(served: ServedJob, reply: Callable[[str], None]) -> None:
+    """Read the stacks of the workers in a thread: it takes some milliseconds for each."""
+    from relight.core.group import node_stacks
+    from relight.stacks.worker_state import stacks_of
+
+    workers = served.look().workers
+    if workers is None or (supervisor := workers.supervisor) is None:
+        reply(node_stacks.written(-1, {}))
+        return
+    every, are_frozen = supervisor.workers.pids, supervisor.are_frozen
+    pids = {rank: every[rank] for rank in supervisor.alive if rank in every}
+    ranks, generation = supervisor.workers.ranks, workers.formed.generation.number
+
+    def work() -> str:
+        found = stacks_of(pids, are_frozen=are_frozen)
+        stacks = {ranks[local]: (pids[local], stack) for local, stack in found.items()}
+        return node_stacks.written(generation, stacks)
+
+    def done(result: str | Exception) -> None:
+        text = result if isinstance(result, str) else ""
+        served.loop.attempt(lambda: reply(text), "the stacks of the workers")
+
+    background.call(served.loop, work, done)
+
+
+def keep_last(served: ServedJob) -> None:
+    """Keep how the job was at its end.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    JobDirectory(served.config.command.env.variables).keep(snapshot(served))
+
+
+def snapshot(served: ServedJob) -> NodeSnapshot:
+    """Return how the job is now."""
+    config, view = served.config, served.look()
+    spec = config.command.spec
+    formed = view.workers.formed if view.workers is not None else None
+    formed = view.state if isinstance(view.state, GenerationFormed) else formed
+    words = redaction.redact_argv((spec.script, *spec.script_args[:_MOST_WORDS]))
+    exit_code, reason = served.end or (None, "")
+    return NodeSnapshot(
+        id=served.id,
+        name=served.name,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        run_id=config.command.run_id,
+        command=tuple(word[:_MOST_WORD] for word in words),
+        directory=os.getcwd(),
+        role=spec.role,
+        started=served.began,
+        taken=time.time(),
+        state=_state(view) if served.end is None else ENDED,
+        generation=formed.generation.number if formed is not None else -1,
+        restart=view.restart,
+        max_restarts=config.settings.max_restarts,
+        cause=formed.generation.cause if formed is not None else "",
+        node=formed.place.group_rank if formed is not None else -1,
+        nodes=formed.place.group_world_size if formed is not None else 0,
+        world_size=formed.place.world_size if formed is not None else 0,
+        exit_code=exit_code,
+        reason=redaction.redact_text(reason),
+        run_directory=config.run_directory,
+        ranks=_ranks(served, view.workers) if view.workers is not None else (),
+        account=view.account,
+        version=__version__,
+        blamed=view.end.blamed if view.end is not None else (),
+    )
+
+
+def _written(snapshot: NodeSnapshot) -> str:
+    return json.dumps(fields.to_json(snapshot), ensure_ascii=False)
+
+
+def _state(view: View) -> str:
+    match view.state:
+        case WorkerGroup() as workers if workers.have_succeeded:
+            return DONE
+        case WorkerGroup() as workers:
+            supervisor = workers.supervisor
+            return RUNNING if supervisor is None or supervisor.is_running else STOPPING
+    return WAITING
+
+
+def _ranks(served: ServedJob, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
+    supervisor = workers.supervisor
+    if supervisor is None:
+        return ()
+    ends = {end.local_rank: end for end in supervisor.ends}
+    boot = time.time() - served.loop.now()
+    pids = supervisor.workers.pids
+    latest = served.uses | _uses(workers)
+    served.uses = {pid: latest[pid] for pid in pids.values() if pid in latest}
+    return tuple(
+        RankSnapshot(
+            rank=rank,
+            local_rank=local_rank,
+            pid=pids.get(local_rank, 0),
+            exitcode=ends[local_rank].exitcode if local_rank in ends else None,
+            asked=ends[local_rank].asked if local_rank in ends else 0,
+            stdout=workers.logs.path(local_rank, STDOUT),
+            stderr=workers.logs.path(local_rank, STDERR),
+            last_line=_last_line(workers, local_rank),
+            use=served.uses.get(pids.get(local_rank, 0)),
+            ended=boot + ends[local_rank].at if local_rank in ends else 0.0,
+        )
+        for local_rank, rank in enumerate(supervisor.workers.ranks)
+    )
+
+
+def _uses(workers: WorkerGroup) -> dict[int, RankUse]:
+    """Return what the workers have used that have not ended, by pid."""
+    supervisor = workers.supervisor
+    assert supervisor is not None
+    progress, now, seen_at = workers.memory.progress(), time.monotonic(), time.time()
+    found = {}
+    for local_rank in supervisor.alive:
+        pid = supervisor.workers.pids.get(local_rank, 0)
+        step, done_at = progress.get(local_rank, (None, now))
+        if pid:
+            every = (pid, *system.tree(pid))
+            found[pid] = RankUse(
+                seen_at=seen_at,
+                cpu_s=sum(system.usage(each)[0] for each in every),
+                memory=sum(system.resident(each) for each in every),
+                step=step,
+                step_age_s=max(0.0, now - done_at),
+            )
+    return found
+
+
+def _last_line(workers: WorkerGroup, local_rank: int) -> str:
+    """Return the last line on a worker's stdout, or else on its stderr."""
+    for stream in (STDOUT, STDERR):
+        lines = workers.logs.tail(local_rank, stream).decode(errors="replace").splitlines()
+        found = next((line for line in reversed(lines) if line.strip()), "")
+        if found:
+            return found[-_MOST_LINE:]
+    return ""

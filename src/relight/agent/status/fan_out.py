@@ -1,0 +1,72 @@
+"""Questions of clients to all nodes of a job: they go to the coordinator, which gathers the answers
+(core/group/cluster_query).
+"""
+
+import json
+from collections.abc import Callable
+
+from relight.base import fields
+from relight.core.group.messages import AskNodes, NodeAnswered
+from relight.core.status.snapshot import NodeAnswer, NodeAnswers
+from relight.host.loop import Loop, Timer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.agent.group import LocalLink
+    from relight.agent.link import RemoteLink
+
+_LIMIT_S = 2.0
+"""The coordinator waits for other nodes for half of it. A new coordinator does not know what its
+predecessor was asked.
+"""
+
+
+class OpenQuestions:
+    """What clients of this agent have asked all nodes, and what has been answered so far.
+
+    Args:
+        loop: the agent's loop.
+        link: to the coordinator.
+    """
+
+    def __init__(self, loop: Loop, link: "LocalLink | RemoteLink") -> None:
+        self._loop, self._link = loop, link
+        self._open: dict[str, _OpenQuestion] = {}
+
+    def ask(self, question: str, reply: Callable[[bytes], None]) -> None:
+        """Ask all nodes, and pass their answers to `reply` as `NodeAnswers` in JSON."""
+        if not self._link.relays:
+            reply(_written([]))
+            return
+        if question not in self._open:
+            limit = self._loop.call_after(_LIMIT_S, lambda: self._end(question))
+            self._open[question] = _OpenQuestion(limit)
+            self._link.send(AskNodes(question))
+        self._open[question].replies.append(reply)
+
+    def heard(self, message: NodeAnswered) -> None:
+        """Take the answer of a node."""
+        opened = self._open.get(message.question)
+        if opened is None:
+            return  # it comes too late
+        opened.answers.append(NodeAnswer(message.host, message.answer))
+        if not message.left:
+            self._end(message.question)
+
+    def _end(self, question: str) -> None:
+        opened = self._open.pop(question)
+        opened.limit.cancel()
+        answer = _written(opened.answers)
+        for reply in opened.replies:
+            reply(answer)
+
+
+class _OpenQuestion:
+    def __init__(self, limit: Timer) -> None:
+        self.limit = limit
+        self.replies: list[Callable[[bytes], None]] = []
+        self.answers: list[NodeAnswer] = []
+
+
+def _written(answers: list[NodeAnswer]) -> bytes:
+    return json.dumps(fields.to_json(NodeAnswers(tuple(answers)))).encode()

@@ -1,0 +1,140 @@
+"""What a job shows of itself. It is made once the job has run for a second, or at its end if there
+is something left to show.
+"""
+
+from collections.abc import Callable
+
+from relight.agent.agent_config import NodeJob
+from relight.agent.status.job_socket import JobSocket
+from relight.agent.status.view import View
+from relight.base.text import format_duration
+from relight.base.values import EVENT_HANDLERS
+from relight.core.group.messages import NodeAnswered, Question
+from relight.core.status.goodput import Account, Ledger, in_words, is_worth_telling
+from relight.events.event_types import Recorded, StoreReached
+from relight.host.loop import Loop
+from relight.output.journal import Journal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.agent.group import LocalLink
+    from relight.agent.link import RemoteLink
+    from relight.agent.status.page_process import PageProcess
+    from relight.output.event_handler import EventProcess
+
+_TOLD_S = 3.0
+"""A cold restart whose workers took that long to come is told, with what would save it."""
+
+
+class JobInspector:
+    """What one agent shows.
+
+    Args:
+        loop: the agent's loop.
+        job: what it runs.
+        journal: its events, and its messages to the user.
+        began: when it began, in seconds since 1970.
+        look: returns the agent's view of the job.
+        link: to the coordinator.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        job: NodeJob,
+        journal: Journal,
+        began: float,
+        look: Callable[[], View],
+        link: "LocalLink | RemoteLink",
+    ) -> None:
+        self._loop, self._job, self._journal, self._look = loop, job, journal, look
+        self._link = link
+        self._socket: JobSocket | None = None
+        self._page: PageProcess | None = None
+        self._events: EventProcess | None = None
+        spec, log = job.command.spec, journal.events
+        self._ledger = Ledger(log.began, knows_checkpoints=bool(spec.checkpoints))
+        for recorded in log.after(0):
+            self._ledger.step(recorded.event, recorded.t, recorded.time)
+        journal.listeners.append(self._take)
+        name = spec.event_log_handler
+        if name not in EVENT_HANDLERS:
+            loop.attempt(lambda: self._open_events(name), f"--event-log-handler={name}")
+        is_part = "RELIGHT_JOB_ID" in job.command.env.variables  # and its job is known
+        if not is_part or spec.status is not None:
+            loop.attempt(lambda: self._open_socket(began), "showing the job")
+
+    def close(self, exit_code: int, reason: str) -> None:
+        """Show the end of the job."""
+        what = "showing the job's end"
+        if (shown := self._socket) is not None:
+            self._loop.attempt(lambda: shown.close(exit_code, reason), what)
+        self._loop.attempt(self._tell_account, what)
+        if self._events is not None:
+            self._loop.attempt(self._events.close, what)
+        if self._page is not None:
+            self._loop.attempt(self._page.close, what)
+
+    def received(self, message: Question | NodeAnswered) -> None:
+        """Take what concerns a question of one node to all."""
+        if self._socket is not None:
+            self._socket.received(message)
+
+    def _view(self) -> View:
+        return self._look()._replace(account=self._account())
+
+    def _account(self) -> Account:
+        workers = self._look().workers
+        span = workers.span() if workers is not None else None
+        return self._ledger.account(self._loop.now(), span[0] if span is not None else None)
+
+    def _take(self, recorded: Recorded) -> None:
+        event = recorded.event
+        self._ledger.step(event, recorded.t, recorded.time)
+        if isinstance(event, StoreReached) and event.workers >= event.world_size:
+            self._tell_cold_restart()
+
+    def _tell_account(self) -> None:
+        """Say where the time went, if the job was restarted; one node does that for all."""
+        account, workers = self._account(), self._look().workers
+        is_first = workers is not None and workers.formed.place.group_rank == 0
+        if account.generations > 1 and is_first and is_worth_telling(account):
+            self._journal.say("\n  ".join(in_words(account)))
+
+    def _tell_cold_restart(self) -> None:
+        """Say what a restart has cost if its workers may have imported their modules again."""
+        cost, spec = self._ledger.cold_restart(), self._job.command.spec
+        can_preload = not (spec.preload or spec.no_python or spec.run_path or spec.numa_binding)
+        if cost is not None and can_preload and cost[1] >= _TOLD_S:
+            took, until_met = (format_duration(seconds) for seconds in cost)
+            self._journal.say(
+                f"the restart took {took}, {until_met} of them from the start of the workers to "
+                "init_process_group; --preload=auto saves what they import there"
+            )
+
+    def _open_socket(self, began: float) -> None:
+        try:
+            self._socket = JobSocket(self._loop, self._job, began, self._view, self._link)
+        except OSError as error:
+            if self._journal.verbose or self._job.command.spec.status is not None:
+                self._journal.say(f"relight status can't show this job: {error.strerror or error}")
+            return
+        if why := self._socket.why_elsewhere:
+            self._journal.say(f"{why}: this job is in {self._socket.directory}")
+        if (where := self._job.command.spec.status) is not None:
+            from relight.agent.status.page_process import PageProcess
+
+            env = self._job.command.env
+            self._page = PageProcess(self._loop, env, self._socket.job.id, where, self._has_rank_0)
+
+    def _has_rank_0(self) -> bool:
+        workers = self._look().workers
+        return workers is not None and workers.formed.place.group_rank == 0
+
+    def _open_events(self, name: str) -> None:
+        from relight.output.event_handler import EventProcess
+
+        try:
+            self._events = EventProcess(self._loop, name, self._journal)
+        except OSError as error:
+            self._journal.say(f"--event-log-handler={name}: no process for it: {error.strerror}")

@@ -1,0 +1,224 @@
+"""The socket on which an agent says how its job is, to commands of the same user on this machine.
+
+A client sends a line: an empty one for the snapshot of this node, or a `Question` of
+core/status/snapshot in JSON; in an `Everywhere`, it is for the answers of all nodes. It gets the
+answer, and the end of the connection; one that follows the events gets each that comes, and the end
+with that of the job. The agent never waits for a client.
+
+The socket is made once the job has run for a second. It costs next to nothing then: what answers
+(agent/status/answers, agent/status/fan_out) is loaded when the first client comes.
+"""
+
+import os
+import socket
+from collections.abc import Callable
+from functools import partial
+
+from relight.agent.agent_config import NodeJob
+from relight.agent.status.view import ServedJob, View
+from relight.core.group.messages import (
+    Answer,
+    NodeAnswered,
+    Question,
+)
+from relight.events.event_types import Recorded
+from relight.host import files, user_sockets
+from relight.host.loop import Loop
+from relight.host.user_sockets import JOBS, OF_JOB
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.agent.group import LocalLink
+    from relight.agent.link import RemoteLink
+    from relight.agent.status.fan_out import OpenQuestions
+
+_MOST_QUESTION = 4096
+_MOST_CLIENTS = 16
+_BUFFER = 1 << 20
+"""Bytes of an answer that the kernel is asked to hold, so that most are sent at once."""
+_MOST_UNSENT = 1 << 20
+"""Bytes that may wait for a client which follows the events."""
+_LIMIT_S = 5.0
+"""How long a client may take, unless it follows the events."""
+
+
+class JobSocket:
+    """Serves the snapshot of one agent.
+
+    Args:
+        loop: the agent's loop.
+        job: what it runs.
+        began: when it began, in seconds since 1970.
+        look: returns the agent's view of the job.
+        link: to the coordinator, which passes questions on to the other nodes.
+
+    Raises:
+        OSError: the directory or the socket can't be made.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        job: NodeJob,
+        began: float,
+        look: Callable[[], View],
+        link: "LocalLink | RemoteLink",
+    ) -> None:
+        self.job = ServedJob(loop, job, began, look)
+        self.loop, self._link = loop, link
+        self._clients: set[_Connection] = set()
+        self._open: OpenQuestions | None = None  # until a client asks all nodes
+        directory = user_sockets.directory(job.command.env.variables, JOBS)
+        self.directory = os.path.dirname(directory)
+        self.why_elsewhere = files.why_elsewhere(self.directory)
+        """Why that is not the usual directory; empty if it is."""
+        self._path = os.path.join(directory, self.job.id + OF_JOB)
+        self._listener = user_sockets.listen(self._path)
+        loop.on_readable(self._listener, self._accept)
+
+    def close(self, exit_code: int, reason: str) -> None:
+        """Remove the socket, and keep the last snapshot of the job."""
+        from relight.agent.status import answers
+
+        self.job.end = exit_code, reason
+        try:
+            answers.keep_last(self.job)  # first: who finds no socket finds this
+        except OSError:
+            pass  # a full disk: the job itself is not concerned
+        self.loop.forget(self._listener)
+        self._listener.close()
+        for client in list(self._clients):
+            client.close()
+        try:
+            os.unlink(self._path)
+        except OSError:
+            pass  # somebody has removed it
+
+    def answer(self, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
+        """Pass the answer to a line of a client to `reply`, now or later, and whether it follows
+        the events.
+        """
+        from relight.agent.status import answers
+
+        of_all = answers.for_all_nodes(question)
+        if of_all is None:
+            if self._tell not in (listeners := self.job.look().journal.listeners):
+                listeners.append(self._tell)
+            answers.answer(self.job, question, reply)
+            return
+        from relight.agent.status.fan_out import OpenQuestions
+
+        self._open = self._open or OpenQuestions(self.loop, self._link)
+        self._open.ask(of_all, lambda answer: reply(answer, False))
+
+    def received(self, message: Question | NodeAnswered) -> None:
+        """Answer a question of another node, or take the answer of one."""
+        if isinstance(message, Question):
+            self.loop.attempt(lambda: self._answer_node(message), "a question of another node")
+        elif self._open is not None:
+            self._open.heard(message)
+
+    def forget(self, client: "_Connection") -> None:
+        """Forget a client that is served."""
+        self._clients.discard(client)
+
+    def _tell(self, recorded: Recorded) -> None:
+        following = [client for client in self._clients if client.follows]
+        if following:
+            from relight.agent.status import answers
+
+            line = answers.event_line(recorded)
+            for client in following:
+                client.add(line)
+
+    def _answer_node(self, question: Question) -> None:
+        from relight.agent.status import answers
+
+        def reply(text: str) -> None:
+            self._link.send(Answer(question.number, text))
+
+        answers.answer_node(self.job, question.question, reply)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        own = user_sockets.peer(connection).user in (os.getuid(), 0)
+        if own and len(self._clients) < _MOST_CLIENTS:
+            self._clients.add(_Connection(self.loop, self, connection))
+        else:
+            connection.close()
+
+
+class _Connection:
+    """One connection: a line in, the answer out.
+
+    Attributes:
+        follows: whether it gets each event that comes.
+    """
+
+    def __init__(self, loop: Loop, server: JobSocket, connection: socket.socket) -> None:
+        self.follows = False
+        self._loop, self._server, self._socket = loop, server, connection
+        self._question, self._answer = bytearray(), b""
+        self._closed = False
+        self._limit = loop.call_after(_LIMIT_S, self.close)
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        loop.on_readable(connection, self._receive)
+
+    def close(self) -> None:
+        self._closed = True
+        self._limit.cancel()
+        self._loop.forget(self._socket)
+        self._socket.close()
+        self._server.forget(self)
+
+    def add(self, line: bytes) -> None:
+        """Send a further line; a client that does not read is given up."""
+        if len(self._answer) > _MOST_UNSENT:
+            self.close()
+        else:
+            self._answer += line
+            self._send()
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(_MOST_QUESTION)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._question += data
+        if not data or len(self._question) > _MOST_QUESTION:
+            self.close()
+        elif b"\n" in data and not self.follows:
+            self._loop.on_readable(self._socket, None)
+            question = bytes(self._question).partition(b"\n")[0]
+            ask = partial(self._server.answer, question, self._reply)
+            if not self._loop.attempt(ask, "a question about the job"):
+                self.close()
+
+    def _reply(self, answer: bytes, follows: bool) -> None:
+        if self._closed:
+            return
+        self._answer, self.follows = answer, follows
+        if follows:
+            self._limit.cancel()
+            self._loop.on_readable(self._socket, self._receive)  # to see that it is gone
+        self._send()
+
+    def _send(self) -> None:
+        try:
+            sent = self._socket.send(self._answer)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self.close()
+            return
+        self._answer = self._answer[sent:]
+        if self._answer or self.follows:
+            self._loop.on_writable(self._socket, self._send if self._answer else None)
+        else:
+            self.close()

@@ -1,0 +1,84 @@
+"""The status page of a job that was started with `--status`: a process of its own, which asks the
+agent as any client does, and ends with it.
+
+So the agent has no server on the network, and a page that fails, or that many look at, does not
+concern the job. The page is on the node of rank 0, which users know: it is MASTER_ADDR. If that
+node is lost, the one that has rank 0 next begins a page too.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from relight.base.env import Environment
+from relight.base.values import PageAddress
+from relight.host.loop import Loop, Timer
+from relight.processes.helper import Helper
+
+_LOOK_S = 1.0
+_END_S = 2.0
+"""How long the page may take to show browsers the end of the job."""
+
+
+class PageProcess:
+    """Begins the page once this node has rank 0.
+
+    Args:
+        loop: the agent's loop.
+        env: of the agent.
+        job: the id of the job.
+        where: the page is to be served.
+        has_rank_0: whether workers run here, and rank 0 is among them.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        env: Environment,
+        job: str,
+        where: PageAddress,
+        has_rank_0: Callable[[], bool],
+    ) -> None:
+        self._loop, self._env, self._has_rank_0 = loop, env, has_rank_0
+        self._command = [
+            # -P: a module of the script's directory must not take the place of one of Python's.
+            *(sys.executable, "-P", "-m", "relight", "status", "--web", "--until-end"),
+            *("--listen", str(where), job),
+        ]
+        self._process: Helper | None = None
+        self._next: Timer | None = None
+        self._look()
+
+    def close(self) -> None:
+        """End it, and begin none any more."""
+        if self._next is not None:
+            self._next.cancel()
+        process = self._process
+        if process is None:
+            return
+        process.ask_to_end()
+        self._loop.run_until(lambda: process.exitcode is not None, _END_S)
+        process.close()
+
+    def _look(self) -> None:
+        if not self._has_rank_0():
+            self._next = self._loop.call_after(_LOOK_S, self._look)
+            return
+        if find_spec("relight.cli.inspect.status") is None:
+            _tell("the launcher that travels with a job has none; relight is to be installed here")
+            return
+        try:
+            null = os.open(os.devnull, os.O_WRONLY)
+            try:
+                self._process = Helper(self._command, self._env.variables, null, 2)
+            finally:
+                os.close(null)
+        except OSError as error:
+            _tell(str(error))
+            return
+        self._process.watch(self._loop, lambda: None)
+
+
+def _tell(why: str) -> None:
+    sys.stderr.write(f"relight: no status page: {why}\n")

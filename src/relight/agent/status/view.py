@@ -1,0 +1,65 @@
+"""What an agent's answers are made from: its view of the job, and who the job is."""
+
+import os
+from collections.abc import Callable
+
+from relight.agent.agent_config import NodeJob
+from relight.agent.worker_group import WorkerGroup
+from relight.base.typed import NamedTuple
+from relight.base.values import MOST_NAME
+from relight.core.group.messages import GenerationFormed, JobEnded, NodeReady
+from relight.core.status.goodput import Account
+from relight.host.loop import Loop
+from relight.output.journal import Journal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.status.snapshot import RankUse
+
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+
+
+class View(NamedTuple):
+    """The agent's state, its latest workers, the number of the last restart, its events, how the
+    job has ended, and where the time has gone.
+    """
+
+    state: NodeReady | GenerationFormed | WorkerGroup | None
+    workers: WorkerGroup | None
+    restart: int
+    journal: Journal
+    end: JobEnded | None
+    account: Account | None = None
+
+
+class ServedJob:
+    """The job of one agent.
+
+    Args:
+        loop: the agent's loop.
+        config: what it runs.
+        began: when it began, in seconds since 1970.
+        look: returns the agent's view of the job.
+
+    Attributes:
+        end: the exit code and why, once the job has ended here.
+        uses: what the latest workers used when somebody last asked, by pid.
+    """
+
+    def __init__(self, loop: Loop, config: NodeJob, began: float, look: Callable[[], View]) -> None:
+        self.loop, self.config, self.began, self.look = loop, config, began, look
+        self.end: tuple[int, str] | None = None
+        self.uses: dict[int, RankUse] = {}
+        self.name = config.command.spec.name or _name_of(config.command.spec.script)
+        self.id = f"{self.name}-{os.getpid()}"
+
+
+def _name_of(script: str) -> str:
+    """Return the name of a script without its ending, or the last part of that of a module."""
+    base = os.path.basename(script)
+    if "/" in script or base.endswith(".py"):
+        base = base.removesuffix(".py")
+    else:
+        base = base.rpartition(".")[2]
+    plain = "".join(each if each in _LETTERS else "-" for each in base)[:MOST_NAME].strip("-._")
+    return plain or "job"

@@ -1,0 +1,217 @@
+"""What an agent looks for while the workers of a generation run, beside their exits.
+
+    timers             torch's file timers that have expired                  (processes/timers)
+    stuck workers      in an uninterruptible call for too long                (processes/stuck)
+    quiet workers      none of them does anything                             (agent/hang_watch)
+    slow workers       the others wait for them                               (stacks/wait_sampler)
+
+A job that asks for none of them does not load this module. What follows is decided elsewhere: by
+core/workers/supervision for a worker that is killed, by core/group/membership for quiet and slow
+ones.
+"""
+
+import signal
+from collections.abc import Callable, Mapping
+
+from relight.agent.agent_config import NodeJob
+from relight.base.errors import signal_name
+from relight.base.text import format_duration
+from relight.core.group.messages import FromAgent, GenerationFormed, NodePace, NodeQuiet, SlowRanks
+from relight.events.event_types import StateChanged, WorkerExited
+from relight.host import system
+from relight.host.loop import Loop
+from relight.output.journal import Journal
+from relight.processes import breakpoints
+from relight.processes.supervisor import Supervisor
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.agent.hang_watch import QuietWatch
+    from relight.core.workers.hang_detector import Quiet
+    from relight.processes.shared_pages import WorkerMemory
+    from relight.processes.straggler_reports import ShownSlowRanks
+    from relight.processes.stuck import StuckWatch
+    from relight.processes.timers import WorkerTimers
+    from relight.stacks.wait_sampler import PaceWatch
+
+
+class WorkerWatches:
+    """The watches over one generation's workers on this node.
+
+    Args:
+        loop: the agent's loop.
+        journal: for messages to the user.
+        job: what was started.
+        formed: the generation.
+        supervisor: of the workers.
+        printed: returns how many bytes the workers have printed.
+        memory: returns the memory that is shared with them.
+        send: sends a message to the coordinator.
+        on_lost: called when a worker counts as ended that may never end.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        journal: Journal,
+        job: NodeJob,
+        formed: GenerationFormed,
+        supervisor: Supervisor,
+        printed: Callable[[], int],
+        memory: "Callable[[], WorkerMemory]",
+        send: Callable[[FromAgent], None],
+        on_lost: Callable[[WorkerExited], None],
+    ) -> None:
+        self.stuck = ""
+        """The worker in an uninterruptible call, as `local rank 2 (pid 4711)`; empty for none."""
+        self._journal = journal
+        self._job = job
+        self._formed = formed
+        self._supervisor = supervisor
+        self._printed = printed
+        self._memory = memory
+        self._send = send
+        self._on_lost = on_lost
+        self._loop = loop
+        self._timers = self._watch_timers()
+        self._stuck_watch = self._watch_stuck()
+        self._quiet_watch = self._watch_quiet()
+        self._pace_watch = self._watch_pace()
+        self._shown: ShownSlowRanks | None = None
+
+    @property
+    def quiet(self) -> "Quiet | None":
+        """For how long the workers have done nothing, if that is too long."""
+        return self._quiet_watch.quiet if self._quiet_watch is not None else None
+
+    def quiet_report(self) -> NodeQuiet:
+        """Return for how long the workers have done nothing, for the coordinator."""
+        seconds, limit_s = self.quiet or (0.0, 0.0)
+        return NodeQuiet(self._formed.generation.id, seconds, limit_s)
+
+    def report_slow_ranks(self, found: SlowRanks) -> None:
+        """Tell the user which ranks are slow, as the coordinator has found."""
+        from relight.processes import straggler_reports
+
+        event = straggler_reports.event(found)
+        self._journal.record(event)
+        self._shown = self._shown or straggler_reports.ShownSlowRanks()
+        self._shown.show(event)
+
+    def close(self) -> None:
+        """End all watches."""
+        watches = (
+            self._timers,
+            self._stuck_watch,
+            self._quiet_watch,
+            self._pace_watch,
+            self._shown,
+        )
+        for watch in watches:
+            if watch is not None:
+                watch.close()
+
+    def _watch_timers(self) -> "WorkerTimers | None":
+        path = self._job.command.timer_file
+        if not path:
+            return None
+        from relight.processes.timers import WorkerTimers
+
+        try:
+            return WorkerTimers(self._loop, path, self._on_timer_expired)
+        except OSError as error:
+            why = f"can't make {path}: {error.strerror}"
+            self._journal.say(f"torch's file timers have no effect: {why}")
+            return None
+
+    def _watch_stuck(self) -> "StuckWatch | None":
+        limit_s = self._job.stuck_after_s
+        if not limit_s:
+            return None
+        from relight.processes.stuck import StuckWatch
+
+        pids = self._supervisor.workers.pids
+        return StuckWatch(self._loop, pids, limit_s, self._on_stuck)
+
+    def _watch_quiet(self) -> "QuietWatch | None":
+        limits = self._job.command.spec.hang_timeout
+        if limits is None:
+            return None
+        from relight.agent.hang_watch import QuietWatch
+
+        return QuietWatch(self._loop, limits, self._running, self._signs, self._on_quiet)
+
+    def _watch_pace(self) -> "PaceWatch | None":
+        seconds, place = self._job.command.spec.watch_slow_ranks, self._formed.place
+        if seconds is None or place.world_size < 2:
+            return None
+        from relight.stacks.wait_sampler import PaceWatch
+
+        return PaceWatch(
+            self._loop, seconds, place.local_world_size, self._running, self._memory().steps,
+            self._on_pace, self._journal.say,
+        )  # fmt: skip
+
+    def _running(self) -> Mapping[int, int] | None:
+        workers, alive = self._supervisor.workers, self._supervisor.alive
+        pids = workers.pids
+        return None if workers.frozen else {rank: pids[rank] for rank in alive if rank in pids}
+
+    def _on_stuck(self, local_rank: int) -> None:
+        """Treat a worker in an uninterruptible call as dead, even if it can't be killed."""
+        supervisor = self._supervisor
+        if supervisor.is_running:
+            self.stuck = f"local rank {local_rank} (pid {supervisor.workers.pids[local_rank]})"
+            limit = format_duration(self._job.stuck_after_s, digits=1)
+            evidence = f"it was in an uninterruptible call (state D) for {limit}"
+            supervisor.workers.evidence[local_rank] = evidence
+            supervisor.workers.signal([local_rank], signal.SIGKILL)
+            event = WorkerExited(local_rank, -signal.SIGKILL)
+            supervisor.step(event)
+            self._on_lost(event)
+
+    def _on_timer_expired(self, pid: int, number: int, scope: str) -> None:
+        """Send the signal of an expired timer to the process that set it, if that is a worker or
+        was started by one.
+        """
+        workers = self._supervisor.workers
+        local_rank = workers.worker_of(pid)
+        if local_rank is None:
+            return
+        if workers.pids.get(local_rank) == pid:
+            workers.evidence[local_rank] = f"its timer {scope} ran out"
+            workers.signal([local_rank], number)
+            return
+        whose = "has lost its parent" if local_rank < 0 else f"local rank {local_rank} started"
+        name = signal_name(number)
+        self._journal.say(f"pid {pid}, which {whose}, gets {name}: its timer {scope} ran out")
+        try:
+            system.signal_if(pid, number, lambda: workers.worker_of(pid) is not None)
+        except OSError:
+            pass  # it has just exited, or now belongs to another user
+
+    def _signs(self) -> tuple[int, int] | None:
+        """Return how many bytes the workers have printed, and the highest step that they reported;
+        None while one of them is at a breakpoint.
+        """
+        if breakpoints.any_below(self._supervisor.workers.pids.values()):
+            return None
+        return self._printed(), self._memory().step() or 0
+
+    def _on_quiet(self) -> None:
+        if not self._supervisor.is_running:
+            return
+        report = self.quiet_report()
+        self._send(report)
+        if report.quiet_s:
+            cause = f"none has done anything for {format_duration(report.quiet_s, digits=1)}"
+            event = StateChanged("activity", "active", "quiet", cause)
+        else:
+            cause = "one of them does something again"
+            event = StateChanged("activity", "quiet", "active", cause)
+        self._journal.record(event)
+
+    def _on_pace(
+        self, looks: tuple[int, ...], waits: tuple[int, ...], steps: tuple[int, ...]
+    ) -> None:
+        self._send(NodePace(self._formed.generation.id, looks, waits, steps))

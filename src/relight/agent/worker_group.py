@@ -1,0 +1,624 @@
+"""The workers of one generation on this node, from their start until all their processes are gone.
+
+    __init__    opens log files and pipes for their output (output/worker_logs)
+    run         starts them and waits until all have exited (processes/supervisor);
+                core/workers/supervision decides which of them to stop, and how. Meanwhile it
+                looks for workers that are late (net/missing_at_init), and for those that are
+                stuck, idle or slow if the user asks for it (agent/watchdogs)
+
+Before workers are stopped because a worker blames a peer, or because none does anything, their
+stacks are read (stacks_before_stop): the report says where each rank was.
+
+Invariants: the workers start once; `stopped_by` and `failure` are never reset; after `run` none of
+their processes is left, unless the kernel can't end it. What follows for the job is decided by
+core/group/membership.
+"""
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from relight.agent.agent_config import NodeJob
+from relight.base.errors import MachineError, signal_name
+from relight.base.text import format_duration
+from relight.base.typed import NamedTuple
+from relight.core import ranks
+from relight.core.failure import Failure
+from relight.core.group.messages import (
+    FromAgent,
+    GenerationFormed,
+    SlowRanks,
+    StopWorkers,
+    WorkerFailed,
+)
+from relight.core.ranks import Assignment
+from relight.core.workers import worker_command
+from relight.core.workers.supervision import SaveAndLeave
+from relight.events.event_types import (
+    CheckpointFound,
+    FailureNoticed,
+    GroupStopped,
+    SignalReceived,
+    StepsReported,
+    StoreReached,
+    WorkerExited,
+    WorkersFrozen,
+)
+from relight.host.files import attempt_directory
+from relight.host.loop import Alarm, Loop
+from relight.host.scratch import Scratch
+from relight.output.console import Consoles
+from relight.output.journal import Journal
+from relight.output.worker_logs import Logs
+from relight.processes.supervisor import Supervisor
+from relight.processes.worker_processes import Fork, ProcessEvent, WorkerPlan
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.agent.watchdogs import WorkerWatches
+    from relight.core.diagnosis.printed_traceback import Program
+    from relight.core.group.early_exits import EarlyExits
+    from relight.core.workers.hang_detector import Quiet
+    from relight.net.store_port import StorePort
+    from relight.processes.shared_pages import WorkerMemory
+    from relight.warm.preloading import Preload
+
+_INIT_REPORT_S = 60
+"""When to report which workers have not reached init_process_group, in seconds after the start."""
+_FINISHED_S = 30.0
+"""When to look first for ranks that have finished before others (core/group/early_exits)."""
+_AFTER_ERROR = (1, -signal.SIGABRT)
+"""How a worker ends that blames a peer: by an exception, or by the watchdog of NCCL."""
+_HELD_S = 5.0
+"""How long a traceback is held back, on a terminal, after its worker has ended."""
+
+
+class AgentServices(NamedTuple):
+    """What an agent provides to the workers of all generations.
+
+    `host` is the name of this node. `fork` starts workers cold, and `preload` forks them from a
+    process that has imported modules; None without --preload.
+    """
+
+    host: str
+    loop: Loop
+    consoles: Consoles
+    journal: Journal
+    scratch: Scratch
+    fork: Fork
+    preload: "Preload | None"
+
+
+class Outcome(NamedTuple):
+    """How workers ended: this node's failures, and the ranks that had succeeded before them.
+
+    `step`: the highest one that they reported, None for none. `saved`: whether they saved a
+    checkpoint, None if the user has not said where.
+    """
+
+    failures: tuple[Failure, ...] = ()
+    succeeded_ranks: tuple[int, ...] = ()
+    step: int | None = None
+    saved: bool | None = None
+
+
+class WorkerGroup:
+    """The workers of one generation on this node.
+
+    Args:
+        services: what the agent provides.
+        job: what to run.
+        formed: the generation, and this node's place in it.
+        send: sends a message to the coordinator.
+
+    Raises:
+        MachineError: the machine has no file descriptor left.
+    """
+
+    def __init__(
+        self,
+        services: AgentServices,
+        job: NodeJob,
+        formed: GenerationFormed,
+        send: Callable[[FromAgent], None],
+    ) -> None:
+        self.formed = formed
+        self.began = services.loop.now()
+        self.have_succeeded = False
+        """Whether all workers of this node have succeeded."""
+        self.succeeded_nodes: tuple[int, ...] = ()
+        """The group ranks of nodes whose workers have succeeded, as the coordinator has said."""
+        self.failure: WorkerFailed | None = None
+        """Set once a worker has failed that was not asked to stop."""
+        self.stopped_by: StopWorkers | None = None
+        """The coordinator's latest message to stop them."""
+        self.supervisor: Supervisor | None = None
+        """Set when the workers start."""
+        self.had_called = False
+        """Whether a worker had called `should_checkpoint` when all had ended."""
+        self._watches: WorkerWatches | None = None
+        """Set when the workers have started, if any watch is wanted."""
+        self._services = services
+        self._job = job
+        self._send = send
+        self._early_exits: EarlyExits | None = None
+        self._early_alarm = Alarm(services.loop, self._tell_early_exits)
+        self._memory: WorkerMemory | None = None
+        self._progress = Outcome()
+        directory = job.run_directory or services.scratch.make()
+        generation = formed.generation
+        self._plans: list[WorkerPlan] = []
+        try:
+            self.logs = Logs(
+                services.loop,
+                services.consoles,
+                job.command.spec,
+                directory and attempt_directory(directory, generation.restart, generation.number),
+            )
+            self.logs.program_of = self._program_of
+            self.logs.on_late = self.show_tracebacks
+            self._plans.extend(self._plan(each) for each in ranks.assign(formed.place))
+        except OSError as error:
+            raise _unwritable(error, len(self._plans)) from None
+
+    def run(
+        self,
+        signals: Sequence[int],
+        lease_until: Callable[[], float],
+        store: "StorePort | None",
+    ) -> None:
+        """Start the workers; return when they and all processes that they started have exited.
+
+        Args:
+            signals: the signals that the agent received; may grow.
+            lease_until: returns until when the workers may run, on the loop's clock.
+            store: the store of this node; that of rank 0 is the generation's.
+
+        Raises:
+            MachineError: the machine can't run them.
+        """
+        loop, job = self._services.loop, self._job
+        pattern, newest = job.command.spec.checkpoints, 0
+        if pattern:
+            from relight.host import checkpoints
+
+            newest = checkpoints.newest(pattern)
+        supervisor = self.supervisor = self._start()
+        self.logs.passed_on()
+        supervisor.set_lease(lease_until())
+        self._watch_store(store)
+        if self.stopped_by is not None:  # StopWorkers came while the workers were forked
+            self.stop(self.stopped_by)
+        arrivals = loop.call_after(_INIT_REPORT_S, lambda: self._report_missing_at_init(store))
+        command, spec = job.command, job.command.spec
+        if any((command.timer_file, job.stuck_after_s, spec.hang_timeout, spec.watch_slow_ranks)):
+            self._watch(supervisor)
+        if signals:  # a signal that came before the workers started
+            supervisor.step(SignalReceived(signals[0]))
+        loop.run_until(lambda: not supervisor.is_running)
+        self._services.journal.waits_for(supervisor.explain)
+        loop.run_until(lambda: supervisor.has_ended)
+        self._services.journal.goes_on()
+        if supervisor.alive:
+            self._services.journal.say(supervisor.explain())
+        if not supervisor.workers.close(job.grace_s):
+            self._tell_left(supervisor)
+        arrivals.cancel()
+        self._early_alarm.set(None)
+        if self._watches is not None:
+            self._watches.close()
+        self._record_steps()
+        if pattern:
+            last = checkpoints.newest(pattern)
+            saved = last > newest
+            self._progress = self._progress._replace(saved=saved)
+            if saved:
+                number = self.formed.generation.number
+                self._services.journal.record(CheckpointFound(number, last / 1e9))
+        matters = self._memory is not None or job.run_directory or not self.ended_well
+        if matters and self._has_memory():
+            self.had_called = self.memory.calls() > 0
+            self.memory.close()  # a run directory stays
+
+    def _tell_left(self, supervisor: Supervisor) -> None:
+        """Say what is left behind, as it can't be killed."""
+        from relight.events.event_text import named
+
+        left = ", ".join(map(named, supervisor.workers.remaining.values()))
+        self._services.journal.say(
+            f"no longer waiting for {left or 'the worker spawner'}, which can't be killed: what it "
+            "holds is not free (memory, ports, devices)"
+        )
+
+    def _has_memory(self) -> bool:
+        """Return whether this agent or a worker has made a file of memory that they share."""
+        from relight.core.workers.shared_words import SUFFIX
+
+        error_files = (self.logs.error_file(plan.local_rank) for plan in self._plans)
+        return self._memory is not None or any(
+            file and os.path.lexists(file + SUFFIX) for file in error_files
+        )
+
+    def _record_steps(self) -> None:
+        """Note how far the workers came, if that can matter to anybody."""
+        journal, generation = self._services.journal, self.formed.generation
+        if self.ended_well and not journal.listeners:
+            return
+        step = self.memory.step() if self._has_memory() else None
+        if not self.ended_well:
+            self._progress = Outcome(step=step)
+        span = self.memory.span() if step is not None else None
+        if step is not None and span is not None:
+            journal.record(StepsReported(generation.number, step, *span))
+
+    def show_tracebacks(self, report: str = "") -> None:
+        """Show the tracebacks with which workers have ended, or end: each once, with its ranks,
+        except for those that `report` has.
+        """
+        held = self.logs.held()
+        supervisor = self.supervisor
+        if not held or supervisor is None:
+            return
+        from relight.core.workers import traceback_groups
+
+        rank_of = supervisor.workers.ranks
+        parts = {each: traceback_groups.split(stream.held) for each, stream in held.items()}
+        tracebacks = {rank_of[each]: lines for each, (lines, _) in parts.items() if lines}
+        texts = traceback_groups.grouped(tracebacks, report)
+        for each, stream in held.items():
+            stream.replace(parts[each][1])
+        for text in texts:
+            self._services.journal.say_with_traceback(text)
+
+    def outcome(self) -> Outcome:
+        """Return how the workers ended."""
+        supervisor = self.supervisor
+        if supervisor is None:
+            return self._progress
+        if not any(end.exitcode for end in supervisor.ends):
+            all_ranks = supervisor.workers.ranks
+            succeeded = [all_ranks[end.local_rank] for end in supervisor.ends if not end.asked]
+            return self._progress._replace(succeeded_ranks=tuple(succeeded))
+        from relight.agent.postmortem import gather, with_address
+        from relight.core.diagnosis.failure_text import waited_for_others
+
+        now, command, host = self._services.loop.now(), self._job.command, self._services.host
+        failures, succeeded_ranks = gather(
+            supervisor.ends, self.logs, supervisor.workers, command, host, now
+        )
+        variables = {plan.local_rank: plan.variables for plan in self._plans}
+        failures = tuple(with_address(each, variables[each.local_rank]) for each in failures)
+        if any(waited_for_others(failure) for failure in failures):
+            from relight.stacks.flight_recorder import with_collectives
+
+            failures = with_collectives(failures, command.env, time.time() - (now - self.began))
+        return self._progress._replace(failures=failures, succeeded_ranks=succeeded_ranks)
+
+    def is_of(self, failure: Failure) -> bool:
+        """Return whether the failed worker belongs to this group."""
+        supervisor = self.supervisor
+        return supervisor is not None and (
+            supervisor.workers.pids.get(failure.local_rank) == failure.pid
+        )
+
+    def set_lease(self, until: float) -> None:
+        """Let the workers run until this time on the loop's clock, then freeze them."""
+        if self.supervisor is not None:
+            self.supervisor.set_lease(until)
+
+    def stop(self, stop: StopWorkers) -> None:
+        """Stop the workers; if `stop.gently`, give them time to save a checkpoint first, once: the
+        message may come again, also from another coordinator.
+        """
+        before = self.stopped_by
+        if stop.gently and before is not None and before.gently and before is not stop:
+            return
+        self.stopped_by = stop
+        supervisor, meeting = self.supervisor, self._job.meeting
+        if supervisor is None or not supervisor.is_running:
+            return
+        loop, journal = self._services.loop, self._services.journal
+        limit_s = stop.limit_s or (meeting.checkpoint_s if meeting is not None else 0.0)
+        if stop.gently and limit_s:
+            self.memory.agree(stop.checkpoint_at, loop.now() + limit_s)
+            supervisor.step(SaveAndLeave())
+            limit = format_duration(limit_s, digits=int(limit_s < 1))
+            journal.say(f"{stop.cause}; workers may save a checkpoint first, for {limit}")
+            loop.call_after(limit_s, lambda: self._stop_late(stop))
+        else:
+            if stop.takes_stacks:
+                # It takes a moment, and the coordinator may be in this process: all are told first.
+                loop.call_after(0.0, lambda: self._stop_after_stacks(stop))
+            else:
+                self._stop_now(stop.cause)
+
+    def _stop_late(self, stop: StopWorkers) -> None:
+        """Stop workers that have not left within the time to save."""
+        if self.supervisor is not None and self.supervisor.is_running:
+            self.stop(stop._replace(gently=False))
+
+    def _stop_after_stacks(self, stop: StopWorkers) -> None:
+        supervisor = self.supervisor
+        if supervisor is None or not supervisor.is_running:
+            return
+        from relight.agent import stacks_before_stop
+
+        stacks_before_stop.read(supervisor)
+        if self._quiet is None:
+            self._stop_in(stop.limit_s, stop.cause)
+        else:
+            loop, env = self._services.loop, self._job.command.env
+            stacks_before_stop.look_closer(
+                loop, supervisor, env, stop.limit_s, lambda s: self._stop_in(s, stop.cause)
+            )
+
+    def _stop_in(self, seconds: float, cause: str) -> None:
+        if seconds:
+            self._services.loop.call_after(seconds, lambda: self._stop_now(cause))
+        else:
+            self._stop_now(cause)
+
+    def _stop_now(self, cause: str) -> None:
+        supervisor = self.supervisor
+        if supervisor is None or not supervisor.is_running:
+            return
+        if self._quiet is not None:
+            self._note_failure(-1, self._services.loop.now() - self._quiet.seconds)
+        event = GroupStopped(self.formed.generation.number, cause)
+        self._services.journal.record(event)
+        supervisor.step(event)
+
+    def reports(self) -> list[FromAgent]:
+        """Return what a coordinator must know of these workers."""
+        if self.failure is not None:
+            return [self.failure]
+        watches = self._watches
+        return [] if watches is None or watches.quiet is None else [watches.quiet_report()]
+
+    def report_slow_ranks(self, found: SlowRanks) -> None:
+        """Tell the user which ranks are slow, as the coordinator has found."""
+        if self.supervisor is not None and not self.supervisor.has_ended:
+            self._watch(self.supervisor).report_slow_ranks(found)
+
+    @property
+    def saves(self) -> bool:
+        """Whether the workers were told to save a checkpoint and leave, and still have time."""
+        return self.stopped_by is not None and self.stopped_by.gently
+
+    @property
+    def stuck(self) -> str:
+        """The worker in an uninterruptible call, as `local rank 2 (pid 4711)`; empty for none."""
+        return self._watches.stuck if self._watches is not None else ""
+
+    @property
+    def _quiet(self) -> "Quiet | None":
+        """For how long the workers have done nothing, if that is too long."""
+        return self._watches.quiet if self._watches is not None else None
+
+    @property
+    def memory(self) -> "WorkerMemory":
+        """The memory that is shared with the workers."""
+        if self._memory is None:
+            from relight.processes.shared_pages import WorkerMemory
+
+            error_files = {p.local_rank: self.logs.error_file(p.local_rank) for p in self._plans}
+            services = self._services
+            self._memory = WorkerMemory(
+                services.loop, error_files, self.began, services.journal.say
+            )
+        return self._memory
+
+    def span(self) -> tuple[float, float] | None:
+        """Return when workers here have first and last reported a step, on the loop's clock; None
+        if none has, or they have ended.
+        """
+        supervisor = self.supervisor
+        return self.memory.span() if supervisor is not None and not supervisor.has_ended else None
+
+    @property
+    def can_save(self) -> bool:
+        """Whether workers run that have called `relight.worker.should_checkpoint`."""
+        supervisor = self.supervisor
+        return supervisor is not None and supervisor.is_running and self.memory.calls() > 0
+
+    def confirm(self, succeeded: tuple[int, ...]) -> None:
+        """Take the coordinator's confirmation of this generation.
+
+        It has no agreement on a call of `should_checkpoint` under way, or sends its limit next, so
+        workers are held no longer.
+        """
+        self.succeeded_nodes = succeeded
+        if self._memory is not None:
+            self._memory.release()
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether all workers have ended with 0."""
+        supervisor = self.supervisor
+        return supervisor is not None and supervisor.has_ended and not supervisor.core.failed
+
+    def stop_by(self, number: int) -> None:
+        """Stop the workers, because the agent received this signal."""
+        supervisor = self.supervisor
+        if supervisor is None:
+            return
+        supervisor.step(SignalReceived(number))
+        text = f"got {signal_name(number)}: {supervisor.explain()}"
+        if supervisor.is_stopping:
+            text += f", or now by a second {'ctrl-C' if number == signal.SIGINT else 'signal'}"
+        self._services.journal.say(text)
+
+    def kill(self) -> None:
+        """Kill the workers and all processes that they started."""
+        if self.supervisor is not None:
+            for _ in range(2):  # as by a second signal of the user
+                self.supervisor.step(SignalReceived(signal.SIGTERM))
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal that does not stop the job to the workers that have a handler for it."""
+        supervisor, journal = self.supervisor, self._services.journal
+        if supervisor is None:
+            return
+        workers = supervisor.workers
+        ready = workers.catching(supervisor.alive, number, unknown=False)
+        workers.signal(ready, number)
+        if journal.verbose:
+            names = ", ".join(map(str, ready)) or "none, because no worker has a handler for it"
+            journal.say(f"passed {signal_name(number)} on to local ranks: {names}")
+
+    # Starting them.
+
+    def _plan(self, assignment: Assignment) -> WorkerPlan:
+        local_rank, job, services = assignment.local_rank, self._job, self._services
+        command = job.command
+        stdout, stderr = self.logs.open(local_rank, worker_command.prefix(command, assignment))
+        variables = worker_command.variables(
+            command, self.formed.generation, assignment, self.logs.error_file(local_rank)
+        )
+        if services.preload is not None:
+            variables.update(services.preload.variables(local_rank, variables))
+        return WorkerPlan(
+            local_rank=local_rank,
+            argv=worker_command.argv(command, local_rank),
+            variables=variables,
+            stdout=stdout,
+            stderr=stderr,
+            cpus=job.cpus[local_rank] if job.cpus else frozenset(),
+            # A Python script controls its own children (a data loader must not die before the
+            # checkpoint is saved); a shell script would not forward the signal.
+            signal_group=command.spec.no_python,
+        )
+
+    def _start(self) -> Supervisor:
+        services, preload = self._services, self._services.preload
+        first_rank = self.formed.place.first_rank
+        return Supervisor(
+            services.loop,
+            self._plans,
+            range(first_rank, first_rank + len(self._plans)),
+            services.scratch.path,
+            self._job.grace_s,
+            self._on_process,
+            services.fork if preload is None else preload.fork,
+            before_stop=self._before_stop,
+            on_change=services.journal.record,
+        )
+
+    # Their events.
+
+    def _on_process(self, event: ProcessEvent) -> None:
+        journal = self._services.journal
+        journal.record(event)
+        if isinstance(event, WorkersFrozen):
+            journal.say(
+                "no answer from the coordinator: workers are frozen until it answers"
+                if event.frozen
+                else "the coordinator answers again: workers run"
+            )
+        elif isinstance(event, WorkerExited):
+            if self.logs.worker_ended(event.local_rank, failed=bool(event.exitcode)):
+                self._services.loop.call_after(_HELD_S, self.show_tracebacks)
+            self._report_first_failure(event)
+            if not event.exitcode and self._early_alarm.when is None:
+                self._early_alarm.set_after(_FINISHED_S if self._early_exits is None else 0.0)
+
+    def _tell_early_exits(self) -> None:
+        """Print which ranks have finished, if others still run and are not to stop."""
+        supervisor = self.supervisor
+        if supervisor is None or not supervisor.is_running or self.stopped_by is not None:
+            return
+        if supervisor.are_frozen:
+            self._early_alarm.set_after(_FINISHED_S)
+            return
+        from relight.core.group.early_exits import EarlyExits, of_ranks
+
+        self._early_exits = found = self._early_exits or EarlyExits(self.began)
+        rank_of, now = supervisor.workers.ranks, self._services.loop.now()
+        for end in supervisor.ends:
+            if not (end.exitcode or end.asked):
+                found.finish(rank_of[end.local_rank], end.at)
+        running = [rank_of[local_rank] for local_rank in supervisor.alive]
+        if running and found.is_due(now):
+            where = " on this node" if self.formed.place.group_world_size > 1 else ""
+            self._services.journal.say(of_ranks([*found.at], found.ages(now), running, where))
+        self._early_alarm.set(found.deadline())
+
+    def _program_of(self, local_rank: int) -> "Program":
+        """Return what a worker that has printed a traceback does."""
+        from relight.core.diagnosis.printed_traceback import Program
+        from relight.stacks.worker_state import program_of
+
+        supervisor = self.supervisor
+        if supervisor is None or local_rank not in supervisor.workers.pids:
+            return Program.UNSEEN
+        if local_rank not in supervisor.alive:
+            return Program.LEFT
+        return program_of(supervisor.workers.pids[local_rank])
+
+    def _watch(self, supervisor: Supervisor) -> "WorkerWatches":
+        """Return the watches; begin them if that has not been done."""
+        if self._watches is None:
+            from relight.agent.watchdogs import WorkerWatches
+
+            services = self._services
+            self._watches = WorkerWatches(
+                services.loop, services.journal, self._job, self.formed, supervisor,
+                self.logs.size, lambda: self.memory, self._send, self._report_first_failure,
+            )  # fmt: skip
+        return self._watches
+
+    def _report_missing_at_init(self, store: "StorePort | None") -> None:
+        """Print which ranks init_process_group waits for, if any."""
+        from relight.net.missing_at_init import explain
+
+        assert self.supervisor is not None
+        text = explain(self.supervisor.workers, self.formed, store)
+        if text:
+            self._services.journal.say(f"after {format_duration(_INIT_REPORT_S)}, {text}")
+
+    def _watch_store(self, store: "StorePort | None") -> None:
+        """Note when the first worker connects to the store, and when all have, if it is here."""
+        place, number = self.formed.place, self.formed.generation.number
+        if store is None or place.group_rank:
+            return
+        journal, world_size = self._services.journal, place.world_size
+        store.tell_arrivals(
+            world_size, lambda clients: journal.record(StoreReached(number, clients, world_size))
+        )
+
+    def _report_first_failure(self, event: WorkerExited) -> None:
+        supervisor = self.supervisor
+        if not event.exitcode or supervisor is None or self.failure is not None:
+            return
+        if supervisor.ended_unasked(event.local_rank):
+            self._note_failure(event.local_rank, supervisor.exited_at(event.local_rank))
+            reason = f"a worker failed on {self._services.host}"
+            blames_peer = bool(supervisor.workers.doing)
+            self.failure = WorkerFailed(self.formed.generation.id, reason, blames_peer)
+            self._send(self.failure)
+
+    def _note_failure(self, local_rank: int, at: float) -> None:
+        after_s = max(0.0, self._services.loop.now() - at)
+        number = self.formed.generation.number
+        self._services.journal.record(FailureNoticed(number, local_rank, round(after_s, 6)))
+
+    def _before_stop(self, event: WorkerExited) -> None:
+        """Find out where the other workers are, if one has failed because of a peer."""
+        supervisor = self.supervisor
+        if event.exitcode not in _AFTER_ERROR or supervisor is None:
+            return
+        from relight.agent.postmortem import blames_peer
+
+        if blames_peer(self.logs, event.local_rank):
+            from relight.agent import stacks_before_stop
+
+            stacks_before_stop.read(supervisor)
+
+
+def _unwritable(error: OSError, local_rank: int) -> MachineError:
+    hint = "look at `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+    pipe = f"make a pipe for the output of local rank {local_rank}"
+    what = f"write logs to {error.filename}" if error.filename else pipe
+    return MachineError(f"can't {what}: {error.strerror}", hint=hint)

@@ -1,0 +1,542 @@
+"""`relight.run`: `relight run` for programs that embed it, such as frameworks.
+
+    import relight
+    spec = relight.RunSpec("train.py", ["--lr", "0.1"], nproc_per_node=4, max_restarts=3)
+    result = relight.run(spec, on_event=print, timeout_s=3600)
+    if result.exit_code:
+        print(result.cause)
+
+The spec becomes a command line of `relight run`, which this process runs itself, or a child that
+ends with it. In both cases the agent's events tell how the job is; a child sends them through a
+pipe, as pickles between processes of one user.
+"""
+
+import contextlib
+import fcntl
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from relight.agent.start import make_agent
+from relight.api.function import (
+    check_list,
+    check_texts,
+    copy_output,
+    start_agent,
+    time_limit,
+    variables_of_job,
+)
+from relight.base import env as environment
+from relight.base.env import Environment
+from relight.base.errors import (
+    EXIT_HUNG,
+    EXIT_INTERNAL,
+    InternalError,
+    RelightError,
+    UsageError,
+    exit_code_of_signal,
+    mistake,
+    signal_name,
+)
+from relight.base.typed import Any, NamedTuple, NoReturn
+from relight.core.failure import Failure
+from relight.core.group.messages import JobEnded
+from relight.events.event_types import (
+    Ended,
+    Event,
+    Formed,
+    Restarting,
+    SignalReceived,
+    WorkerExited,
+    WorkerStarted,
+)
+from relight.flags.arguments import parse, to_spec
+from relight.host import exit_signals, system
+
+OnEvent = Callable[[Event], None]
+_NOT_IN_PROCESS = ("preload", "keep-warm")
+"""Flags whose processes belong to the agent's own process."""
+
+
+class RunSpec(NamedTuple):
+    """What `relight.run` runs on this node, as users write it; `spec.LaunchSpec` has the checked
+    values of all flags.
+
+    Attributes:
+        script: the script; or a module, or a program.
+        args: its arguments.
+        module: whether `script` is a module, as in `python -m`.
+        nproc_per_node: workers on this node, or a word as for `--nproc-per-node`.
+        min_nodes: least nodes of the job.
+        max_nodes: most nodes; None for `min_nodes`.
+        max_restarts: restarts after failures, or a text such as `3/1h`.
+        rdzv_backend: how several nodes meet, as for `--rdzv-backend`.
+        rdzv_endpoint: where, as for `--rdzv-endpoint`.
+        rdzv_id: the id of the job, the same on all its nodes.
+        env: variables for the workers, in addition to those of this process.
+        flags: more flags of `relight run`, such as `["--tee=3"]`. The PET_ variables of this
+            process are not read.
+    """
+
+    script: str
+    args: Sequence[str] = ()
+    module: bool = False
+    nproc_per_node: int | str = 1
+    min_nodes: int = 1
+    max_nodes: int | None = None
+    max_restarts: int | str = 0
+    rdzv_backend: str = ""
+    rdzv_endpoint: str = ""
+    rdzv_id: str = ""
+    env: Mapping[str, str] = {}
+    flags: Sequence[str] = ()
+
+    def command_line(self) -> list[str]:
+        """Return the arguments of `relight run`."""
+        most = self.min_nodes if self.max_nodes is None else self.max_nodes
+        words = [f"--nnodes={self.min_nodes}:{most}", f"--nproc-per-node={self.nproc_per_node}",
+                 f"--max-restarts={self.max_restarts}"]  # fmt: skip
+        meeting = {"backend": self.rdzv_backend, "endpoint": self.rdzv_endpoint, "id": self.rdzv_id}
+        words += [f"--rdzv-{name}={text}" for name, text in meeting.items() if text]
+        words += [*self.flags, *["-m"] * self.module]
+        return [*words, "--", self.script, *self.args]
+
+
+class RunResult(NamedTuple):
+    """How a job has ended on this node. A job that fails is a result, and no exception.
+
+    Attributes:
+        exit_code: what `relight run` exits with: 0, the root cause's, or one of
+            docs/exit-codes.md; 124 if it was stopped because the time was up.
+        reason: why the job ended, in half a line.
+        exit_codes: of this node's workers in the last generation, by rank; negative for a signal.
+            A worker that had not started has none.
+        restarts: restarts of the job after failures.
+        cause: the worker that was the root cause, on any node; None if no worker was.
+        failures: this node's workers of the last generation that failed or were stopped. Their
+            `when` is the time of day. Their `at` only orders them: it is in seconds before this
+            node reported them to the group, as a negative number; that of `cause` in seconds
+            before the group decided on it.
+        report: the lines of the failure report that people see.
+        timed_out: whether the job was stopped because the time was up.
+    """
+
+    exit_code: int
+    reason: str
+    exit_codes: dict[int, int]
+    restarts: int
+    cause: Failure | None
+    failures: tuple[Failure, ...]
+    report: tuple[str, ...]
+    timed_out: bool
+
+
+def run(
+    spec: RunSpec,
+    *,
+    on_event: OnEvent | None = None,
+    timeout_s: float | None = None,
+    in_process: bool = False,
+) -> RunResult:
+    """Run the workers of this node, and return how the job has ended.
+
+    What workers print appears on this process's `sys.stdout` and `sys.stderr`. Ctrl-C stops all
+    workers, and so does the end of this process, whatever its cause; then KeyboardInterrupt is
+    raised.
+
+    Args:
+        spec: what to run.
+        on_event: called with each event of the job (docs/events.md), in the thread that calls
+            `run`. An exception of it stops the workers, and is raised.
+        timeout_s: seconds until the workers are stopped, at most 2,000,000 (23 days); None or
+            infinity for no limit.
+        in_process: run the agent in this process, which saves the start of a Python; for programs
+            without threads, children or much memory, as the agent forks. Otherwise it is a child.
+            A signal that stops the job is delivered to this process once all workers have ended.
+
+    Raises:
+        UsageError: the spec is wrong; nothing was started.
+        MachineError: this machine can't run the job.
+    """
+    limit_s = time_limit("timeout_s", timeout_s)
+    if on_event is not None and not callable(on_event):
+        raise UsageError(f"on_event={on_event!r}: expected a function of one event, or None")
+    words, variables = _checked(spec)
+    job = _Job(on_event)
+    if in_process:
+        return _run_here(words, variables, job, limit_s)
+    return _run_child(words, variables, job, limit_s)
+
+
+def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the environment; refuse what the parser refuses."""
+    if not isinstance(spec, RunSpec):
+        raise UsageError(
+            f"relight.run takes a RunSpec, and not {spec!r}",
+            hint="relight.run(relight.RunSpec('train.py', nproc_per_node=4)); relight.launch is "
+            "for functions",
+        )
+    check_texts(spec.flags, spec.env)
+    check_list("args", spec.args)
+    if not isinstance(spec.script, str):
+        raise UsageError(f"script={spec.script!r}: expected a text", hint=f"'{spec.script}'")
+    if not isinstance(spec.module, bool):
+        raise UsageError(f"module={spec.module!r}: expected True or False")
+    variables = {**variables_of_job(), **spec.env}
+    words = spec.command_line()
+    parsed = parse(words, Environment(variables))
+    if parsed.command != (spec.script, *spec.args):
+        raise UsageError(
+            f"flags={[*spec.flags]!r}: {parsed.command[0]!r} is no flag",
+            hint="the script is given as script, and its arguments as args",
+        )
+    to_spec(parsed)
+    return words, variables
+
+
+class _Job:
+    """What the events of a job tell of it.
+
+    Args:
+        on_event: the user's function.
+    """
+
+    def __init__(self, on_event: OnEvent | None) -> None:
+        self._on_event = on_event
+        self._ranks: dict[int, int] = {}
+        self._exit_codes: dict[int, int] = {}
+        self._restarts = 0
+        self._reason = ""
+        self.exit_code: int | None = None
+        """What the agent has said that it ends with; None if it has not."""
+        self._end: JobEnded | None = None
+        self._failures: tuple[Failure, ...] = ()
+
+    def take(self, event: Event) -> None:
+        """Take an event, and pass it to the user."""
+        match event:
+            case Formed():
+                self._ranks, self._exit_codes = {}, {}
+            case WorkerStarted():
+                self._ranks[event.local_rank] = event.rank
+            case WorkerExited() if event.local_rank in self._ranks:
+                self._exit_codes[self._ranks[event.local_rank]] = event.exitcode
+            case Restarting():
+                self._restarts = event.restart
+            case Ended():
+                self._reason, self.exit_code = event.reason, event.exit_code
+        if self._on_event is not None:
+            self._on_event(event)
+
+    def take_end(self, end: JobEnded | None, failures: tuple[Failure, ...]) -> None:
+        """Take what the agent knows of the end."""
+        self._end, self._failures = end, failures
+
+    def result(self, exit_code: int, reason: str, stopped_after_s: float | None) -> RunResult:
+        """Return the result.
+
+        Args:
+            exit_code: of the agent.
+            reason: why it ended, if it has not told that itself.
+            stopped_after_s: after which time it was told to stop; None if it was not.
+        """
+        end = self._end
+        timed_out = stopped_after_s is not None and exit_code != 0
+        own = self._reason or reason
+        return RunResult(
+            exit_code=EXIT_HUNG if timed_out else exit_code,
+            reason=f"stopped after {stopped_after_s:g} s (timeout_s)" if timed_out else own,
+            exit_codes=dict(sorted(self._exit_codes.items())),
+            restarts=self._restarts,
+            cause=end.root if end is not None else None,
+            failures=self._failures,
+            report=end.report if end is not None else (),
+            timed_out=timed_out,
+        )
+
+
+# As a child.
+
+
+class _JobEnd(NamedTuple):
+    """The child's last message: how the job has ended, and the failures of this node's workers."""
+
+    end: JobEnded | None
+    failures: tuple[Failure, ...]
+
+
+def _run_child(
+    words: Sequence[str], variables: Mapping[str, str], job: _Job, timeout_s: float | None
+) -> RunResult:
+    agent, messages, readers = _start_child(words, variables)
+    ends_at = None if timeout_s is None else time.monotonic() + timeout_s
+    stopped_after_s = refusal = None
+    try:
+        while True:
+            left = None if ends_at is None else max(0.0, ends_at - time.monotonic())
+            try:
+                message = messages.get(timeout=left)
+            except queue.Empty:
+                stopped_after_s, ends_at = timeout_s, None
+                agent.terminate()
+                continue
+            if message is None:
+                break
+            if isinstance(message, RelightError):
+                refusal = message
+            elif isinstance(message, _JobEnd):
+                job.take_end(*message)
+            else:
+                job.take(message)
+        agent.wait()
+    except BaseException:
+        _stop(agent)
+        raise
+    finally:
+        for reader in readers:
+            reader.join()
+    if refusal is not None:
+        raise refusal
+    return job.result(*_how_it_ended(agent, job.exit_code), stopped_after_s)
+
+
+def _start_child(
+    words: Sequence[str], variables: Mapping[str, str]
+) -> "tuple[subprocess.Popen[bytes], queue.SimpleQueue[Any], list[threading.Thread]]":
+    """Start an agent; return it, its messages with None at their end, and the threads that read
+    its messages and its output.
+    """
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    output = _output()
+    # stdout of this process may be closed, and its number is not to be used for something else.
+    read, tell = (_above_standard(fd) for fd in os.pipe())
+    try:
+        command = [sys.executable, "-m", "relight", "run", *words]
+        agent = start_agent(command, variables, output, tell=tell)
+    except BaseException:
+        os.close(read)
+        raise
+    finally:
+        os.close(tell)
+    readers = [threading.Thread(target=_receive, args=(read, messages), daemon=True)]
+    for source, name in ((agent.stdout, "stdout"), (agent.stderr, "stderr")):
+        if source is not None:
+            readers.append(threading.Thread(target=copy_output, args=(source, name), daemon=True))
+    for reader in readers:
+        reader.start()
+    return agent, messages, readers
+
+
+def _output() -> int | None:
+    """Return where an agent writes: to this process's stdout and stderr, or to pipes if Python
+    code shows them elsewhere, as a notebook does.
+    """
+    streams = sys.stdout, sys.stderr
+    if None in streams or not all(map(_is_open, (1, 2))):
+        return subprocess.DEVNULL
+    if streams != (sys.__stdout__, sys.__stderr__):
+        return subprocess.PIPE
+    _flush()
+    return None
+
+
+def _above_standard(fd: int) -> int:
+    """Move a descriptor above those of stdin, stdout and stderr."""
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _flush() -> None:
+    """Write what this process has printed, before others print."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+def _receive(fd: int, messages: "queue.SimpleQueue[Any]") -> None:
+    """Read the child's messages. The agent never waits for the user's function: this thread does
+    nothing else.
+    """
+    with open(fd, "rb") as source:
+        while True:
+            try:
+                messages.put(pickle.load(source))  # noqa: S301  # written by our own child
+            except (EOFError, pickle.UnpicklingError):  # it has ended, or was killed
+                break
+    messages.put(None)
+
+
+def _stop(agent: "subprocess.Popen[bytes]") -> None:
+    """End an agent and its workers; a further Ctrl-C, or another signal whose handler raises, kills
+    them now.
+    """
+    while agent.poll() is None:
+        agent.terminate()
+        try:
+            agent.wait()
+        except BaseException:  # noqa: S112  # the first exception is raised
+            continue
+
+
+def _how_it_ended(agent: "subprocess.Popen[bytes]", told: int | None) -> tuple[int, str]:
+    """Return an agent's exit code, and how it ended.
+
+    For subprocess, a child whose status is lost has ended with 0: this program may ignore SIGCHLD,
+    or reap all children. So 0 counts only if the agent has said so.
+    """
+    code = agent.returncode
+    if code == 0 and told is None:
+        how = f"how the agent (pid {agent.pid}) ended is not known, as this program handles SIGCHLD"
+        return EXIT_INTERNAL, how
+    code = code or told or 0
+    if code < 0:
+        how = f"the agent (pid {agent.pid}) was killed by {signal_name(-code)}"
+        return exit_code_of_signal(-code), how
+    return code, f"the agent (pid {agent.pid}) ended with exit code {code}"
+
+
+def entry(fd: int) -> NoReturn:
+    """Run the child: `relight run` with this process's arguments.
+
+    Args:
+        fd: where it writes its messages.
+    """
+    exit_signals.exit_on_signals()
+    os.set_inheritable(fd, False)
+
+    def tell(message: object) -> None:
+        data = memoryview(pickle.dumps(message))
+        with contextlib.suppress(OSError):  # the parent is gone, and this process will be
+            while data:
+                data = data[os.write(fd, data) :]
+
+    def tell_event(event: Event) -> None:
+        tell(event)
+        if isinstance(event, Ended):
+            tell(_JobEnd(agent.node.end, agent.node.failures))
+
+    code = EXIT_INTERNAL
+    try:
+        env = environment.read()
+        parsed = parse(sys.argv[2:], env)
+        agent = make_agent(to_spec(parsed), parsed.given, env)
+        agent.journal.listeners.append(lambda recorded: tell_event(recorded.event))
+        code = agent.run()
+    except RelightError as error:
+        tell(error)
+        code = error.exit_code
+    except Exception as error:
+        tell(_bug(error))
+    exit_signals.quick_exit(code)
+
+
+def _bug(error: Exception) -> InternalError:
+    hint = "please report these lines and what was run"
+    return InternalError(f"internal error in relight (a bug): {mistake(error)}", hint=hint)
+
+
+# In this process.
+
+
+def _run_here(
+    words: Sequence[str], variables: Mapping[str, str], job: _Job, timeout_s: float | None
+) -> RunResult:
+    env = Environment(variables)
+    parsed = parse(list(words), env)
+    _check_process(parsed.given)
+    raised: list[BaseException] = []
+    received: list[int] = []
+    stopped_after_s = None
+
+    def take(event: Event) -> None:
+        if isinstance(event, SignalReceived):
+            received.append(event.number)
+        if isinstance(event, Ended):
+            job.take_end(agent.node.end, agent.node.failures)
+        try:
+            job.take(event)
+        except BaseException as error:
+            if not raised:
+                agent.loop.call_after(0, agent.interruption.stop)
+            raised.append(error)
+
+    def stop() -> None:
+        nonlocal stopped_after_s
+        stopped_after_s = timeout_s
+        agent.interruption.stop()
+
+    with _as_before():
+        agent = make_agent(to_spec(parsed), parsed.given, env)
+        agent.journal.listeners.append(lambda recorded: take(recorded.event))
+        if timeout_s is not None:
+            agent.loop.call_after(timeout_s, stop)
+        exit_code = agent.run(keeps_process=True)
+    if raised:
+        raise raised[0]
+    if received and agent.interruption.signals:
+        signal.raise_signal(received[0])
+    return job.result(exit_code, "", stopped_after_s)
+
+
+def _check_process(given: Collection[str]) -> None:
+    """Check that an agent may run in this process.
+
+    Raises:
+        UsageError: it may not.
+    """
+    system.require_linux("in_process=True")
+    from relight.host import linux
+
+    found = [name for name in _NOT_IN_PROCESS if name in given]
+    why = ""
+    if threading.current_thread() is not threading.main_thread():
+        why = "only the main thread gets signals"
+    elif threading.active_count() > 1:
+        names = [each.name for each in threading.enumerate()[1:]]
+        why = f"this program has threads ({', '.join(names[:3])}), and the agent forks"
+    elif not all(map(_is_open, (0, 1, 2))):
+        why = "stdin, stdout or stderr of this program is closed"
+    elif linux.children():
+        why = "this program has child processes, which the agent may take for workers"
+    elif found:
+        why = f"the process of --{found[0]} needs an agent of its own"
+    if why:
+        raise UsageError(f"in_process=True: {why}", hint="without it, the agent is a child")
+
+
+@contextlib.contextmanager
+def _as_before() -> Iterator[None]:
+    """Restore at the end what an agent changes in its process."""
+    import resource
+
+    from relight.host import linux
+
+    _flush()
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    wakeup_fd = signal.set_wakeup_fd(-1)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    subreaper = linux.is_subreaper()
+    try:
+        yield
+    finally:
+        linux.become_subreaper(subreaper)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        signal.set_wakeup_fd(wakeup_fd)
+        for number, handler in handlers.items():
+            if handler is not None and signal.getsignal(number) != handler:
+                signal.signal(number, handler)

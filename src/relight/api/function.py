@@ -1,0 +1,425 @@
+"""`relight.launch`: a function on every worker, from a script or a notebook.
+
+    import relight
+    losses = relight.launch(train, 0.1, epochs=3, nproc_per_node=4)
+
+It runs `relight run` in a separate process, with the same guarantees: restarts, failure reports,
+nothing left behind. The function and its arguments travel as a pickle.
+"""
+
+import contextlib
+import inspect
+import os
+import pickle
+import secrets
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
+from typing import Any, TypeVar
+
+from relight.api.function_results import LaunchRefusal, collect
+from relight.api.function_results import RemoteTraceback as RemoteTraceback
+from relight.base import env as environment
+from relight.base.errors import MachineError, UsageError
+from relight.base.text import closest_match, did_you_mean
+from relight.base.values import MOST_SECONDS, parse_nproc, whole
+from relight.host import scratch
+from relight.host.files import remove_tree
+from relight.net.ports import bind
+from relight.rendezvous.config import TOKEN
+from relight.worker import call, cells, main_module
+
+R = TypeVar("R")
+WORKER = "relight.worker.call"
+"""The module that calls the function in a worker."""
+_SIMILAR = 0.85
+"""Similarity from which a keyword counts as a misspelt one of ours, if the function takes any."""
+
+
+def launch(
+    function: Callable[..., R],
+    *args: Any,
+    nproc_per_node: int | str = 1,
+    nnodes: int | str = 1,
+    max_restarts: int = 0,
+    env: Mapping[str, str] | None = None,
+    flags: Sequence[str] = (),
+    hosts: Sequence[str] = (),
+    ssh: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> list[R]:
+    """Call `function(*args, **kwargs)` on every worker and return the results by rank.
+
+    In a worker, RANK, WORLD_SIZE, MASTER_ADDR and the rest are set as `relight run` sets them. What
+    workers print appears on this process's `sys.stdout` and `sys.stderr`. Ctrl-C stops all workers,
+    and so does the end of this process, whatever its cause.
+
+    Args:
+        function: what to call. With cloudpickle installed, any function. Without it, one that is
+            defined in a module or in the script itself, which workers then import; `launch` must be
+            called below `if __name__ == "__main__":`, as with multiprocessing.
+        args: passed to the function.
+        nproc_per_node: workers per node, or a word as for `--nproc-per-node`.
+        nnodes: agents, all on this machine; with `hosts`, their number. The number is fixed.
+        max_restarts: restarts of the job after failures.
+        env: variables for the workers, in addition to those of this process.
+        flags: more flags of `relight run`.
+        hosts: where to start one agent each over ssh: `node1`, `user@node2:2222`. Workers there
+            have the environment of their host and `env`; modules that the function needs must be
+            installed there. Use only hosts that you trust: results come back as pickles.
+        ssh: options of the ssh scheduler, by name (`relight schedulers ssh`).
+        kwargs: passed to the function. Unknown names are refused, and so are names similar to the
+            parameters above; to pass such a name, use `functools.partial(function, name=…)`.
+
+    Returns:
+        What each rank returned, in rank order.
+
+    Raises:
+        Exception: the exception that the function raised on the rank that failed first, with its
+            traceback as the cause.
+        WorkersFailedError: a worker failed in another way, such as by a signal, or exited with 0
+            before the function returned.
+        UsageError: an argument is wrong, or can't be pickled; nothing was started.
+    """
+    __tracebackhide__ = True  # IPython and pytest then show the caller's own line
+    main_module.refuse_while_importing()
+    check_call(function, args, kwargs)
+    nodes = _number("nnodes", nnodes, least=1)
+    _number("max_restarts", max_restarts, least=0)
+    try:
+        parse_nproc(str(nproc_per_node))
+    except ValueError as error:
+        raise UsageError(f"nproc_per_node={nproc_per_node!r}: {error}") from None
+    check_texts(flags, {} if env is None else env)
+    check_list("hosts", hosts)
+    if ssh is not None and not isinstance(ssh, Mapping):
+        raise UsageError(f"ssh={ssh!r}: expected options by name", hint="relight schedulers ssh")
+    if hosts and nodes not in (1, len(hosts)):
+        raise UsageError(f"nnodes={nodes}, and there are {len(hosts)} hosts: one node each")
+    if ssh and not hosts:
+        raise UsageError("ssh has no effect without hosts")
+    variables = {**variables_of_job(), **(env or {})}
+    if nodes > 1:  # keeps other users of this machine out of the job
+        variables.setdefault(TOKEN, secrets.token_hex(16))
+    packed = pack(function, args, kwargs, hosts)
+    with job_directory() as directory:
+        put(packed, directory)
+        asked = [f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
+        refusal = LaunchRefusal(directory)
+        if hosts:
+            from relight.api import function_hosts
+
+            words = [*asked, *flags]
+            exit_codes = function_hosts.run(directory, words, hosts, env or {}, ssh or {})
+        else:
+            program = [sys.executable, "-m", "relight", "run"]
+            worker = ["-m", WORKER, directory]
+            warm = warm_flags(flags, variables)
+            command = [*program, *asked, *_meeting(nodes), *warm, *flags, *worker]
+            exit_codes = _run([command] * nodes, variables, refusal)
+        return collect(directory, name_of(function), exit_codes, refusal)
+
+
+def pack(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    hosts: Sequence[str] = (),
+) -> bytes:
+    """Return a call as workers take it.
+
+    Raises:
+        UsageError: it can't be sent to them.
+    """
+    try:
+        payload, sources = _dumps((function, args, kwargs))
+        check = main_module.Unpickler(payload)
+        check.load()
+    except Exception as error:
+        raise UsageError(
+            f"{name_of(function)} and its arguments can't be sent to workers: {error}",
+            hint="pip install cloudpickle for functions that no module has; open files, locks and "
+            "sockets can't be sent",
+        ) from None
+    script = _script(check.of_main, hosts) if check.of_main else None
+    return pickle.dumps((bool(hosts), sys.path, script, payload, sources))
+
+
+def _dumps(value: Any) -> tuple[bytes, cells.Sources]:
+    try:
+        return cells.dumps(value)
+    except ImportError:  # without cloudpickle
+        return call.dumps(value), {}
+
+
+def put(packed: bytes, directory: str) -> None:
+    """Put a call where the workers of a job find it."""
+    with open(os.path.join(directory, "call.pickle"), "wb") as file:
+        file.write(packed)
+
+
+def variables_of_job() -> dict[str, str]:
+    """Return the variables of this process for a job that it starts, without those that an outer
+    job has set, if this process is its worker.
+    """
+    variables = environment.read().variables
+    outer = ("PET_", "TORCHELASTIC_")
+    return {name: text for name, text in variables.items() if not name.startswith(outer)}
+
+
+@contextlib.contextmanager
+def job_directory() -> Iterator[str]:
+    """Make a directory for what a job is given and leaves; remove it at the end."""
+    try:
+        path, lock = scratch.make(tempfile.gettempdir())
+    except OSError as error:
+        raise MachineError(f"can't make a directory: {error}") from None
+    try:
+        directory = os.path.join(path, "call")  # without the lock: ssh copies it all
+        os.mkdir(directory, 0o700)
+        yield directory
+    finally:
+        remove_tree(path)
+        os.close(lock)
+
+
+def _script(name: str, hosts: Sequence[str]) -> main_module.MainModule:
+    """Return what workers import in place of `__main__` to find its definitions."""
+    found = main_module.of_this_process()
+    if hosts:
+        why = "which workers on other hosts can't import"
+    elif found is None:
+        why = "which workers can't import: it has no file (python -c, stdin, a notebook)"
+    else:
+        return found
+    raise UsageError(
+        f"{name} is defined in __main__, {why}",
+        hint="pip install cloudpickle, or put it into a module",
+    )
+
+
+def check_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Check that a function takes these arguments, as far as its signature tells.
+
+    Raises:
+        UsageError: it does not, or a name is similar to a parameter of `launch`.
+    """
+    if not callable(function):
+        raise UsageError(
+            f"{function!r} can't be called: relight.launch takes a function",
+            hint="a script is started by `relight run`",
+        )
+    name = name_of(function)
+    try:
+        # A function wrapped by a decorator may take other arguments than the decorator does.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # some functions of extension modules have none
+        signature = inspect.signature(lambda *_, **__: None)
+    known = {p.name for p in signature.parameters.values() if p.kind in _BY_NAME}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for word in kwargs:
+        if word in known:
+            continue
+        if not takes_any:
+            raise UsageError(f"{name} takes no {word}", hint=_keyword_hint(word))
+        if meant := closest_match(word, _LAUNCH_PARAMETERS, cutoff=_SIMILAR):
+            raise UsageError(
+                f"{word} would go to {name}",
+                hint=f"did you mean {meant}? If not: functools.partial({name}, {word}=…)",
+            )
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def _keyword_hint(word: str) -> str:
+    """Return a hint for a keyword that the function does not take."""
+    from relight.flags.spec import FLAGS
+
+    if word in {flag.field for flag in FLAGS}:
+        return f"pass flags of relight run as flags=['--{word.replace('_', '-')}=…']"
+    return did_you_mean(
+        word, _LAUNCH_PARAMETERS, f"relight.launch takes: {', '.join(_LAUNCH_PARAMETERS)}"
+    )
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function, for people."""
+    return str(getattr(function, "__qualname__", function)).rpartition("<locals>.")[2]
+
+
+def _number(name: str, value: int | str, *, least: int) -> int:
+    if isinstance(value, str) and ":" in value:
+        raise UsageError(
+            f"{name}={value!r}: relight.launch starts a fixed number of agents",
+            hint="relight run --nnodes=MIN:MAX is for jobs that grow and shrink",
+        )
+    number = whole(value.strip()) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise UsageError(f"{name}={value!r}: expected a number")
+    if number < least:
+        raise UsageError(f"{name}={value!r}: it must be at least {least}")
+    return number
+
+
+def check_texts(flags: Sequence[str], env: Mapping[str, str]) -> None:
+    """Check that flags are a list of texts, and variables texts by name.
+
+    Raises:
+        UsageError: they are not.
+    """
+    check_list("flags", flags)
+    if not isinstance(env, Mapping):
+        raise UsageError(f"env={env!r}: expected texts by name", hint="env={'NAME': 'text'}")
+    for name, value in env.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise UsageError(f"env: {name!r} is no name of a variable", hint="env={'NAME': 'text'}")
+        if not isinstance(value, str):
+            raise UsageError(f"env: {name}={value!r}: expected a text", hint=f"'{value}'")
+        if "\0" in value:
+            raise UsageError(f"env: {name}={value!r}: a variable has no null character")
+
+
+def check_list(name: str, value: Any) -> None:
+    """Check that an argument is a list of texts.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if isinstance(value, str):
+        words = value.replace(",", " ").split() if name == "hosts" else value.split()
+        raise UsageError(f"{name}={value!r}: expected a list", hint=f"{name}={words!r}")
+    if not isinstance(value, Sequence):
+        raise UsageError(f"{name}={value!r}: expected a list of texts")
+    for word in value:
+        if not isinstance(word, str):
+            raise UsageError(f"{name}={value!r}: {word!r} is no text", hint=f"'{word}'")
+
+
+def time_limit(name: str, value: Any) -> float | None:
+    """Return a time limit in seconds; None for none, which an infinite one is as well.
+
+    Raises:
+        UsageError: it is not above 0, longer than 23 days, or no number.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if value is None or (is_number and value == float("inf")):
+        return None
+    if not is_number or not 0 < value <= MOST_SECONDS:
+        raise UsageError(
+            f"{name}={value!r}: expected seconds, above 0 and at most {MOST_SECONDS:.0f}",
+            hint=f"{name}=None is no limit",
+        )
+    return float(value)
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_LAUNCH_PARAMETERS = tuple(p.name for p in inspect.signature(launch).parameters.values()
+             if p.kind is inspect.Parameter.KEYWORD_ONLY)  # fmt: skip
+"""Keyword parameters of `launch`, which are not passed to the function."""
+
+
+def warm_flags(flags: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    """Return the flags that keep, for the next call, what workers import, as long as this process
+    runs; none if the caller says something about it, or where there are no warm processes.
+    """
+    names = [flag.lstrip("-").replace("_", "-").partition("=")[0] for flag in flags]
+    is_said = any(variables.get(name) for name in ("RELIGHT_PRELOAD", "RELIGHT_KEEP_WARM"))
+    if is_said or {"preload", "keep-warm"} & set(names):
+        return []
+    if sys.platform != "linux" or environment.host() == "portable":
+        return []
+    return [f"--keep-warm=while:{os.getpid()}"]
+
+
+def _meeting(nnodes: int) -> list[str]:
+    if nnodes == 1:
+        return ["--standalone"]
+    with bind("127.0.0.1", 0) as sock:
+        port = sock.getsockname()[1]
+    return [f"--nnodes={nnodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
+            f"--rdzv-id=launch-{os.getpid()}"]  # fmt: skip
+
+
+def _run(
+    commands: Sequence[Sequence[str]], variables: Mapping[str, str], refusal: LaunchRefusal
+) -> list[int]:
+    """Run agents to their end; show what they print; return their exit codes."""
+    agents: list[subprocess.Popen[bytes]] = []
+    readers: list[threading.Thread] = []
+    try:
+        for command in commands:
+            agents.append(start_agent(command, variables))
+            for source, name in ((agents[-1].stdout, "stdout"), (agents[-1].stderr, "stderr")):
+                readers.append(
+                    threading.Thread(target=copy_output, args=(source, name, refusal), daemon=True)
+                )
+                readers[-1].start()
+        return [agent.wait() for agent in agents]
+    finally:
+        for agent in agents:
+            if agent.poll() is None:
+                agent.terminate()
+        for agent in agents:
+            agent.wait()
+        for reader in readers:
+            reader.join()
+
+
+def start_agent(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    output: Any = subprocess.PIPE,
+    *,
+    tell: int | None = None,
+) -> "subprocess.Popen[bytes]":
+    """Start `python -m relight run …` so that it ends with this process.
+
+    Args:
+        command: that command line.
+        variables: its environment.
+        output: where its stdout and stderr go, as in subprocess; None: to those of this process.
+        tell: a descriptor to which it writes what happens (`relight.api.embedding`); None: not at
+        all.
+    """
+    entry = "entry()" if tell is None else f"from relight import embedding; embedding.entry({tell})"
+    guard = ("-c", _GUARD.format(parent=os.getpid(), entry=entry))
+    return subprocess.Popen(
+        [command[0], *guard, *command[1:]],
+        env=dict(variables),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=() if tell is None else (tell,),
+        start_new_session=True,  # this process forwards Ctrl-C, once
+    )
+
+
+_GUARD = """
+import signal, sys
+from relight.host import system
+if not system.end_with_parent({parent}, signal.SIGTERM):
+    sys.exit(143)
+sys.argv[:] = ["relight", *sys.argv[3:]]
+from relight.__main__ import entry
+{entry}
+"""
+"""Ends an agent with this process. It is not done after the fork: threads may have held locks."""
+
+
+def copy_output(source: Any, name: str, refusal: LaunchRefusal | None = None) -> None:
+    """Copy output to the current `sys` stream: in a notebook, that of the running cell."""
+    with source:
+        for line in source:
+            if name == "stderr" and refusal and refusal.takes(line.decode(errors="replace")):
+                continue
+            stream = getattr(sys, name)
+            with contextlib.suppress(OSError, ValueError):  # closed, or it fails: the job goes on
+                stream.write(line.decode(errors="replace"))
+                stream.flush()

@@ -1,0 +1,142 @@
+"""`relight.launch` on other hosts: a job of the ssh scheduler whose workers call the function.
+
+The call travels as the job's workspace. When the agent of a host has exited, the process around it
+(`main`) prints the workers' results in lines that begin with a secret random word; `_copy_output`
+takes them out of the output.
+"""
+
+import base64
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from relight.job import macros
+from relight.job.app import AppDef, Role
+from relight.job.handles import Handle
+from relight.job.lookup import find_job
+from relight.runner.runner import Runner
+from relight.worker import call
+
+_PART_BYTES = 30_000
+_STREAMS = ("stdout", "stderr")
+_PORTS = range(20000, 30000)
+_ROLE = "launch"
+
+
+def run(
+    directory: str,
+    flags: Sequence[str],
+    hosts: Sequence[str],
+    variables: Mapping[str, str],
+    cfg: Mapping[str, Any],
+) -> list[int]:
+    """Call the function pickled in `directory` on workers of other hosts; store their results
+    there.
+
+    Args:
+        directory: has `call.pickle`.
+        flags: of `relight run`.
+        hosts: one agent each.
+        variables: for the workers.
+        cfg: more options of the ssh scheduler.
+
+    Returns:
+        The exit code of each host's agent. Results of a host's workers are in a directory for that
+        host: a rank may have been on two hosts, one after the other.
+
+    Raises:
+        RelightError: a host can't do its part; nothing was started.
+    """
+    word = secrets.token_hex(8)
+    port = secrets.choice(_PORTS)
+    meeting = ["--rdzv-backend=c10d", f'--rdzv-endpoint="$RELIGHT_RANK0_HOST:{port}"',
+               f"--rdzv-id={macros.app_id}", f"--nnodes={len(hosts)}"]  # fmt: skip
+    command = f'exec "$RELIGHT_PYTHON" -m {__name__} {word} "$@" ' + " ".join(meeting)
+    role = Role(
+        name=_ROLE,
+        image="",
+        entrypoint="sh",
+        args=("-c", command, "sh", *flags),
+        env=dict(variables),
+        num_replicas=len(hosts),
+    )
+    options = {**cfg, "hosts": list(hosts), "workspace": directory}
+    with Runner() as runner:
+        handle = find_job(runner.submit(AppDef(_ROLE, (role,)), scheduler="ssh", cfg=options))
+        try:
+            readers = [
+                threading.Thread(
+                    target=_copy_output, args=(runner, handle, replica, stream, word, directory)
+                )
+                for replica in range(len(hosts))
+                for stream in _STREAMS
+            ]
+            for reader in readers:
+                reader.start()
+            found = runner.wait(handle)
+            for reader in readers:
+                reader.join()
+        finally:
+            runner.delete(handle)
+    return [each.exitcode or 0 for each in found.replicas] if found.exitcode else [0]
+
+
+def _copy_output(
+    runner: Runner, handle: Handle, replica: int, stream: str, word: str, directory: str
+) -> None:
+    """Copy a replica's output to this process's, without the lines that hold results."""
+    for line in runner.log_lines(handle, _ROLE, replica, follow=True, stream=stream):
+        printed, ours, kept = line.partition(word)
+        if not ours:
+            printed += "\n"
+        else:
+            name, _, text = kept.strip().partition(" ")
+            append_result(os.path.join(directory, str(replica)), name, text)
+        if printed:
+            out = getattr(sys, stream)
+            out.write(printed)
+            out.flush()
+
+
+def append_result(directory: str, name: str, text: str) -> None:
+    """Append to a worker's result file; ignore what no worker can have written."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError:
+        data = b""
+    if not call.is_result_file(name) or not data:
+        sys.stderr.write(f"relight: note: ignored {name[:80]!r} from a host: it is not a result\n")
+        return
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    with open(os.path.join(directory, name), "ab") as file:
+        file.write(data)
+
+
+def main(word: str, flags: Sequence[str]) -> int:
+    """Run an agent on this host, then print its workers' results; return its exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # the agent gets the signal too
+    here = os.getcwd()
+    # The directory can't be an argument: all hosts of a job have the same arguments.
+    script = ["-m", "relight.api.function_hosts"]
+    command = [sys.executable, "-m", "relight", "run", *flags, *script]
+    code = subprocess.run(command, check=False).returncode
+    for name in sorted(os.listdir(here)):
+        if call.is_result_file(name):
+            with open(os.path.join(here, name), "rb") as file:
+                while part := file.read(_PART_BYTES):
+                    sys.stdout.write(f"{word} {name} {base64.b64encode(part).decode()}\n")
+    sys.stdout.flush()
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:  # a worker
+        call.main(os.getcwd())
+        sys.exit()
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

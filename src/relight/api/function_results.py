@@ -1,0 +1,168 @@
+"""Collects the results that the workers of `relight.launch` have saved, or the error to raise."""
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from relight.base.errors import RelightError, UsageError, WorkersFailedError
+from relight.worker import call
+from relight.worker.main_module import Unpickler
+
+
+class RemoteTraceback(Exception):  # noqa: N818  # as multiprocessing calls it
+    """The cause of an exception raised in a worker; `str()` is the full traceback."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class LaunchRefusal:
+    """What `relight run` says when it starts no worker: its error, and the hint in the next line.
+
+    Args:
+        directory: where workers save their results.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.message = ""
+        self.hint = ""
+        self._directory = directory
+
+    def takes(self, line: str) -> bool:
+        """Return whether this stderr line is the refusal message, which goes into the exception."""
+        error, hint = "relight: error: ", "hint: "
+        if line.startswith(error) and not _any_worker_began(self._directory):
+            self.message = line.removeprefix(error).strip()
+            return True
+        if line.startswith(hint) and self.message:
+            self.hint = line.removeprefix(hint).strip()
+            return True
+        return False
+
+
+def collect(
+    directory: str, name: str, exit_codes: Sequence[int], refusal: LaunchRefusal
+) -> list[Any]:
+    """Return what each rank of the last attempt has returned, in the order of ranks.
+
+    Args:
+        directory: where the workers have saved it, below a directory for each of other hosts.
+        name: of the function.
+        exit_codes: of the agents.
+        refusal: what they have said when they started nothing.
+
+    Raises:
+        Exception: what was raised on the rank that failed first.
+        WorkersFailedError: a worker failed otherwise, or ended before the function returned.
+        UsageError: a flag was wrong.
+    """
+    __tracebackhide__ = True  # IPython and pytest then show the caller's own line
+    if any(exit_codes):
+        raise _failure(directory, exit_codes, refusal)
+    last = _last_attempt(directory, name)
+    found = returned(directory, name)
+    missing = [rank for rank in range(last.world_size) if rank not in found]
+    errors = [error for _, (*_, error, _) in _saved(directory, call.ERROR)] if missing else []
+    if not all(map(is_exit_with_0, errors)):  # the agents' exit codes are lost: SIGCHLD is ignored
+        raise _failure(directory, exit_codes, refusal)
+    if missing:
+        *some, one = map(str, missing)
+        ranks = f"ranks {', '.join(some)} and {one}" if some else f"rank {one}"
+        error = WorkersFailedError(
+            f"{ranks} ended with 0 before {name} returned",
+            hint="look for exit(0) in it: each rank has to return, or to raise",
+        )
+        texts = [text for (rank, (*_, text)) in _saved(directory, call.ERROR) if rank in missing]
+        raise error from RemoteTraceback(texts[0]) if texts else None
+    return [found[rank] for rank in range(last.world_size)]
+
+
+def returned(directory: str, name: str) -> dict[int, Any]:
+    """Return what ranks of the last attempt have returned, by rank; without those that have not.
+
+    Raises:
+        WorkersFailedError: no rank reached the function.
+    """
+    last = _last_attempt(directory, name)
+    saved = _saved(directory, call.RESULT)
+    return {rank: value for rank, (attempt, value) in saved if attempt == last.attempt}
+
+
+class Raised(NamedTuple):
+    """What the function raised on a rank: the exception, None if it can't be pickled, its full
+    traceback, and when, in seconds since 1970.
+    """
+
+    error: BaseException | None
+    text: str
+    time: float
+
+
+def raised(directory: str) -> dict[int, Raised]:
+    """Return what the function raised on ranks of the last attempt, by rank."""
+    last = _last_begun(directory)
+    saved = _saved(directory, call.ERROR)
+    return {
+        rank: Raised(error, text, when)
+        for rank, (attempt, when, error, text) in saved
+        if last is not None and attempt == last.attempt
+    }
+
+
+def _last_attempt(directory: str, name: str) -> call.Begun:
+    last = _last_begun(directory)
+    if last is None:
+        raise WorkersFailedError(f"no worker reached {name}; see the workers' output")
+    return last
+
+
+def _last_begun(directory: str) -> call.Begun | None:
+    return max((call.Begun(*each) for _, each in _saved(directory, call.BEGUN)), default=None)
+
+
+def _any_worker_began(directory: str) -> bool:
+    return any(_saved(directory, call.BEGUN))
+
+
+def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) -> BaseException:
+    """Return what to raise for a job that has failed."""
+    errors = [(-kept[0][0], rank, *kept[1:]) for rank, kept in _saved(directory, call.ERROR)]
+    failed = [each for each in errors if not is_exit_with_0(each[3])]
+    if not failed:
+        code = next(code for code in exit_codes if code)
+        if code == UsageError.exit_code and refusal.message and not _any_worker_began(directory):
+            return UsageError(refusal.message, hint=refusal.hint)
+        why = refusal.message or "see its output"
+        return WorkersFailedError(
+            f"relight run ended with exit code {code}; {why}", hint=refusal.hint
+        )
+    _, rank, _, kept, text = min(failed, key=lambda each: (each[0], each[2]))
+    if isinstance(kept, Exception):
+        error = kept
+    else:  # it can't be pickled, or would end the caller: SystemExit, KeyboardInterrupt
+        error = WorkersFailedError(f"rank {rank} raised {text.strip().splitlines()[-1]}")
+    if text:  # empty if the message is complete
+        error.__cause__ = RemoteTraceback(text)
+    return error
+
+
+def is_exit_with_0(error: BaseException | None) -> bool:
+    """Return whether an exception ends a process with 0."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def _saved(directory: str, kind: str) -> Iterator[tuple[int, Any]]:
+    """Yield what ranks have saved; a rank may be there twice, from attempts on two hosts."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            if call.is_result_file(name) and name.endswith(f".{kind}"):
+                yield int(name.partition(".")[0]), _load(os.path.join(folder, name))
+
+
+def _load(path: str) -> Any:
+    with open(path, "rb") as file:
+        try:
+            return Unpickler(file.read()).load()  # written by our own workers
+        except Exception as error:
+            name = os.path.basename(path)
+            raise RelightError(f"the result file {name} can't be read: {error}") from None

@@ -1,0 +1,37 @@
+"""The only place that reads os.environ.
+
+The environment is read once, at the start, into an `Environment`; everything else takes that value
+as an argument. Tests and the workers' environment therefore never depend on hidden state.
+"""
+
+import os
+from collections.abc import Mapping
+
+from relight.base.typed import NamedTuple
+
+
+class Environment(NamedTuple):
+    """A copy of the process environment and the lookups that the launcher needs."""
+
+    variables: Mapping[str, str]
+
+    def get(self, name: str, default: str = "") -> str:
+        """Return the value of `name`, or `default` where it is unset or empty."""
+        return self.variables.get(name) or default
+
+
+def host() -> str:
+    """Return RELIGHT_HOST: with `portable`, tests use on Linux the code for other systems."""
+    return os.environ.get("RELIGHT_HOST", "")
+
+
+def mistakes() -> str:
+    """Return RELIGHT_MISTAKES: a file that collects relight's unexpected exceptions for tests, or
+    an empty string.
+    """
+    return os.environ.get("RELIGHT_MISTAKES", "")
+
+
+def read() -> Environment:
+    """Return the environment of this process."""
+    return Environment(dict(os.environ))

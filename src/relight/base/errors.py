@@ -1,0 +1,114 @@
+"""The errors that users see, sorted by who must act on them, and their exit codes.
+
+    RelightError
+    ├── WorkersFailedError  1   the user's function, called by relight.launch
+    ├── UsageError      2   the user: the command line or the environment asks for the impossible
+    ├── MachineError    4   the operator: this machine refused something that the launcher needs
+    └── InternalError  70   us: a state that must not occur; please report it
+
+A job whose workers failed is not an error of the launcher: it ends with the exit code of its root
+cause. A job whose nodes did not come together in time, or separated for good, ends with EXIT_GROUP.
+
+A message is one line: what happened, to which thing, why. The hint says what to do next.
+"""
+
+import signal
+
+from relight.base import env
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_GROUP = 3
+EXIT_MACHINE = 4
+EXIT_INTERNAL = 70
+EXIT_PREEMPTED = 75
+EXIT_HUNG = 124
+"""As of timeout(1)."""
+EXIT_SIGNAL_BASE = 128
+"""A process that ended by signal n counts as exit code 128 + n, as in every shell."""
+_PLACES = 10
+
+
+class RelightError(Exception):
+    """Base of all errors that the command line prints as one line and a hint.
+
+    Args:
+        message: one line without a final full stop.
+        hint: what to do next, or an empty string.
+    """
+
+    exit_code = EXIT_INTERNAL
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # shown at the end of a Python traceback
+
+
+class WorkersFailedError(RelightError):
+    """A worker of `relight.launch` failed and left no exception that could be raised here."""
+
+    exit_code = EXIT_FAILED
+
+
+class UsageError(RelightError):
+    """The request is wrong; nothing has been started."""
+
+    exit_code = EXIT_USAGE
+
+
+class MachineError(RelightError):
+    """The machine refused a resource that the launcher needs: a process, a socket, a directory."""
+
+    exit_code = EXIT_MACHINE
+
+
+class InternalError(RelightError):
+    """A state that must not occur."""
+
+    exit_code = EXIT_INTERNAL
+
+
+def mistake(error: BaseException) -> str:
+    """Return an unexpected exception of relight in one line, as `way_to` does, and add it to the
+    file `env.mistakes`, if set: a test during which one occurs must not pass.
+    """
+    line = way_to(error)
+    if env.mistakes():
+        try:
+            with open(env.mistakes(), "a") as file:
+                file.write(line + "\n")
+        except OSError:
+            pass
+    return line
+
+
+def way_to(error: BaseException) -> str:
+    """Return an exception in one line: its message, and the lines of relight's code that it passed,
+    innermost first.
+    """
+    places, trace = [], error.__traceback__
+    while trace is not None:
+        _, ours, path = trace.tb_frame.f_code.co_filename.rpartition("/relight/")
+        if ours or trace.tb_next is None:
+            places.append(f"{path}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    text = " ".join(str(error).split())[:400]
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{said} (at {' < '.join(places[: -_PLACES - 1 : -1])})"
+
+
+def exit_code_of_signal(number: int) -> int:
+    """Return the exit code of a process that signal `number` ended."""
+    return EXIT_SIGNAL_BASE + number
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal: `SIGTERM` for 15; `signal 40` where there is no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,159 @@
+"""Hides values that look like secrets in the records and the output of a job.
+
+A variable or a flag is treated as a secret by its name, and a token of a well-known service by its
+prefix; hiding a value that is no secret does little harm.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from relight.base.typed import Any
+from relight.base.values import is_number
+
+HIDDEN = "<hidden>"
+_PART = r"[A-Za-z0-9_.-]*"
+_WORD = (
+    rf"(?:(?:{_PART}(?:tokens?|secrets?|passwords?|passwd|passphrase|credentials?)"
+    rf"|(?:{_PART}[_.-])?(?:auth|authorization|cookie|jwt|bearer"
+    r"|(?:api|access|private|secret|ssh|wandb|openai|hf)[_-]?key(?:[_-]?id)?|sas)"
+    rf"|{_PART}(?:account|master|storage|shared[_-]?access|encryption|signing)[_-]?key"
+    rf")(?:[_.-]{_PART}+)?"
+    rf"|{_PART}(?:conn(?:ection)?[_-]?str(?:ing)?s?|webhook{_PART}|pwd)"
+    rf"|(?:{_PART}[_.-])?(?:(?:pg|my|db)?pass|pat|creds?|dsn)"
+    rf"|[A-Za-z0-9]{_PART}(?<!public)[_-]key|(?-i:KEY))"  # `--key` is what to sort by
+)
+_QUOTED = r"'[^']*'|\"[^\"]*\""
+_UP_TO_NEXT = r"(?:[^,;\s]|[,;](?![\w.-]+=))*"
+_NAME = re.compile(_WORD, re.IGNORECASE)
+_ASSIGNED = re.compile(
+    rf"(?<![A-Za-z0-9_.-])((?:--?)?{_WORD}=)({_QUOTED}|{_UP_TO_NEXT})", re.IGNORECASE
+)
+_FOLLOWED = re.compile(rf"(?<!\S)(--?{_WORD}\s+)({_QUOTED}|[^-\s]\S*)", re.IGNORECASE)
+_HEADER = re.compile(
+    rf"(?<![A-Za-z0-9_.-])({_WORD}:\s+(?:(?:bearer|basic|token)\s+)?|bearer\s+)([^\s'\"]+)",
+    re.IGNORECASE,
+)
+_JSON = re.compile(
+    rf"((\\*[\"'])({_WORD})\2\s*:\s*)(?:(\\*[\"'])(.*?)\4|([^\s,\[\]{{}}\"'\\]+))", re.IGNORECASE
+)
+_SIGNED = re.compile(r"([?&](?:sig|(?:x-[a-z]+-)?signature)=)[^&\s'\"]+", re.IGNORECASE)
+_LOGIN = re.compile(rf"(?<!\S)(-p\s+)({_QUOTED}|[^-\s]\S*)")
+_PORTS = re.compile(r"[\d.:/]+(?:tcp|udp)?")
+_ANOTHER_P = {"mkdir", "cp", "tar", "ps", "read", "pytest", "srun", "sbatch", "salloc", "squeue",
+              "sinfo", "sacct", "scontrol", "unzip", "nc", "patch", "git"}  # fmt: skip
+"""Programs whose -p is not a password but, for example, a partition, parents, a patch."""
+_USER = re.compile(r"(?<!\S)((?:--user[=\s]\s*|-u\s+)[^\W\d][^:\s]*:)([^\s/]\S*)")
+_TOKEN = re.compile(
+    r"(?<![\w-])(?:hf_[A-Za-z0-9]{20,}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
+    r"|sk-(?=[\w-]*\d)[\w-]{20,}|xox[abeprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    r"|glpat-[\w-]{20,}|AIza[\w-]{35}|pypi-[\w-]{20,}|npm_[A-Za-z0-9]{20,}|nvapi-[\w-]{20,})"
+    r"(?![\w-])"
+)
+_URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
+
+# Variables that show how a job was started, and nothing private about its owner.
+_RECORDED = ("CUDA_", "NCCL_", "TORCH", "RELIGHT_", "PET_", "OMP_", "MKL_", "SLURM_", "PYTHON",
+             "GLOO_", "UCX_", "FI_", "HSA_", "ROCR_", "HIP_", "LD_", "CONDA_", "VIRTUAL_ENV",
+             "PATH", "LANG", "LC_", "HOSTNAME", "USER", "PWD", "SHELL", "LOGLEVEL",
+             "HYDRA_")  # fmt: skip
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a variable or a flag of this name holds a secret."""
+    return _NAME.fullmatch(name.lstrip("-")) is not None
+
+
+def redact_env(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with secrets hidden."""
+    return {name: _shown(name, value) for name, value in variables.items()}
+
+
+def _shown(name: str, value: str) -> str:
+    hidden = value and is_secret(name) and not _is_other(name, value)
+    return HIDDEN if hidden else redact_text(value)
+
+
+def of_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of the submitting process that are recorded, without secrets."""
+    return redact_env({n: v for n, v in sorted(variables.items()) if n.startswith(_RECORDED)})
+
+
+def redact_text(text: str) -> str:
+    """Return a text with these values hidden: those of `NAME=value`, `--name value`, `Name: value`
+    where the name is a secret's, and passwords in URLs and after `--user NAME:`.
+    """
+    text = _TOKEN.sub(HIDDEN, text)
+    text = _JSON.sub(_hidden_in_json, text)
+    for pattern in (_ASSIGNED, _FOLLOWED, _HEADER, _USER):
+        text = pattern.sub(_hidden, text)
+    text = _LOGIN.sub(_hidden_login, text)
+    text = _SIGNED.sub(rf"\1{HIDDEN}", text)
+    return _URL.sub(rf"\1:{HIDDEN}@", text)
+
+
+def redact_argv(words: Sequence[str]) -> list[str]:
+    """Return a command line with secrets hidden."""
+    shown: list[str] = []
+    for number, word in enumerate(words):
+        before = words[number - 1] if number else ""
+        if before.startswith("-") and "=" not in before and is_secret(before):
+            shown.append(word if _is_other(before, word) else HIDDEN)
+        elif before == "-p" and not word.startswith("-"):
+            login = f"{' '.join(words[:number])} "
+            shown.append(HIDDEN if _is_login(login, word) else redact_text(word))
+        elif before in ("-u", "--user"):
+            shown.append(redact_text(f"{before} {word}").removeprefix(f"{before} "))
+        else:
+            shown.append(redact_text(word))
+    return shown
+
+
+def _hidden(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    return match[0] if value == HIDDEN or _is_other(name, value) else name + HIDDEN
+
+
+def _hidden_in_json(match: re.Match[str]) -> str:
+    begin, _, name, quote, text, word = match.groups()
+    value = word if text is None else text
+    if not value or value in ("null", "true", "false") or _is_other(name, value):
+        return match[0]
+    return f"{begin}{quote or ''}{HIDDEN}{quote or ''}"
+
+
+def _hidden_login(match: re.Match[str]) -> str:
+    return match[1] + HIDDEN if _is_login(match.string[: match.start()], match[2]) else match[0]
+
+
+def _is_login(before: str, value: str) -> bool:
+    """Return whether the value after `-p` is a password, as for `docker login`, `sshpass`, `mysql`.
+
+    It is treated as one unless it is a number, a port or a mapping of ports, or the command's `-p`
+    is known to have another meaning.
+    """
+    command = re.split(r"[;|&\n(]", before)[-1].split()
+    if _PORTS.fullmatch(value) or is_number(value):
+        return False
+    return not any(word.rpartition("/")[2] in _ANOTHER_P for word in command)
+
+
+def _is_other(name: str, value: str) -> bool:
+    """Return whether this is a number of tokens, as for language models, or a working directory."""
+    name = name.rstrip("= :").lower()
+    if name.endswith("tokens"):
+        return value.isdecimal()
+    return name.endswith("pwd") and value.lstrip("'\"").startswith(("/", "$", "~", ".", "`"))
+
+
+def redact_value(value: Any) -> Any:
+    """Return a value of JSON with secrets hidden in all its strings."""
+    if isinstance(value, Mapping):
+        return {
+            name: HIDDEN
+            if inner and is_secret(str(name)) and not _is_other(str(name), str(inner))
+            else redact_value(inner)
+            for name, inner in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [redact_value(inner) for inner in value]
+    return redact_text(value) if isinstance(value, str) else value

@@ -1,0 +1,65 @@
+"""Text for people: times, counts, lists of hosts and ranks, spelling suggestions."""
+
+from collections.abc import Iterable, Sequence
+
+
+def format_names(hosts: Sequence[str]) -> str:
+    """Return the names of hosts, shortened if there are many."""
+    shown = ", ".join(hosts[:8])
+    return f"{shown} and {len(hosts) - 8} more" if len(hosts) > 8 else shown
+
+
+def format_duration(seconds: float, digits: int = 0) -> str:
+    """Return a time as `45 s`, `10 min`, `9 min 12 s` or `3 h 5 min`; times below a minute have
+    `digits` decimals.
+    """
+    if round(seconds, digits) < 60:
+        return f"{max(0.0, seconds):.{digits}f} s"
+    minutes, left = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {left} s" if left else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Return `rank 3`, or `ranks 0-3, 5`, or `ranks 0, 2, 4, … (64 in all)`."""
+    text = _ranges(ranks)
+    if len(text) > 40:
+        text = f"{text[:32].rpartition(', ')[0]}, … ({len(ranks)} in all)"
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
+
+
+def _ranges(ranks: Iterable[int]) -> str:
+    """Return `0-3, 5` for 0, 1, 2, 3, 5."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and parts[-1][-1] == rank - 1:
+            parts[-1][1:] = [rank]
+        else:
+            parts.append([rank])
+    return ", ".join("-".join(map(str, part)) for part in parts)
+
+
+def pluralize(number: int, word: str) -> str:
+    """Return `1 node`, `2 nodes`."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def closest_match(word: str, known: "list[str] | tuple[str, ...]", *, cutoff: float = 0.6) -> str:
+    """Return the entry of `known` that is most similar to `word`, or an empty string.
+
+    `cutoff` is the least similarity, from 0 to 1 (difflib).
+    """
+    import difflib  # only on the way to an error message
+
+    matches = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
+    return matches[0] if matches else ""
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return a hint with the entry of `known` that is most similar to `word`, or `otherwise` if
+    none is similar.
+    """
+    meant = closest_match(word, list(known))
+    return f"did you mean {meant}?" if meant else otherwise

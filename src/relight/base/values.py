@@ -1,0 +1,574 @@
+"""Parsers for the values of flags, each by itself. No I/O.
+
+Every `parse_…` takes the text of one flag and raises ValueError with what was expected.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+
+from relight.base.text import closest_match
+from relight.base.typed import NamedTuple
+
+STDOUT, STDERR = 1, 2
+"""The streams of a worker as bits, as in `--redirects` and `--tee`: 3 is both."""
+
+MOST_SECONDS = 2e6
+"""23 days; epoll can't wait much longer."""
+MOST_NODES = MOST_WORKERS = 1_000_000
+_MOST_DIGITS = 18
+KEEP_WARM_S = 1800.0
+MOST_NAME = 60
+"""Characters of the name of a job."""
+AUTO = "auto"
+"""The modules of --preload are those that the script imports."""
+
+STATUS_TOKEN = "RELIGHT_STATUS_TOKEN"  # noqa: S105  # a name
+"""The variable with the token of status pages; without it, each page makes one for itself."""
+_LEAST_TOKEN = 16
+_TOKEN_LETTERS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._~+/-")
+_PUBLIC = "public"
+
+BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "file")
+
+
+class Nodes(NamedTuple):
+    """How many nodes the job may have; both are equal for a job of fixed size."""
+
+    min_nodes: int
+    max_nodes: int
+
+    def __str__(self) -> str:
+        same = self.min_nodes == self.max_nodes
+        return str(self.max_nodes) if same else f"{self.min_nodes}:{self.max_nodes}"
+
+
+class KeepWarm(NamedTuple):
+    """How long a process with preloaded modules outlives its job: for `stays_s` seconds without
+    use, and not longer than the process `until`; 0 for none.
+    """
+
+    stays_s: float
+    until: int
+
+
+class RestartBudget(NamedTuple):
+    """How many restarts are allowed: in the whole job, or within `window_s` seconds. `per` is that
+    time as the user wrote it, such as `/1h`.
+    """
+
+    most: int
+    window_s: float = 0.0
+    per: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.most}{self.per}"
+
+
+class HangTimeout(NamedTuple):
+    """After how many seconds a job hangs: `idle_s` in which its workers do nothing at all, or
+    `silent_s` in which they only use CPU time. `adapts`: `idle_s` grows with the pauses of the job.
+    """
+
+    idle_s: float
+    silent_s: float
+    adapts: bool
+
+
+class CheckByName(NamedTuple):
+    """A check that relight has itself; `least` is in bytes, 0 where it has no meaning."""
+
+    name: str
+    least: int
+
+
+class HealthCheck(NamedTuple):
+    """What a node must pass before its workers start: a shell command, or checks by name."""
+
+    command: str
+    names: tuple[CheckByName, ...] = ()
+
+    @property
+    def of_network(self) -> bool:
+        """Whether the nodes try to reach each other."""
+        return any(each.name == NETWORK for each in self.names)
+
+
+class Notice(NamedTuple):
+    """Where the notice of a preemption comes from: signals besides SIGTERM, or a file."""
+
+    signals: tuple[int, ...]
+    file: str = ""
+
+
+class Endpoint(NamedTuple):
+    """Where the nodes meet. `port` is None if none was given; `others` are further hosts that may
+    take over. A text with a slash is kept unchanged, as `host`.
+    """
+
+    host: str
+    port: int | None
+    others: tuple["Endpoint", ...] = ()
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host and "/" not in self.host else self.host
+        own = host if self.port is None else f"{host}:{self.port}"
+        return ",".join([own, *map(str, self.others)])
+
+
+class PageAddress(NamedTuple):
+    """Where a status page is served; `is_public`: whether reading it needs no token."""
+
+    endpoint: Endpoint
+    is_public: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.endpoint},{_PUBLIC}" if self.is_public else str(self.endpoint)
+
+
+class StreamChoice(NamedTuple):
+    """Which streams are chosen: a default, and exceptions by local rank."""
+
+    default: int
+    by_rank: tuple[tuple[int, int], ...] = ()
+
+    def of(self, local_rank: int) -> int:
+        """Return the bits for one worker: 0, STDOUT, STDERR or both."""
+        return dict(self.by_rank).get(local_rank, self.default)
+
+    def any(self) -> bool:
+        """Return whether a stream of any worker is chosen."""
+        return bool(self.default) or any(bits for _, bits in self.by_rank)
+
+
+def parse_nodes(text: str) -> Nodes:
+    """Parse `N` or `MIN:MAX` nodes."""
+    parts = text.split(":")
+    if len(parts) > 2:
+        raise ValueError("expected N or MIN:MAX, such as 4 or 2:8")
+    try:
+        least, most = int(parts[0]), int(parts[-1])
+    except ValueError:
+        raise ValueError("expected N or MIN:MAX, such as 4 or 2:8") from None
+    if least < 1:
+        raise ValueError("there must be at least 1 node")
+    if least > most:
+        raise ValueError(f"the minimum, {least}, is above the maximum, {most}")
+    if most > MOST_NODES:
+        raise ValueError(f"there can be at most {MOST_NODES} nodes")
+    return Nodes(least, most)
+
+
+NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")
+
+
+def parse_nproc(text: str) -> str:
+    """Parse a number of workers or a word, which is resolved later, on the machine."""
+    if text in NPROC_WORDS:
+        return text
+    try:
+        count = int(text)
+    except ValueError:
+        raise ValueError(
+            f"expected a number of workers or one of {', '.join(NPROC_WORDS)}"
+        ) from None
+    if count < 1:
+        raise ValueError("there must be at least 1 worker on a node")
+    if count > MOST_WORKERS:
+        raise ValueError(f"there can be at most {MOST_WORKERS} workers on a node")
+    return str(count)
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Parse `HOST`, `HOST:PORT`, `[V6]` or `[V6]:PORT`, or several of them separated by commas. An
+    empty text is this machine. A text with a slash is a path, or has a meaning for the backend.
+    """
+    if "/" in text:
+        return Endpoint(text, None)
+    first, *rest = text.split(",")
+    endpoint = _parse_one_endpoint(first)
+    others = tuple(map(_parse_one_endpoint, rest))
+    for other in others:
+        if not other.host:
+            raise ValueError("a host between commas is missing")
+    return endpoint._replace(others=others)
+
+
+def _parse_one_endpoint(text: str) -> Endpoint:
+    host, port = text.strip(), ""
+    if host.startswith("["):
+        host, bracket, port = host[1:].partition("]")
+        if not bracket or (port and not port.startswith(":")):
+            raise ValueError("expected [V6_ADDRESS]:PORT")
+        port = port[1:]
+    elif host.count(":") == 1:
+        host, _, port = host.partition(":")
+        if not port:
+            raise ValueError("the port after the colon is missing")
+    if port and not host:
+        raise ValueError(f"the host before the colon is missing, as in localhost:{port}")
+    if not host.isprintable() or any(c.isspace() or c in "/@,;[]" for c in host):
+        raise ValueError("expected HOST or HOST:PORT")
+    return Endpoint(host, parse_port(port) if port else None)
+
+
+def parse_page(text: str) -> PageAddress:
+    """Parse `PORT`, `HOST:PORT` or `[V6]:PORT` of a page on this machine, with `,public` for one
+    that all may read; `public` alone has any free port. Without a host, only this machine can
+    connect.
+    """
+    where, comma, word = text.partition(",")
+    if text == _PUBLIC:
+        where, word = "0", text
+    elif comma and word != _PUBLIC:
+        raise ValueError(f"expected [HOST:]PORT or [HOST:]PORT,{_PUBLIC}")
+    found = Endpoint("", parse_port(where)) if where.isdecimal() else _parse_one_endpoint(where)
+    if found.port is None:
+        raise ValueError("expected [HOST:]PORT, such as 8080 or 0.0.0.0:8080")
+    local = found if found.host else found._replace(host="127.0.0.1")
+    return PageAddress(local, is_public=bool(word))
+
+
+def parse_status_token(text: str) -> str:
+    """Parse the token of status pages: one that a header can carry (RFC 6750, 2.1), and that nobody
+    guesses.
+    """
+    if len(text) < _LEAST_TOKEN or not set(text.rstrip("=")) <= _TOKEN_LETTERS:
+        raise ValueError(
+            f"expected at least {_LEAST_TOKEN} characters of A-Z, a-z, 0-9 and ._~+/-, such as "
+            "from openssl rand -hex 32"
+        )
+    return text
+
+
+def parse_host(text: str) -> str:
+    """Parse the name or address of a host, an IPv6 address also in brackets; an empty text is the
+    default.
+    """
+    if text[:1] == "[" and text[-1:] == "]" and ":" in text:
+        text = text[1:-1]
+    if not text.isprintable() or any(c.isspace() or c in "/@,;" for c in text):
+        raise ValueError("expected the name or the address of a host")
+    return text
+
+
+EVENT_HANDLERS = ("null", "console", "dynamic_rendezvous")
+"""torch's names (torch 2.13, elastic/events/handlers.py); the last is another null there."""
+
+
+def parse_event_handler(text: str) -> str:
+    """Parse the name of an event handler; `output/event_handler` checks later whether a plug-in of
+    that name exists.
+    """
+    if not text or any(c.isspace() or c in "/=," for c in text):
+        raise ValueError(_not_one_of(text or "''", EVENT_HANDLERS))
+    return text
+
+
+def parse_backend(text: str) -> str:
+    """Parse the name of a rendezvous backend; `rendezvous/backends` checks later whether a plug-in
+    of that name exists.
+    """
+    if not text or any(c.isspace() or c in "/=," for c in text):
+        raise ValueError(_not_one_of(text or "''", BACKENDS))
+    return text
+
+
+def parse_port(text: str) -> int:
+    """Parse a TCP port; 0 means any free one."""
+    try:
+        port = int(text)
+    except ValueError:
+        shown = text if len(text) <= 40 else f"{text[:39]}…"
+        raise ValueError(f"{shown!r} is not a port number") from None
+    if not 0 <= port <= 65535:
+        raise ValueError("a port is a number from 0 to 65535")
+    return port
+
+
+def parse_conf(text: str) -> tuple[tuple[str, str], ...]:
+    """Parse `KEY=VALUE,KEY=VALUE`; drop quotes around all of it that a shell has left."""
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]
+    pairs = []
+    for part in text.split(",") if text.strip() else []:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value):
+            raise ValueError(f"expected KEY=VALUE,KEY=VALUE; {part!r} is not such a pair")
+        pairs.append((key, value))
+    return tuple(pairs)
+
+
+def parse_streams(text: str) -> StreamChoice:
+    """Parse `0` (none), `1` (stdout), `2` (stderr), `3` (both), or `RANK:STREAMS,RANK:STREAMS`."""
+    wrong = "expected 0, 1, 2 or 3, or LOCAL_RANK:STREAMS,… such as 0:3,1:2"
+    if text in ("0", "1", "2", "3"):
+        return StreamChoice(int(text))
+    pairs = []
+    for part in text.split(","):
+        rank, colon, bits = part.partition(":")
+        number = whole(rank)
+        if not colon or number is None or bits not in ("0", "1", "2", "3"):
+            raise ValueError(wrong)
+        pairs.append((number, int(bits)))
+    return StreamChoice(0, tuple(pairs))
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Parse a comma-separated list of local ranks; empty means all."""
+    ranks = []
+    for part in text.split(",") if text else []:
+        rank = whole(part.strip())
+        if rank is None:
+            raise ValueError("expected a comma-separated list of local ranks, such as 0,1")
+        ranks.append(rank)
+    return tuple(ranks)
+
+
+def parse_filters(text: str) -> tuple[str, ...]:
+    """Parse comma-separated texts to look for; two commas stand for a literal comma."""
+    parts = text.replace(",,", "\0").split(",")
+    return tuple(part.replace("\0", ",") for part in parts if part)
+
+
+def parse_signals(text: str) -> tuple[int, ...]:
+    """Parse a comma-separated list of signal names, such as `SIGTERM,SIGUSR1`."""
+    fatal = ("SIGKILL", "SIGSTOP")
+    known = [s.name for s in signal.Signals if s.name not in fatal]
+    numbers = []
+    for name in (part.strip() for part in text.split(",")):
+        if name in fatal:
+            raise ValueError(f"{name} can't be handled by any process")
+        if name not in known:
+            raise ValueError(_not_one_of(name or "''", known))
+        numbers.append(int(signal.Signals[name]))
+    return tuple(dict.fromkeys(numbers))
+
+
+def parse_notice(text: str) -> Notice:
+    """Parse where the notice of a preemption comes from: signals, or the path of a file."""
+    if not text:
+        raise ValueError("expected a signal such as SIGUSR1, or a file")
+    is_signal = text.isupper() and "/" not in text
+    return Notice(parse_signals(text)) if is_signal else Notice((), text)
+
+
+def parse_hang_timeout(text: str) -> HangTimeout | None:
+    """Parse `off`, `auto` (5 minutes idle, 30 in which only CPU time is used), or seconds."""
+    word = text.strip().lower()
+    if word in ("", "off"):
+        return None
+    if word == AUTO:
+        return HangTimeout(300.0, 1800.0, adapts=True)
+    try:
+        seconds = float(word)
+    except ValueError:
+        raise ValueError("expected a number of seconds, auto or off") from None
+    if not 1 <= seconds <= MOST_SECONDS:
+        raise ValueError(f"expected at least 1 second, and at most {MOST_SECONDS:.0f}")
+    return HangTimeout(seconds, seconds, adapts=False)
+
+
+SLOW_RANKS_S = 120.0
+"""Over which time ranks are compared if the user does not say."""
+
+
+def parse_slow_ranks(text: str) -> float | None:
+    """Parse `off`, `on` (120 seconds), or seconds."""
+    word = text.strip().lower()
+    if word in ("", "off"):
+        return None
+    if word == "on":
+        return SLOW_RANKS_S
+    try:
+        seconds = float(word)
+    except ValueError:
+        raise ValueError("expected a number of seconds, on or off") from None
+    if not 10 <= seconds <= MOST_SECONDS:
+        raise ValueError(f"expected at least 10 seconds, and at most {MOST_SECONDS:.0f}")
+    return seconds
+
+
+NETWORK = "network"
+CHECKS = {"disk": 1 << 30, "memory": 1 << 30, "shm": 32 << 20, "gpu": 0, NETWORK: 0}
+"""The checks by name, with the least bytes that are free, where that has a meaning."""
+_UNITS_OF_SIZE = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_name(text: str) -> str:
+    """Return the name of a job: letters, digits, `_`, `.` and `-`, as in file and host names.
+
+    Raises:
+        ValueError: it has other characters, or is too long.
+    """
+    plain = text.replace(".", "_").replace("-", "_")
+    if not (text.isascii() and f"_{plain}".isidentifier() and text[:1] not in ("", ".", "-")):
+        raise ValueError(
+            "expected letters, digits, '_', '.' and '-', and '.' and '-' not at the beginning"
+        )
+    if len(text) > MOST_NAME:
+        raise ValueError(f"expected at most {MOST_NAME} characters")
+    return text
+
+
+def parse_health_check(text: str) -> HealthCheck | None:
+    """Parse names of checks, such as `disk=10G,gpu`, or a command, which has a space or a slash."""
+    text = text.strip()
+    if not text or text == "off":
+        return None
+    if "\0" in text:
+        raise ValueError("a command can't contain a null character")
+    if "/" in text or any(character.isspace() for character in text):
+        return HealthCheck(text)
+    return HealthCheck("", tuple(_check_by_name(part) for part in text.split(",")))
+
+
+def _check_by_name(text: str) -> CheckByName:
+    name, equals, size = text.partition("=")
+    if name not in CHECKS:
+        raise ValueError(
+            f"{_not_one_of(name or repr(''), tuple(CHECKS))} (a command has a slash or a space "
+            "in it, such as ./check.sh)"
+        )
+    if not equals:
+        return CheckByName(name, CHECKS[name])
+    unit = _UNITS_OF_SIZE.get(size[-1:])
+    number = size[:-1]
+    if not CHECKS[name] or unit is None or not (number.isdecimal() and 0 < len(number) < 10):
+        form = f"{name}=SIZE, such as {name}=10G" if CHECKS[name] else f"{name} without a size"
+        raise ValueError(f"expected {form}")
+    return CheckByName(name, int(number) * unit)
+
+
+def parse_preload(text: str) -> tuple[str, ...]:
+    """Parse `off`, `auto`, or modules separated by commas; empty means off."""
+    if text.lower() in ("", "off", AUTO):
+        return (AUTO,) if text.lower() == AUTO else ()
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"{name or repr('')} is not a module; expected off, auto or names")
+    if AUTO in names:
+        raise ValueError("auto finds the modules by itself; leave out the names or auto")
+    if "off" in names:
+        raise ValueError("off preloads nothing; leave out the names or off")
+    return names
+
+
+def parse_keep_warm(text: str) -> KeepWarm | None:
+    """Parse `off`, `on` (30 minutes), a number of minutes, or `while:PID`."""
+    word = text.strip().lower()
+    if word in ("", "off", "0", "false", "no"):
+        return None
+    if word in ("on", "true", "yes"):
+        return KeepWarm(KEEP_WARM_S, 0)
+    kind, colon, pid = word.partition(":")
+    if colon:
+        number = whole(pid)
+        if kind != "while" or not number:
+            raise ValueError("expected minutes, or while:PID with the pid of a process")
+        return KeepWarm(KEEP_WARM_S, number)
+    try:
+        seconds = float(word) * 60
+    except ValueError:
+        raise ValueError("expected minutes, on, off, or while:PID") from None
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ValueError(f"expected minutes, above 0 and at most {MOST_SECONDS / 60:.0f}")
+    return KeepWarm(seconds, 0)
+
+
+def parse_grace(text: str) -> float:
+    """Parse a time in seconds that may be 0."""
+    seconds = _number(text)
+    if seconds < 0:
+        raise ValueError("the time can't be negative")
+    return seconds
+
+
+def parse_interval(text: str) -> float:
+    """Parse a time in seconds above 0."""
+    seconds = _number(text)
+    if seconds <= 0:
+        raise ValueError("the interval must be above 0")
+    return seconds
+
+
+def parse_count(text: str) -> int:
+    """Parse a whole number that may be 0."""
+    try:
+        count = int(text)
+    except ValueError:
+        raise ValueError("expected a whole number") from None
+    if count < 0:
+        raise ValueError("the number can't be negative")
+    return count
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_restarts(text: str) -> RestartBudget:
+    """Parse `N`, or `N/TIME` where TIME is like `1h`, `30m`, `2d` or `90s`."""
+    count, slash, time = text.partition("/")
+    if not slash:
+        return RestartBudget(parse_count(text))
+    unit = _UNITS.get(time[-1:])
+    number = time[:-1] or "1"  # 3/h
+    if unit is None or not (number.isascii() and number.isdecimal() and len(number) < 10):
+        raise ValueError("expected N or N/TIME, such as 3 or 3/1h (units: s, m, h, d)")
+    window_s = int(number) * unit
+    if not 0 < window_s <= MOST_SECONDS:
+        raise ValueError(f"the time must be above 0 and at most {MOST_SECONDS / 86400:.0f} days")
+    return RestartBudget(parse_count(count), float(window_s), f"/{time}")
+
+
+def parse_pattern(text: str) -> str:
+    """Parse the pattern of paths; it becomes absolute, as it belongs to this directory."""
+    if "\0" in text:
+        raise ValueError("a path can't contain a null character")
+    return os.path.abspath(text) if text else ""
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """Return a parser that accepts one of `words`."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(_not_one_of(text, words))
+        return text
+
+    return parse
+
+
+def _number(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise ValueError("expected a number of seconds") from None
+    if not seconds <= MOST_SECONDS:
+        raise ValueError(f"expected a finite number of seconds, at most {MOST_SECONDS:.0f}")
+    return seconds
+
+
+def _not_one_of(word: str, known: "tuple[str, ...] | list[str]") -> str:
+    meant = closest_match(word, known)
+    return f"{word} is not one of {', '.join(known)}" + (
+        f"; did you mean {meant}?" if meant else ""
+    )
+
+
+def whole(text: str) -> int | None:
+    """Return the number that a text of at most 18 ASCII digits is; None for any other text, such as
+    `²` and what `int` refuses for its length.
+    """
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
+
+
+def is_number(text: str) -> bool:
+    """Return whether Python's float accepts a text."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,211 @@
+"""`relight debug`: the terminal of pdb in a rank that waits at a breakpoint."""
+
+import json
+import select
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from relight.base.errors import EXIT_OK, MachineError, UsageError
+from relight.base.fields import printable
+from relight.base.values import parse_count, whole
+from relight.cli.inspect import ranks
+from relight.cli.jobs.common import HANDLE, HELP, Page, read_arguments
+from relight.core.diagnosis.stack_text import few_or_many
+from relight.flags.spec import Flag
+from relight.host import system
+from relight.processes import breakpoints
+
+PAGE = Page(
+    "debug [flags] PID|JOB",
+    (
+        "Attaches this terminal to pdb in a rank that has called breakpoint(). Ctrl-D detaches:",
+        "the rank waits on, and can be attached again. `continue` lets it run, up to the next",
+        "breakpoint; while it runs, ctrl-C detaches.",
+        "PID is an agent (relight run) or a rank. JOB is the handle or id of a job with processes",
+        "on this machine.",
+    ),
+    (
+        Flag("rank", parse_count, None, "K", "which rank, if several wait", from_env=False),
+        HELP,
+    ),
+    (
+        "relight debug 4711 --rank 3                        (the rank's own message names a PID)",
+        f"relight debug {HANDLE}",
+    ),
+    "exit code: 0 detached, or the rank has ended; 2 no such job, process or rank; 4 it does not "
+    "wait",
+)  # fmt: skip
+_SOON_S = 1.0
+"""A command that takes longer is worth a message."""
+_NONE = -1
+"""Stands for the rank of a process that is none."""
+_MOST_LISTED = 8
+_DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"
+"""As in pdb, where words for completion begin and end."""
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight debug`.
+
+    Raises:
+        RelightError: there is no such rank here, or it does not wait at a breakpoint.
+    """
+    parsed = read_arguments(argv, PAGE, 1, 1, "the pid of a process, or a job")
+    target = parsed.command[0]
+    found = ranks.of(target, "debug")
+    rank, pid = _choose(found, breakpoints.waiting(), parsed.values["rank"], target)
+    who = f"rank {rank}" if found.get(rank) == pid else f"process {pid}"
+    terminal = _Terminal(breakpoints.connect(pid), who)
+    print(terminal.run())
+    return EXIT_OK
+
+
+def _choose(
+    found: Mapping[int, int], waiting: Mapping[int, bool], rank: int | None, target: str
+) -> tuple[int, int]:
+    """Return the rank and the process to attach to.
+
+    Args:
+        found: the pids of the ranks of `target` on this machine, by rank.
+        waiting: the pids that are at a breakpoint, and whether nobody is attached.
+        rank: the one that the user has named, if any.
+        target: the pid or job that the user has named.
+    """
+    if rank is not None and rank not in found:
+        here = few_or_many(sorted(found)) if found else "none"
+        raise UsageError(
+            f"rank {rank} of {target} does not run on this machine; here: {here}",
+            hint="run relight debug on the node of that rank",
+        )
+    process = whole(target)
+    if process is not None and waiting.get(process) and rank is None:
+        return next((each for each, pid in found.items() if pid == process), _NONE), process
+    asked = found if rank is None else {rank: found[rank]}
+    if not asked and process is not None:
+        asked = {_NONE: process}
+    # What a rank has started, such as a worker of a DataLoader, may wait as well.
+    pids = [
+        (each, one) for each, pid in sorted(asked.items())
+        for one in (pid, *system.tree(pid)) if one in waiting
+    ]  # fmt: skip
+    free = [(each, one) for each, one in pids if waiting[one]]
+    if len(free) == 1:
+        return free[0]
+    if free:
+        raise _several(free, target)
+    if pids:
+        raise MachineError(
+            f"another terminal is attached to rank {pids[0][0]} (pid {pids[0][1]})",
+            hint="detach there first, with ctrl-D",
+        )
+    where = f"no rank of {target} is" if rank is None else f"rank {rank} of {target} is not"
+    raise MachineError(
+        f"{where} at a breakpoint on this machine",
+        hint=f"{_attaching()}; relight stacks {target} shows where each rank is",
+    )
+
+
+def _attaching() -> str:
+    """Return how to get a prompt in a rank that has not called `breakpoint()`: pdb of Python 3.14
+    and later can attach to a process that runs (PEP 768).
+    """
+    how = "put breakpoint() in the script"
+    if sys.version_info < (3, 14):
+        version = ".".join(map(str, sys.version_info[:2]))
+        return f"{how}: to attach to a rank that runs needs Python 3.14, and this is {version}"
+    return f"{how}, or attach with python -m pdb -p PID"
+
+
+def _several(free: Sequence[tuple[int, int]], target: str) -> UsageError:
+    listed = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in free[:_MOST_LISTED])
+    more = f" and {len(free) - _MOST_LISTED} more" if len(free) > _MOST_LISTED else ""
+    rank, pid = free[0]
+    differ = len({each for each, _ in free}) == len(free)
+    choice = f"{target} --rank {rank}" if differ else str(pid)
+    return UsageError(
+        f"{len(free)} processes wait at a breakpoint: {listed}{more}",
+        hint=f"relight debug {choice}",
+    )
+
+
+class _Terminal:
+    """This terminal, attached to a rank.
+
+    Args:
+        connection: to the rank.
+        who: the rank, for messages.
+    """
+
+    def __init__(self, connection: socket.socket, who: str) -> None:
+        self._connection = connection
+        self._who = who
+        self._messages = self._receive()
+        self._found: list[str] = []
+        self._runs = False
+        self._complete()
+
+    def run(self) -> str:
+        """Pass on questions and answers until one side ends; return why it ended."""
+        try:
+            for message in self._messages:
+                if "print" in message:
+                    sys.stdout.write(printable(str(message["print"]), lines=True))
+                    sys.stdout.flush()
+                elif "ask" in message:
+                    line = self._ask(str(message["ask"]))
+                    if line is None:
+                        return f"\ndetached: {self._who} waits on"
+                    self._send({"line": line})
+                elif "runs" in message:
+                    self._runs = True
+        except KeyboardInterrupt:
+            return f"\ndetached: {self._who} runs on"
+        except OSError:
+            pass
+        return f"{self._who} has ended"
+
+    def _ask(self, prompt: str) -> str | None:
+        while True:
+            try:
+                return input(prompt)
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                print()  # the line is given up, as in a shell
+
+    def _complete(self) -> None:
+        """Complete words with the tab key, if this Python has readline."""
+        try:
+            import readline
+        except ImportError:
+            return
+
+        def complete(text: str, number: int) -> str | None:
+            if number == 0:
+                place = readline.get_begidx(), readline.get_endidx()
+                self._send({"complete": [text, readline.get_line_buffer(), *place]})
+                answer = next(self._messages, {})
+                self._found = [str(each) for each in answer.get("candidates", ())]
+            return self._found[number] if number < len(self._found) else None
+
+        readline.set_completer(complete)
+        readline.set_completer_delims(_DELIMITERS)
+        readline.parse_and_bind("tab: complete")
+
+    def _send(self, message: dict[str, Any]) -> None:
+        self._connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def _receive(self) -> Iterator[dict[str, Any]]:
+        received = b""
+        while True:
+            if self._runs and not select.select([self._connection], [], [], _SOON_S)[0]:
+                print(f"{self._who} runs; ctrl-C detaches", flush=True)
+            self._runs = False
+            data = self._connection.recv(65536)
+            if not data:
+                return
+            *lines, received = (received + data).split(b"\n")
+            for line in lines:
+                yield json.loads(line)

@@ -1,0 +1,224 @@
+"""`relight events`: prints what has happened in a job, from its event log."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from relight.base import fields
+from relight.base.errors import EXIT_OK, MachineError, UsageError
+from relight.base.fields import Malformed
+from relight.base.text import did_you_mean, pluralize
+from relight.base.values import parse_count
+from relight.cli.jobs.common import HANDLE, HELP, JSON, Page, read_arguments, say
+from relight.cli.jobs.logs import parse_time
+from relight.events import event_lines
+from relight.events.event_lines import Line, Selection
+from relight.events.event_types import SCHEMA, Formed
+from relight.flags.spec import Flag
+from relight.job import handles
+from relight.job.handles import Handle
+from relight.job.lookup import find_job
+
+_EXIT_DIFFERS = 1
+
+PAGE = Page(
+    "events [flags] JOB|FILE",
+    (
+        "Prints what has happened in a job, a line for each event: generations, starts and ends of",
+        "workers, restarts and their reasons. On a terminal the lines are for people, else JSON.",
+        "JOB is a handle or an id; of relight run on this machine also a name, or the pid of its",
+        "agent. FILE is events.jsonl, or the run directory that has it.",
+        "--schema says what the events and their fields mean.",
+    ),
+    (
+        Flag("name", str, "", "NAME,…", "only these events, such as WorkerExited", from_env=False),
+        Flag("since", parse_time, None, "T", "events since then: 10m, or a time", from_env=False),
+        Flag("rank", parse_count, None, "N", "only those of this worker", from_env=False),
+        Flag("follow", None, False, "", "wait for more until the job is over", short="f",
+             from_env=False),
+        Flag("replay", None, False, "",
+             "take the steps of the group again (relight run --record-group), and compare",
+             from_env=False),
+        Flag("schema", None, False, "", "print what events and fields mean", from_env=False),
+        JSON,
+        HELP,
+    ),
+    (
+        f"relight events -f {HANDLE}",
+        "relight events train --name Restarting,WorkerExited",
+        "relight events --json train | jq -r .event",
+        "relight events --replay logs/job_ab12",
+    ),
+    f"exit code: {_EXIT_DIFFERS} with --replay, if the effects are not those that were recorded",
+)  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight events`.
+
+    Raises:
+        RelightError: the job does not exist, or has no event log.
+    """
+    parsed = read_arguments(argv, PAGE, 0, 1, "one job or file")
+    values = parsed.values
+    if values["schema"]:
+        from relight.events import event_schema
+
+        print(event_schema.page(), end="")
+        return EXIT_OK
+    if not parsed.command:
+        raise UsageError("relight events needs one job or file", hint=f"relight {PAGE.usage}")
+    chosen = [f"--{name}" for name in ("name", "since", "rank", "follow", "json") if values[name]]
+    if values["replay"] and chosen:
+        raise UsageError(f"--replay takes all steps of the log: it contradicts {chosen[0]}")
+    names = _names(values["name"])
+    target = parsed.command[0]
+    job = None if _is_file(target) else find_job(target)
+    found = _read(job or target, follow=values["follow"])
+    if values["replay"]:
+        return _replay(line for _, line in found)
+    since = values["since"].timestamp() if values["since"] else None
+    as_json = values["json"] or not sys.stdout.isatty()
+    selections: dict[str, Selection] = {}
+    nodes = None if job is None or job.scheduler == handles.RUN else _Nodes()
+    if not values["follow"]:
+        lines = sorted(found, key=lambda each: each[1].time)
+        if nodes is not None:
+            nodes.look_ahead(lines)
+        found = iter(lines)
+    for log, line in found:
+        if nodes is not None:
+            nodes.take(log, line)
+        selection = selections.setdefault(log, Selection(names, since, values["rank"]))
+        if selection.wants(line):
+            print(_shown(log, line, nodes, as_json=as_json), flush=values["follow"])
+    return EXIT_OK
+
+
+class _Nodes:
+    """Which node each log of a submitted job is of: its host, and its number in the generation that
+    the lines have reached. Until its log says so, only its run directory tells it from the others.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[str, int]] = {}
+
+    def look_ahead(self, lines: list[tuple[str, Line]]) -> None:
+        """Find out in which generation each node is first."""
+        for log, line in reversed(lines):
+            self.take(log, line)
+
+    def take(self, log: str, line: Line) -> None:
+        """Take a line of a log."""
+        if line.name == Formed.__name__ and isinstance(event := event_lines.event_of(line), Formed):
+            self._found[log] = event.host, event.group_rank
+
+    def keys(self, log: str) -> dict[str, Any]:
+        """Return what is known, for a line in JSON."""
+        host, node = self._found.get(log, ("", -1))
+        return {"log": _directory(log), "host": host, "node": node}
+
+    def name(self, log: str) -> str:
+        """Return the host and the number of a node, for people."""
+        host, node = self._found.get(log, ("", -1))
+        if node < 0:
+            return _directory(log)
+        return f"{fields.printable(host, lines=False)} node {node}".strip()
+
+
+def _directory(log: str) -> str:
+    return os.path.basename(os.path.dirname(log))
+
+
+def _shown(log: str, line: Line, nodes: _Nodes | None, *, as_json: bool) -> str:
+    if as_json:
+        return line.text if nodes is None else json.dumps(nodes.keys(log) | json.loads(line.text))
+    node = "" if nodes is None else f"{nodes.name(log)}  "
+    return f"{_time(line.time)} {node}{event_lines.shown(line)}"
+
+
+def _is_file(target: str) -> bool:
+    return target.endswith(".jsonl") or (os.path.sep in target and os.path.exists(target))
+
+
+def _names(text: str) -> frozenset[str]:
+    from relight.events import event_schema
+
+    names = frozenset(name for name in text.split(",") if name)
+    known = list(event_schema.kinds())
+    for name in sorted(names - set(known)):
+        every = f"the events are {', '.join(known)}"
+        raise UsageError(f"--name={name}: no such event", hint=did_you_mean(name, known, every))
+    return names
+
+
+def _read(source: Handle | str, *, follow: bool) -> Iterator[tuple[str, Line]]:
+    """Return the lines of a job's event logs, or of a file, each after the name of its log."""
+    from relight.runner import event_log
+    from relight.runner.runner import Runner
+
+    if isinstance(source, str):
+        event_log.check_file(source)
+        texts = event_log.of_file(source, follow=follow)
+        yield from _lines(texts)
+        return
+    with Runner() as runner:
+        yield from _lines(event_log.lines(runner, source, follow=follow))
+
+
+def _lines(texts: Iterator[tuple[str, str]]) -> Iterator[tuple[str, Line]]:
+    newer, number = False, 0
+    for log, text in texts:
+        line = event_lines.read(text)
+        if line is None:
+            continue
+        if line.version > SCHEMA and not newer:
+            newer = True
+            say(f"the log has lines of version {line.version}, and this relight knows {SCHEMA}")
+        number += 1
+        yield log, line
+    if not number:
+        say("there are no events")
+
+
+def _replay(lines: Iterator[Line]) -> int:
+    from relight.core.group.group_replay import replay
+
+    steps = different = 0
+    try:
+        for step in replay(lines):
+            steps += 1
+            print(f"{step.number:4} {step.at:+10.3f} s  {step.input}")
+            print(f"     {step.state.name}: {step.explanation}")
+            for effect in step.effects:
+                print(f"       -> {effect}")
+            if step.recorded is not None:
+                different += 1
+                print("       recorded was otherwise:")
+                for effect in step.recorded or ("nothing",):
+                    print(f"       != {effect}")
+    except Malformed as error:
+        raise MachineError(
+            f"the log can't be replayed: {error}", hint="the version of relight that wrote it can"
+        ) from None
+    if not steps:
+        raise UsageError(
+            "the log has no steps of a group: it is not of the node that coordinated, or the job "
+            "was not recorded",
+            hint="relight run --record-group --log-dir=DIR …",
+        )
+    if different:
+        print(f"{pluralize(different, 'step')} of {steps} had other effects than those recorded")
+        return _EXIT_DIFFERS
+    print(f"{pluralize(steps, 'step')}, all with the recorded effects")
+    return EXIT_OK
+
+
+def _time(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds).strftime("%H:%M:%S.%f")[:-3]
+    except (ValueError, OverflowError, OSError):
+        return "?"

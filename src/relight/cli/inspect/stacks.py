@@ -1,0 +1,236 @@
+"""`relight stacks`: shows where the ranks of a job are, from outside."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from relight.base import env
+from relight.base.errors import EXIT_MACHINE, EXIT_OK
+from relight.base.fields import printable
+from relight.base.values import whole
+from relight.cli.inspect import ranks
+from relight.cli.jobs.common import HANDLE, HELP, JSON, Page, print_json, read_arguments
+from relight.core.diagnosis import stack_text
+from relight.core.diagnosis.stack_text import ProcessStack, RankGroup, ThreadStack
+from relight.core.group import node_stacks
+from relight.flags.spec import Flag
+from relight.job import handles
+from relight.job.lookup import find_job
+from relight.processes.running_jobs import JobDirectory
+from relight.stacks import py_spy, rank_processes
+from relight.stacks.dump import take, take_all
+
+PAGE = Page(
+    "stacks [flags] PID|JOB",
+    (
+        "Shows where the ranks of a job are: one line for all in the same place, the odd one out",
+        "first, then the Python stack of each group. The processes may be stopped, deadlocked or",
+        "blocked: their memory is read, they need not do anything, and they are not stopped.",
+        "PID is an agent (relight run), or any Python process. JOB is the handle or id of a job:",
+        "the ranks of all nodes of one of relight run, or those on this machine of another one.",
+        "--all, --native and --json show those on this machine. --native shows functions of C and",
+        "C++ as well, by py-spy, which stops each process for a moment.",
+    ),
+    (
+        Flag("all", None, False, "", "the stacks of all ranks and all their threads",
+             from_env=False),
+        Flag("native", None, False, "", "the functions of C and C++ too (needs py-spy)",
+             from_env=False),
+        JSON,
+        HELP,
+    ),
+    (
+        "relight stacks 4711                                (relight status shows the pids)",
+        f"relight stacks {HANDLE}",
+        "relight stacks --json 4711 | jq -r '.groups[].text'",
+    ),
+    "exit code: 0 a stack was taken; 2 no such job or process; 4 this machine allows it of none",
+)  # fmt: skip
+
+_AT_ONCE = 8
+_ALONE = -1
+"""Stands for the rank of a process that is none."""
+Taken = Mapping[int, ProcessStack | str]
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight stacks`.
+
+    Raises:
+        RelightError: there is no such job or process here, or it may not be read.
+    """
+    parsed = read_arguments(argv, PAGE, 1, 1, "the pid of a process, or a job")
+    target, values = parsed.command[0], parsed.values
+    process = whole(target)
+    if process is None and not (values["all"] or values["native"] or values["json"]):
+        text, is_taken = _of_several_nodes(target)
+        if text:
+            print(text)
+            return EXIT_OK if is_taken else EXIT_MACHINE
+    pids = ranks.of(target, "stacks")
+    if not pids and process is not None:
+        pids = {_ALONE: rank_processes.python_of(process)}
+    found: Taken = {_ALONE: take(pids[_ALONE])} if _ALONE in pids else take_all(pids)
+    if values["native"]:
+        if not py_spy.is_installed():
+            print("relight: py-spy is not on PATH; without it only Python code is shown",
+                  file=sys.stderr)  # fmt: skip
+        found = _with_native(found)
+    if values["json"]:
+        print_json(_as_object(found, pids))
+    else:
+        print(_text(found, pids, values["all"]))
+    return EXIT_MACHINE if all(isinstance(each, str) for each in found.values()) else EXIT_OK
+
+
+def of_job(jobs: JobDirectory, job: handles.Handle) -> str:
+    """Return what `relight stacks JOB` prints of a job of `relight run`: the ranks of all nodes. If
+    its agent does not answer, those on this machine.
+
+    Args:
+        jobs: where jobs of this user are.
+        job: its handle.
+
+    Raises:
+        RelightError: there is no such job here.
+    """
+    text, _ = _of_nodes(jobs, job.app_id)
+    if text:
+        return text
+    pids = ranks.of(str(job), "stacks")
+    return _text(take_all(pids), pids, every=False)
+
+
+def _of_several_nodes(target: str) -> tuple[str, bool]:
+    """Return the same as `_of_nodes` for a job of several nodes; else an empty text."""
+    handle = find_job(target)
+    if handle.scheduler != handles.RUN or handle.role:
+        return "", False
+    try:
+        jobs = JobDirectory(env.read().variables)
+    except OSError:
+        return "", False
+    own = jobs.ask(handle.app_id)
+    return _of_nodes(jobs, handle.app_id) if own is not None and own.nodes > 1 else ("", False)
+
+
+def _of_nodes(jobs: JobDirectory, job: str) -> tuple[str, bool]:
+    """Return where the ranks of all nodes are, empty if no agent answers, and whether a stack was
+    taken.
+    """
+    nodes = jobs.stacks(job)
+    own = jobs.ask(job) if nodes else None
+    if own is None:
+        return "", False
+    by_rank = node_stacks.by_rank(nodes)
+    found: Taken = {rank: each.stack for rank, each in by_rank.items()}
+    pids = {rank: each.pid for rank, each in by_rank.items()}
+    is_one = len(nodes) == 1
+    named = stack_text.few_or_many if is_one else partial(node_stacks.named, by_rank)
+    lines = list(_report(found, pids, False, named))
+    if not is_one or len(found) < own.world_size:
+        told = node_stacks.lines_of_nodes(nodes, by_rank, own.nodes, own.world_size)
+        lines += ["", *told] if lines else told
+    text = "\n".join(printable(line, lines=False) for line in lines)
+    return text, any(isinstance(each, ProcessStack) for each in found.values())
+
+
+def _text(found: Taken, pids: Mapping[int, int], every: bool) -> str:
+    lines = _report(found, pids, every, _naming(pids))
+    return "\n".join(printable(line, lines=False) for line in lines)
+
+
+def _with_native(found: Taken) -> Taken:
+    """Return stacks with what their threads do in C and C++; at once, as each takes seconds."""
+    stacks_of = {rank: stack for rank, stack in found.items() if isinstance(stack, ProcessStack)}
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        native = pool.map(py_spy.native, [stack.pid for stack in stacks_of.values()])
+        for (rank, stack), functions in zip(list(stacks_of.items()), native, strict=True):
+            threads = (
+                thread._replace(native=functions.get(thread.native_id, ()))
+                for thread in stack.threads
+            )
+            stacks_of[rank] = stack._replace(threads=tuple(threads))
+    return {**found, **stacks_of}
+
+
+def _report(
+    found: Taken,
+    pids: Mapping[int, int],
+    every: bool,
+    named: Callable[[Sequence[int]], str],
+) -> Iterator[str]:
+    groups = stack_text.groups(found)
+    yield from stack_text.render(groups, named)
+    for group in () if every else groups[: stack_text.MOST_LINES]:
+        yield from _of_group(group, found, pids, named)
+    if every:
+        for rank in sorted(found):
+            yield from _of_rank(named([rank]), found[rank])
+
+
+def _naming(pids: Mapping[int, int]) -> Callable[[Sequence[int]], str]:
+    if _ALONE in pids:
+        return lambda _: f"process {pids[_ALONE]}"
+    return stack_text.few_or_many
+
+
+def _of_group(
+    group: RankGroup, found: Taken, pids: Mapping[int, int], named: Callable[[Sequence[int]], str]
+) -> Iterator[str]:
+    """Return the lines of a group's stack: that of its first rank."""
+    rank = group.ranks[0]
+    stack = found[rank]
+    thread = None if isinstance(stack, str) else stack_text.main_thread(stack)
+    if thread is None or not group.has_stack:
+        return
+    yield ""
+    which = f", here {named([rank])}" if len(group.ranks) > 1 else ""
+    pid = "" if rank == _ALONE else f", pid {pids[rank]}"
+    yield f"{named(group.ranks)}{which}{pid}:"
+    yield from _frames(thread)
+
+
+def _of_rank(name: str, stack: ProcessStack | str) -> Iterator[str]:
+    """Return the lines of all threads of a rank."""
+    if isinstance(stack, str):
+        return
+    for thread in stack.threads:
+        yield ""
+        kind = "main thread" if thread.is_main else "thread"
+        called = f" {thread.name}" if thread.name else ""
+        waits = f", in {thread.waits_in}" if thread.waits_in else ""
+        yield f"{name}, pid {stack.pid}, {kind} {thread.native_id or '?'}{called}{waits}:"
+        yield from _frames(thread)
+
+
+def _frames(thread: ThreadStack) -> list[str]:
+    lines = [f"  {line}" for line in stack_text.traceback_lines(thread.frames)]
+    lines += [f"  {line}" for line in stack_text.native_lines(thread.native)]
+    return lines or ["  no Python code"]
+
+
+def _as_object(found: Taken, pids: Mapping[int, int]) -> dict[str, Any]:
+    def rank_of(number: int) -> int | None:
+        return None if number == _ALONE else number
+
+    named = _naming(pids)
+    processes = []
+    for rank, stack in sorted(found.items()):
+        process: dict[str, Any] = {"rank": rank_of(rank), "pid": pids[rank]}
+        if isinstance(stack, str):
+            process |= {"state": None, "error": stack, "threads": []}
+        else:
+            threads = [
+                {**thread._asdict(), "frames": [frame._asdict() for frame in thread.frames]}
+                for thread in stack.threads
+            ]
+            process |= {"state": stack.state, "error": None, "threads": threads}
+        processes.append(process)
+    groups = [
+        {"ranks": [rank_of(rank) for rank in group.ranks], "text": stack_text.line(group, named)}
+        for group in stack_text.groups(found)
+    ]
+    return {"groups": groups, "processes": processes}

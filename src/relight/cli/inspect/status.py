@@ -1,0 +1,230 @@
+"""`relight status`: shows the state of a job or, without one, the agents on this machine."""
+
+from typing import TYPE_CHECKING, Any
+
+from relight.base.env import Environment
+from relight.base.errors import EXIT_OK, UsageError
+from relight.base.fields import printable
+from relight.base.text import format_duration, pluralize
+from relight.base.values import Endpoint, PageAddress, parse_page
+from relight.cli.jobs.common import (
+    HANDLE,
+    HELP,
+    JSON,
+    Page,
+    print_json,
+    read_arguments,
+    say,
+    status_object,
+    table,
+)
+from relight.flags.arguments import parse
+from relight.flags.spec import Flag
+from relight.job import handles
+from relight.job.lookup import find_job
+from relight.runner import event_log
+from relight.runner.runner import Runner
+
+if TYPE_CHECKING:
+    from relight.processes.agent_processes import Running
+
+PAGE = Page(
+    "status [flags] [JOB]",
+    (
+        "Shows the state of a job and of its replicas. JOB is its handle, or its id alone; of",
+        "relight run on this machine also its name, or the pid of its agent.",
+        "Without JOB: your agents (relight run) on this machine, and the memory that each takes",
+        "with its workers. PRELOADED is the part that preloaded modules take. With",
+        "--watch-slow-ranks, ranks that are slower than the others are named, if agents of the",
+        "job run on this machine. --web serves a page on a job of relight run, and its metrics,",
+        "until ctrl-C.",
+    ),
+    (
+        Flag("roles", str, "", "A,B", "only these roles", from_env=False),
+        Flag(
+            "web",
+            None,
+            False,
+            "",
+            "serve a page that shows the job; print its address",
+            from_env=False,
+        ),
+        Flag(
+            "listen",
+            parse_page,
+            PageAddress(Endpoint("127.0.0.1", 0)),
+            "[HOST:]PORT[,public]",
+            "where the page is served; port 0 is any free one; public: reading needs no token",
+            from_env=False,
+        ),
+        Flag("until-end", None, False, "", "stop serving when the job ends", from_env=False),
+        JSON,
+        HELP,
+    ),
+    (
+        "relight status",
+        f"relight status {HANDLE}",
+        "relight status --json train-x3bk9qwz | jq -r .state",
+        "relight status --web --listen 8080 train",
+    ),
+    "exit code: 0 the job exists, in any state; 2 it does not exist",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight status`.
+
+    Raises:
+        RelightError: the job does not exist.
+    """
+    parsed = read_arguments(argv, PAGE, 0, 1, "one job")
+    if parsed.values["web"] or parsed.given & {"listen", "until-end"}:
+        from relight.cli.inspect import status_page
+
+        return status_page.main(parsed)
+    if not parsed.command:
+        if parsed.values["roles"]:
+            raise UsageError("--roles needs a job", hint=f"relight {PAGE.usage}")
+        return _print_agents(as_json=parsed.values["json"])
+    with Runner() as runner:
+        handle = find_job(parsed.command[0])
+        found = runner.status(handle)
+        if handle.scheduler != handles.RUN:
+            found = found._replace(account=event_log.account(handle, found))
+        if handle.role:
+            part = set(runner.replicas(handle))
+            found = found._replace(
+                replicas=tuple(e for e in found.replicas if (e.role, e.replica) in part)
+            )
+        wanted = [role for role in parsed.values["roles"].split(",") if role]
+        if wanted:
+            known = {role for role, _ in runner.replicas(handle._replace(role="", replicas=()))}
+            for role in wanted:
+                if role not in known:
+                    raise UsageError(
+                        f"{handle} has no role {role}", hint=f"it has {', '.join(sorted(known))}"
+                    )
+            replicas = tuple(each for each in found.replicas if each.role in wanted)
+            found = found._replace(replicas=replicas)
+    slow_ranks = [] if found.state.is_over else _slow_ranks(handle)
+    if parsed.values["json"]:
+        print_json({**status_object(handle, found), "slow_ranks": slow_ranks})
+        return EXIT_OK
+    print(f"{handle} {found.state.name}")
+    if found.message:
+        print(f"  {found.message}")
+    for text in slow_ranks:
+        print(f"  {text}")
+    if found.restarts:
+        print(f"  restarted {pluralize(found.restarts, 'time')}")
+    if found.account is not None:
+        from relight.core.status.goodput import in_words, is_worth_telling
+
+        for text in in_words(found.account) if is_worth_telling(found.account) else ():
+            print(f"  {text}")
+    if found.url:
+        print(f"  {'logs' if found.url.startswith('file:') else 'URL'}: {found.url}")
+    rows = [
+        (
+            f"{each.role}/{each.replica}",
+            each.state.name,
+            "" if each.exitcode is None else str(each.exitcode),
+            each.host,
+            each.error or printable(each.last_line),
+        )
+        for each in found.replicas
+    ]
+    if rows:
+        last = "LAST LINE" if any(each.last_line for each in found.replicas) else "ERROR"
+        print()
+        print("\n".join(table(rows, ("REPLICA", "STATE", "EXIT", "HOST", last))))
+    return EXIT_OK
+
+
+def _print_agents(*, as_json: bool) -> int:
+    from relight.processes import agent_processes
+
+    found = [
+        agent._replace(run_id=agent.run_id or _requested_run_id(agent))
+        for agent in agent_processes.running()
+    ]
+    if as_json:
+        names = _names()
+        print_json([{**_as_object(agent), "name": names.get(agent.pid)} for agent in found])
+        return EXIT_OK
+    if not found:
+        say("you have no agents (relight run) on this machine")
+        return EXIT_OK
+    names = _names()
+    rows = [
+        (
+            str(agent.pid),
+            names.get(agent.pid, ""),
+            _line(agent.run_id),
+            str(len(agent.workers)) if agent.workers else "none",
+            format_duration(agent.seconds),
+            _mib(agent.memory),
+            _mib(agent.warm_memory) if agent.warm_pid else "",
+        )
+        for agent in found
+    ]
+    heads = ("PID", "NAME", "RUN ID", "WORKERS", "SINCE", "MEMORY", "PRELOADED")
+    print("\n".join(table(rows, heads)))
+    for agent in found:
+        if agent.slow_ranks:
+            print(f"\n{agent.pid}: {_line(agent.slow_ranks)}")
+    return EXIT_OK
+
+
+def _names() -> dict[int, str]:
+    """Return the names of the jobs of agents, by pid."""
+    from relight.base import env
+    from relight.processes.running_jobs import JobDirectory
+
+    try:
+        return {job.pid: job.name for job in JobDirectory(env.read().variables).running()}
+    except OSError:
+        return {}
+
+
+def _slow_ranks(job: handles.Handle) -> list[str]:
+    """Return which ranks of a job are slow, as far as agents on this machine know."""
+    from relight.processes import agent_processes
+
+    try:
+        running = agent_processes.running()
+    except UsageError:  # the system does not show them
+        return []
+    own = [
+        each
+        for each in running
+        if each.job == str(job)
+        or (job.scheduler == handles.RUN and job.app_id.endswith(f"-{each.pid}"))
+    ]
+    return sorted({_line(each.slow_ranks) for each in own} - {""})
+
+
+def _line(text: str) -> str:
+    return printable(text).replace("\n", " ")
+
+
+def _requested_run_id(agent: "Running") -> str:
+    """Return the --rdzv-id in the command line of an agent whose workers have not started yet."""
+    from relight.processes.agent_processes import arguments
+
+    try:
+        parsed = parse(arguments(agent.command) or [], Environment({}))
+    except UsageError:
+        return ""
+    return str(parsed.values["rdzv_id"]) if "rdzv-id" in parsed.given else ""
+
+
+def _as_object(agent: "Running") -> dict[str, Any]:
+    warm = {"pid": agent.warm_pid, "memory": agent.warm_memory} if agent.warm_pid else None
+    fields = agent._asdict()
+    del fields["warm_pid"], fields["warm_memory"]
+    return {**fields, "seconds": round(agent.seconds, 1), "warm_spawner": warm}
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"

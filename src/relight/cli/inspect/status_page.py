@@ -1,0 +1,199 @@
+"""`relight status --web`: serves the page of a job until ctrl-C, or until the end of the job.
+
+`relight run --status` starts it as well, once workers run.
+"""
+
+import contextlib
+import errno
+import secrets
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+from urllib.parse import quote
+
+from relight.base import env
+from relight.base.errors import EXIT_OK, MachineError, RelightError, UsageError, way_to
+from relight.base.values import STATUS_TOKEN, PageAddress, parse_status_token
+from relight.cli.inspect import stacks
+from relight.cli.jobs.common import say
+from relight.core.status.snapshot import ENDED
+from relight.flags.arguments import ParsedFlags
+from relight.inspect.page import otel
+from relight.inspect.page.metrics import exposition
+from relight.inspect.page.server import PageServer, Served
+from relight.inspect.page.watched_job import WatchedJob
+from relight.job import handles
+from relight.job.lookup import find_job
+from relight.net.ports import no_free_port
+from relight.processes import agent_processes
+from relight.processes.running_jobs import JobDirectory
+from relight.runner.runner import Runner
+
+_LOOK_S = 0.5
+"""How often it is looked whether the job's agent still exists (`--until-end`)."""
+_ALL = ("0.0.0.0", "::")
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def main(parsed: ParsedFlags) -> int:
+    """Serve the page, and return when it is over.
+
+    Raises:
+        RelightError: there is no such job, or the port can't be used.
+    """
+    if not parsed.values["web"]:
+        raise UsageError("--listen and --until-end are of the page", hint="relight status --web …")
+    if parsed.values["json"] or parsed.values["roles"]:
+        raise UsageError("--json and --roles are not for --web", hint="/state of the page is JSON")
+    if not parsed.command:
+        raise UsageError("--web needs a job", hint="relight list shows what there is")
+    handle = find_job(parsed.command[0])
+    if handle.scheduler != handles.RUN:
+        raise UsageError(
+            f"--web shows jobs of relight run on this machine, not of {handle.scheduler}",
+            hint="relight run --status=[HOST:]PORT … in the job serves its page where it runs",
+        )
+    until_end = parsed.values["until_end"]
+    output = sys.stderr if until_end else sys.stdout
+    try:
+        return _serve(handle, parsed.values["listen"], until_end, output.isatty())
+    except RelightError as error:
+        if not until_end:
+            raise
+        # The child of a job that goes on: one line, as a warning.
+        say(f"no status page: {error.message}")
+        return error.exit_code
+
+
+class _Token(NamedTuple):
+    """The token of a page: empty if nobody could know it; its part of the page's address; and where
+    it is, if it is not in the address.
+    """
+
+    text: str
+    fragment: str
+    where: str
+
+
+@contextlib.contextmanager
+def _token(
+    variables: Mapping[str, str], jobs: JobDirectory, job: str, page: PageAddress, on_terminal: bool
+) -> Iterator[_Token]:
+    """Yield the token of a page: the user's, or a new one. It is printed on a terminal only: a log
+    file has other readers. Else it is in a file as long as the page is served.
+
+    Raises:
+        UsageError: the user's is not one.
+    """
+    chosen = variables.get(STATUS_TOKEN, "")
+    if chosen:
+        try:
+            parse_status_token(chosen)
+        except ValueError as error:
+            raise UsageError(f"{STATUS_TOKEN}: {error}") from None
+    text = chosen or secrets.token_urlsafe(24)
+    if on_terminal:
+        yield _Token(text, f"#token={quote(text, safe='')}", "")
+    elif chosen:
+        yield _Token(text, "", f"its token is in {STATUS_TOKEN}")
+    elif page.is_public:
+        yield _Token("", "", "")
+    else:
+        try:
+            path = jobs.make_token(job, text)
+        except OSError as error:
+            hint = f"set {STATUS_TOKEN}"
+            raise MachineError(f"can't write its token: {error.strerror}", hint=hint) from None
+        try:
+            yield _Token(text, "", f"its token is in {path}")
+        finally:
+            jobs.remove_token(path)
+
+
+def _serve(job: handles.Handle, where: PageAddress, until_end: bool, on_terminal: bool) -> int:
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    variables = env.read().variables
+    jobs = JobDirectory(variables)
+    with _token(variables, jobs, job.app_id, where, on_terminal) as token:
+        return _serve_until(stop, token, jobs, job, where, until_end)
+
+
+def _serve_until(
+    stop: threading.Event,
+    token: _Token,
+    jobs: JobDirectory,
+    job: handles.Handle,
+    where: PageAddress,
+    until_end: bool,
+) -> int:
+    actions = _actions(jobs, job)
+    watched = WatchedJob(jobs, job.app_id, actions if token.text else ())
+    metrics = partial(exposition, watched.reading)
+    served = Served(watched.look, watched.output, metrics, actions)
+    server = _listening(where, token.text, served)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    host = where.endpoint.host
+    address = f"http://{_shown(host)}:{server.port}/{token.fragment}"
+    if until_end:
+        say(f"status page: {address}" + (token.where and f" ({token.where})"))
+    else:
+        print(address, flush=True)
+        if token.where:
+            say(token.where)
+    if host not in _LOCAL:
+        who = "can connect to this port" if where.is_public else "sees the token on the network"
+        say(f"note: whoever {who} can read the page; the connection is not encrypted")
+    with contextlib.suppress(RelightError):
+        metrics()  # loads what scrapes need: an upgrade may remove or replace it
+    end_sending = otel.start(watched.reading, env.read().variables, say)
+    if until_end:
+        _wait_for_end(watched, stop)
+    else:
+        stop.wait()
+    server.finish()
+    if end_sending is not None:
+        end_sending()
+    return EXIT_OK
+
+
+def _listening(where: PageAddress, token: str, served: Served) -> PageServer:
+    host, port = where.endpoint.host, where.endpoint.port or 0
+    try:
+        return PageServer(host, port, token, served, is_public=where.is_public)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and not port:
+            raise no_free_port("the status page") from None
+        raise MachineError(
+            f"can't listen on {where.endpoint}: {error.strerror or way_to(error)}",
+            hint="another --listen=[HOST:]PORT; 0 is any free port",
+        ) from None
+
+
+def _actions(jobs: JobDirectory, job: handles.Handle) -> Mapping[str, Callable[[], str]]:
+    def cancel() -> str:
+        with Runner() as runner:
+            runner.cancel(job)
+        return f"{job.app_id} has been cancelled\n"
+
+    return {"stacks": partial(stacks.of_job, jobs, job), "cancel": cancel}
+
+
+def _wait_for_end(watched: WatchedJob, stop: threading.Event) -> None:
+    agent = watched.reading().job.nodes[0]
+    while not stop.wait(_LOOK_S) and agent_processes.lives(agent.pid):
+        pass
+    until = time.monotonic() + _LOOK_S  # its last snapshot is about to be there
+    while watched.reading(now=True).job.nodes[0].state != ENDED and time.monotonic() < until:
+        time.sleep(_LOOK_S / 10)
+
+
+def _shown(host: str) -> str:
+    host = socket.gethostname() if host in _ALL else host
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,180 @@
+"""`relight top`: watches jobs, live on a terminal, or once as a table."""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+from relight.base import env
+from relight.base.errors import EXIT_OK, RelightError, UsageError
+from relight.base.values import one_of, parse_interval
+from relight.cli.jobs import common
+from relight.cli.jobs.common import HELP, Page, read_arguments
+from relight.flags.spec import Flag
+from relight.host.gpus import Gpus
+from relight.inspect import top_rows
+from relight.inspect.top_rows import JobLook, Looks
+from relight.job import handles
+from relight.job.app import AppState
+from relight.job.lookup import find_job
+from relight.job.status import AppStatus
+from relight.runner.runner import Runner
+
+PAGE = Page(
+    "top [flags] [JOB]",
+    (
+        "Watches the ranks of a job, or of all your jobs that relight list shows and that are not",
+        "over: state, step and steps a second, CPU, memory, last line. JOB is as for relight",
+        "status. In a pipe or with TERM=dumb it prints one table, as with --once.",
+        "Keys: s stacks, l logs and c cancel of the job or rank under the cursor; o and r change",
+        "and reverse the order, / filters, q quits.",
+    ),
+    (
+        Flag("scheduler", str, "", "NAME", "all your jobs on it, also those submitted from "
+             "elsewhere", short="s", from_env=False),
+        Flag("sort", one_of(*top_rows.ORDERS), "rank", "COLUMN", ", ".join(top_rows.ORDERS),
+             from_env=False),
+        Flag("filter", str, "", "WORDS", "only rows with all of these words", from_env=False),
+        Flag("interval", parse_interval, 2.0, "SECONDS", "between two looks", from_env=False),
+        Flag("once", None, False, "", "print one table and exit", from_env=False),
+        HELP,
+    ),
+    (
+        "relight top",
+        "relight top train",
+        "relight top -s slurm",
+        "relight top --once --sort=rate train | head",
+    ),
+    "exit code: 0; 2 the job does not exist",
+)  # fmt: skip
+_MOST_ENDED = 20
+"""So many jobs that have ended meanwhile are shown on."""
+_BETWEEN_S = 1.0
+"""Between the two looks of one table: what is used in a second follows from two."""
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight top`.
+
+    Raises:
+        RelightError: the job does not exist, its scheduler does not answer, or the live view needs
+            a package.
+    """
+    parsed = read_arguments(argv, PAGE, 0, 1, "one job")
+    values = parsed.values
+    if parsed.command and values["scheduler"]:
+        raise UsageError("-s shows all jobs of a scheduler", hint=f"relight {PAGE.usage}")
+    with Runner() as runner:
+        jobs_of = WatchedJobs(
+            runner, parsed.command[0] if parsed.command else "", values["scheduler"]
+        )
+        terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        if values["once"] or not terminal or env.read().get("TERM", "dumb") == "dumb":
+            return _print_once(jobs_of.look, values["sort"], values["filter"])
+        if parsed.command:
+            jobs_of.look()  # a job that does not exist is told here, and not in the view
+        view = _view().TopView(jobs_of.look, values["sort"], values["filter"], values["interval"])
+        view.run()
+    return view.return_code or EXIT_OK
+
+
+def _print_once(look: Callable[[], list[JobLook]], order: str, words: str) -> int:
+    looks = Looks()
+    found = look()
+    rows = looks.rows(found)
+    if any(each.use is not None for job in found for each in job.status.replicas):
+        time.sleep(_BETWEEN_S)
+        found = look()
+        rows = looks.rows(found)
+    if not found:
+        common.say("there are no jobs")
+        return EXIT_OK
+    rows = top_rows.ordered(top_rows.matching(rows, words), order)
+    print("\n".join(line for job in found for line in top_rows.headline(job)))
+    if gpus := top_rows.gpus_line(Gpus().look()):
+        print(gpus)
+    heads, lines = top_rows.table(rows)
+    if lines:
+        print()
+        print("\n".join(common.table(lines, heads)))
+    return EXIT_OK
+
+
+def _view() -> ModuleType:
+    try:
+        from relight.cli.inspect import top_view
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("textual", "rich"):
+            raise
+        raise UsageError(
+            "the live view of relight top needs the package textual",
+            hint="pip install 'textual>=8', in the environment of relight; or relight top --once",
+        ) from None
+    return top_view
+
+
+class WatchedJobs:
+    """The jobs that are looked at.
+
+    Args:
+        runner: asks their schedulers.
+        job: only this one; empty for all that are not over.
+        scheduler: all jobs of this one; empty for those that `relight list` shows.
+
+    Raises:
+        RelightError: there is no such job.
+    """
+
+    def __init__(self, runner: Runner, job: str, scheduler: str) -> None:
+        self._runner = runner
+        self._only = find_job(job) if job else None
+        if self._only is not None and self._only.role:
+            raise UsageError(f"{job} is a part of a job", hint=f"relight top {self._only}")
+        self._scheduler = scheduler
+        self._seen: dict[str, JobLook] = {}
+        self._names: dict[str, str] = {}
+
+    def look(self) -> list[JobLook]:
+        """Return how the jobs are; those that have ended since the first look are shown on.
+
+        Raises:
+            RelightError: the job does not exist, or the scheduler does not answer.
+        """
+        found = self._all() if self._only is None else self._one(self._only)
+        before, self._seen = (
+            self._seen,
+            {each: JobLook(each, found[each], self._names.get(each, "")) for each in found},
+        )
+        ended = [top_rows.gone(before[each]) for each in before if each not in found]
+        self._seen |= {each.handle: each for each in ended[-_MOST_ENDED:]}
+        return list(self._seen.values())
+
+    def _one(self, handle: handles.Handle) -> dict[str, AppStatus]:
+        try:
+            return {str(handle): self._runner.status(handle)}
+        except UsageError:
+            if not self._seen:
+                raise
+            return {}
+
+    def _all(self) -> dict[str, AppStatus]:
+        listed = self._runner.list(self._scheduler)
+        self._names = {job.handle: job.name for job in listed}
+        seen = [each.handle for each in self._seen.values() if not each.status.state.is_over]
+        running = [job.handle for job in listed if not job.state.is_over]
+        every = dict.fromkeys([*running, *seen])
+        return self._statuses([find_job(handle) for handle in every])
+
+    def _statuses(self, wanted: Sequence[handles.Handle]) -> dict[str, AppStatus]:
+        """Return the statuses of jobs by handle, with one query for all jobs of a scheduler."""
+        found = dict[str, AppStatus]()
+        for name in dict.fromkeys(handle.scheduler for handle in wanted):
+            ids = {each.app_id: str(each) for each in wanted if each.scheduler == name}
+            try:
+                statuses = self._runner.scheduler(name).status(list(ids))
+            except RelightError as error:
+                if self._scheduler:
+                    raise
+                statuses = dict.fromkeys(ids, AppStatus(AppState.UNKNOWN, error.message))
+            found |= {ids[app_id]: status for app_id, status in statuses.items()}
+        return found

@@ -1,0 +1,42 @@
+"""`relight cancel`: stop jobs."""
+
+from relight.base.errors import EXIT_OK
+from relight.cli.jobs.common import (
+    HANDLE,
+    HELP,
+    JSON,
+    Page,
+    print_json,
+    read_arguments,
+    say,
+    status_object,
+)
+from relight.job.lookup import find_job
+from relight.runner.runner import Runner
+
+_MANY = 1000
+PAGE = Page(
+    "cancel [flags] JOB …",
+    ("Stops running jobs; logs and record stay. JOB is a handle, or an id alone.",),
+    (JSON, HELP),
+    (f"relight cancel {HANDLE}",),
+    "exit code: 0, also for a job that was over already; 2 a job does not exist",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight cancel`.
+
+    Raises:
+        RelightError: the job does not exist.
+    """
+    parsed = read_arguments(argv, PAGE, 1, _MANY, "a job")
+    with Runner() as runner:
+        for handle in [find_job(text) for text in parsed.command]:
+            was_over, found = runner.cancel_unless_over(handle)
+            if parsed.values["json"]:
+                print_json(status_object(handle, found))
+            else:
+                had_ended = " (it had ended before)" if was_over else ""
+                say(f"{handle} {found.state.name}{had_ended}")
+    return EXIT_OK

@@ -1,0 +1,247 @@
+"""Shared parts of the commands on jobs: reading flags, printing, and watching a job to its end."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from relight.base.env import Environment
+from relight.base.errors import EXIT_OK, MachineError, RelightError, UsageError
+from relight.base.fields import plain
+from relight.flags.arguments import ParsedFlags, parse
+from relight.flags.spec import Flag
+from relight.flags.usage import flag_lines
+from relight.host.descriptors import raise_limit
+from relight.job.handles import Handle
+from relight.runner.runner import Runner
+from relight.schedulers.api import AppStatus
+
+HELP = Flag("help", None, False, "", "this text", short="h", from_env=False)
+JSON = Flag("json", None, False, "", "print JSON", from_env=False)
+HANDLE = "SCHEDULER://SESSION/JOB"
+EXIT_TIMEOUT = 124
+"""As with timeout(1)."""
+_JOIN_S = 10.0
+_MOST_LINES = 10_000
+"""How many lines may wait to be printed."""
+
+
+class Page(NamedTuple):
+    """The help of a command: its usage line, description, flags, examples and exit codes."""
+
+    usage: str
+    about: tuple[str, ...]
+    flags: tuple[Flag, ...]
+    examples: tuple[str, ...]
+    footer: str = ""
+
+    def text(self) -> str:
+        """Return the help."""
+        lines = [f"usage: relight {self.usage}", "", *self.about, "", *flag_lines(self.flags)]
+        lines += ["", "examples:", *(f"  {example}" for example in self.examples)]
+        if self.footer:
+            lines += ["", self.footer]
+        return "\n".join(lines)
+
+
+def read_arguments(argv: list[str], page: Page, least: int, most: int, what: str) -> ParsedFlags:
+    """Return the flags and the arguments of a command, in any order. Exits after printing help.
+
+    Raises:
+        UsageError: a flag is wrong, or there are too few or too many arguments.
+    """
+    words, given, rest = list[str](), set[str](), list(argv)
+    values = {flag.field: flag.default for flag in page.flags}
+    while True:
+        parsed = parse(rest, Environment({}), page.flags)
+        given |= parsed.given
+        values |= {f.field: parsed.values[f.field] for f in page.flags if f.name in parsed.given}
+        if not parsed.command:
+            break
+        word, *rest = parsed.command
+        words.append(word)
+    if values["help"]:
+        print(page.text(), flush=True)
+        raise SystemExit(EXIT_OK)
+    name = page.usage.split()[0]
+    if len(words) < least:
+        raise UsageError(f"relight {name} needs {what}", hint=f"relight {page.usage}")
+    if len(words) > most:
+        extra = f"takes {what} only" if most else "takes flags only"
+        raise UsageError(f"relight {name} {extra}, not {words[most]}", hint=f"relight {page.usage}")
+    return ParsedFlags(values, given, tuple(words))
+
+
+def say(text: str) -> None:
+    """Print a message for the user to stderr; results go to stdout instead."""
+    print(f"relight: {text}", file=sys.stderr, flush=True)
+
+
+def print_json(value: Any) -> None:
+    """Print JSON: on one line, or indented on a terminal."""
+    import json
+
+    print(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
+
+
+def table(rows: Iterable[Sequence[str]], heads: Sequence[str]) -> list[str]:
+    """Return lines with columns as wide as they need to be."""
+    every = [tuple(heads), *(tuple(row) for row in rows)]
+    widths = [max(len(row[column]) for row in every) for column in range(len(heads))]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in every
+    ]
+
+
+def shown_time(text: str) -> str:
+    """Return an ISO time in this machine's time zone, as `2026-01-31 12:00:00+0000`; a text that is
+    no time is returned unchanged.
+    """
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(text).astimezone().strftime("%F %T%z")
+    except (ValueError, OverflowError):
+        return text
+
+
+def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
+    """Return a status as the JSON that `relight status --json` prints."""
+    roles: dict[str, list[dict[str, Any]]] = {}
+    for each in found.replicas:
+        roles.setdefault(each.role, []).append(
+            {
+                "id": each.replica,
+                "role": each.role,
+                "state": each.state.name,
+                "hostname": each.host,
+                "exitcode": each.exitcode,
+                "error": each.error,
+                "last_line": each.last_line,
+                "use": None if each.use is None else each.use._asdict(),
+            }
+        )
+    return {
+        "handle": str(handle),
+        "app_id": handle.app_id,
+        "scheduler": handle.scheduler,
+        "state": found.state.name,
+        "exitcode": found.exitcode if found.state.is_over else None,
+        "num_restarts": found.restarts,
+        "msg": found.message,
+        "roles": [{"role": role, "replicas": replicas} for role, replicas in roles.items()],
+        "ui_url": found.url,
+        "goodput": plain(found.account) if found.account is not None else None,
+    }
+
+
+class Follower:
+    """Prints the lines of all replicas of a job as they come, each prefixed with its replica.
+
+    One thread for each replica reads; another one prints all available lines at once.
+
+    Args:
+        runner: the job's.
+        handle: of the job, or of a part of it.
+        where: a file to print to.
+        query: arguments of `Runner.log_lines`.
+    """
+
+    def __init__(self, runner: Runner, handle: Handle, where: Any, **query: Any) -> None:
+        import threading
+
+        self._runner, self._handle, self._where = runner, handle, where
+        self._filters = query
+        self._replicas = runner.replicas(handle)
+        self._errors: list[RelightError] = []
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._reading = len(self._replicas)
+        self._progress = 0
+        """Counts prints and readers that have ended, to tell whether output still comes."""
+        self._printing = self._output_closed = False
+        raise_limit()  # each reader has files open
+        for replica in self._replicas:
+            threading.Thread(target=self._follow, args=replica, daemon=True).start()
+        threading.Thread(target=self._print, daemon=True).start()
+
+    def join(self, limit_s: float | None = _JOIN_S) -> None:
+        """Wait for the last lines; the limit is for a period without a new line. A slow reader of
+        the printed lines does not count against it.
+
+        Raises:
+            RelightError: the lines of a replica could not be read.
+        """
+        with self._changed:
+            while not self._is_over():
+                if not self._has_progress(limit_s) and not self._printing:
+                    raise MachineError(
+                        "the job ended, but its output is still being written; "
+                        f"see `relight logs {self._handle}`"
+                    )
+        if self._errors:
+            raise self._errors[0]
+
+    def _has_progress(self, limit_s: float | None) -> bool:
+        steps = self._progress
+        return self._changed.wait_for(lambda: self._progress != steps, limit_s)
+
+    def _is_over(self) -> bool:
+        return self._output_closed or not (self._reading or self._lines or self._printing)
+
+    def _follow(self, role: str, replica: int) -> None:
+        try:
+            for line in self._runner.log_lines(
+                self._handle, role, replica, follow=True, **self._filters
+            ):
+                with self._changed:
+                    while len(self._lines) >= _MOST_LINES and not self._output_closed:
+                        self._changed.wait()
+                    if self._output_closed:
+                        break
+                    self._lines.append(f"{role}/{replica} {line}\n")
+                    if len(self._lines) == 1:
+                        self._changed.notify_all()
+        except RelightError as error:
+            self._errors.append(error)
+        except OSError as error:
+            self._errors.append(MachineError(f"can't read the logs of {role}/{replica}: {error}"))
+        finally:
+            with self._changed:
+                self._reading -= 1
+                self._progress += 1
+                self._changed.notify_all()
+
+    def _print(self) -> None:
+        while True:
+            with self._changed:
+                self._printing = False
+                self._progress += 1
+                self._changed.notify_all()
+                while self._reading and not self._lines:
+                    self._changed.wait()
+                lines, self._lines = self._lines, []
+                self._printing = bool(lines)
+                self._changed.notify_all()
+            if not lines:
+                return
+            try:
+                self._where.write("".join(lines))
+                self._where.flush()
+            except (OSError, ValueError):  # the reader of the output is gone
+                with self._changed:
+                    self._output_closed = True
+                    self._progress += 1
+                    self._changed.notify_all()
+                return
+
+
+def report(handle: Handle, found: AppStatus) -> None:
+    """Print how a job has ended."""
+    text = f"{handle} {found.state.name}"
+    say(f"{text}: {found.message}" if found.message else text)
+    if found.state.name == "FAILED" and not found.message:
+        for each in found.replicas:
+            if each.exitcode or each.error:
+                why = each.error or f"exit code {each.exitcode}"
+                say(f"{each.role}/{each.replica}: {why}")

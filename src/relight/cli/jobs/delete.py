@@ -1,0 +1,36 @@
+"""`relight delete`: stop jobs and remove their logs, state and records."""
+
+from relight.base.errors import EXIT_OK
+from relight.cli.jobs.common import HANDLE, HELP, Page, read_arguments, say
+from relight.job.lookup import find_job
+from relight.runner.runner import Runner
+
+_MANY = 1000
+PAGE = Page(
+    "delete [flags] JOB …",
+    (
+        "Stops jobs and removes their logs, state and record.",
+        "JOB is a handle, or an id alone.",
+    ),
+    (HELP,),
+    (
+        f"relight delete {HANDLE}",
+        "relight list --json | jq -r '.[] | select(.state==\"FAILED\").handle' | "
+        "xargs relight delete",
+    ),
+    "exit code: 0; 2 a job does not exist",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight delete`.
+
+    Raises:
+        RelightError: the job does not exist.
+    """
+    parsed = read_arguments(argv, PAGE, 1, _MANY, "a job")
+    with Runner() as runner:
+        for handle in [find_job(text) for text in parsed.command]:
+            runner.delete(handle)
+            say(f"{handle} is deleted")
+    return EXIT_OK

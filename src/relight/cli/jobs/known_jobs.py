@@ -1,0 +1,32 @@
+"""`relight completion jobs`: prints the names and ids of jobs, for the shells to complete.
+
+A shell calls it while its user waits: it asks no agent and no scheduler, reads no record, imports
+little, and says nothing of what goes wrong. bash expands what it prints, so that names with other
+characters than those of ids are left out.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+from relight.base.errors import EXIT_OK
+from relight.job import records
+from relight.job.lookup import names_of_run
+from relight.processes.running_jobs import is_id
+
+
+def main(_: list[str]) -> int:
+    """Print the jobs of `relight run` on this machine and those submitted from here."""
+    found = set[str]()
+    for jobs in (names_of_run, _submitted):
+        with suppress(Exception):
+            found |= set(filter(is_id, jobs()))
+    print("\n".join(sorted(found)))
+    return EXIT_OK
+
+
+def _submitted() -> Iterator[str]:
+    with os.scandir(records.root()) as entries:
+        for entry in entries:
+            if os.path.lexists(os.path.join(entry.path, records.FILE)):
+                yield entry.name

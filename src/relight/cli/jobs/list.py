@@ -1,0 +1,70 @@
+"""`relight list`: lists jobs, newest first."""
+
+from relight.base.errors import EXIT_OK
+from relight.base.fields import printable
+from relight.base.values import one_of
+from relight.cli.jobs.common import (
+    HELP,
+    JSON,
+    Page,
+    print_json,
+    read_arguments,
+    say,
+    shown_time,
+    table,
+)
+from relight.flags.spec import Flag
+from relight.job.app import AppState
+from relight.runner.runner import Runner
+
+PAGE = Page(
+    "list [flags]",
+    (
+        "Lists the jobs submitted from this machine, also those that are over, newest first.",
+        "REASON is why a job has failed, in one line.",
+    ),
+    (
+        Flag("scheduler", str, "", "NAME", "only its jobs, also those submitted from elsewhere",
+             short="s", from_env=False),
+        Flag("state", one_of(*AppState.__members__), "", "STATE", "only jobs in this state",
+             from_env=False),
+        JSON,
+        HELP,
+    ),
+    (
+        "relight list",
+        "relight list -s slurm --state RUNNING",
+        "relight list --json | jq -r '.[0].handle'",
+    ),
+)  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight list`.
+
+    Raises:
+        RelightError: the scheduler is unknown or does not answer.
+    """
+    parsed = read_arguments(argv, PAGE, 0, 0, "flags")
+    wanted = parsed.values["state"]
+    with Runner() as runner:
+        scheduler = parsed.values["scheduler"] or runner.settings.section("cli:list").get(
+            "scheduler", ""
+        )
+        jobs = [
+            job for job in runner.list(scheduler) if not wanted or job.state is AppState[wanted]
+        ]
+    if parsed.values["json"]:
+        print_json([{**job._asdict(), "state": job.state.name} for job in jobs])
+        return EXIT_OK
+    if not jobs:
+        say("there are no jobs")
+        return EXIT_OK
+    rows = [
+        (job.handle, job.name, job.state.name, shown_time(job.submitted), printable(job.message))
+        for job in jobs
+    ]
+    says_why = any(job.message for job in jobs)
+    heads = ("JOB", "NAME", "STATE", "SUBMITTED", "REASON" if says_why else "")
+    print("\n".join(table(rows, heads)))
+    return EXIT_OK

@@ -1,0 +1,193 @@
+"""`relight logs`: prints the output of a job."""
+
+import json
+import re
+import sys
+from datetime import datetime, timedelta
+from typing import Any
+
+from relight.base.errors import EXIT_OK, EXIT_SIGNAL_BASE, RelightError, UsageError
+from relight.base.values import one_of, parse_count
+from relight.cli.jobs.common import HANDLE, HELP, JSON, Follower, Page, read_arguments, say
+from relight.flags.spec import Flag
+from relight.job import handles
+from relight.job.app import AppState
+from relight.job.lookup import find_job
+from relight.runner.event_log import ALL
+from relight.runner.runner import Runner, compiled
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_time(text: str) -> datetime:
+    """Return the time given as `10m` (ago), or as an ISO 8601 date and time.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if match:
+        ago = float(match[1]) * _UNITS[match[2]]
+        try:
+            return datetime.now().astimezone() - timedelta(seconds=ago)
+        except OverflowError:
+            raise ValueError("that is before the year 1") from None
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise ValueError("expected 30s, 10m, 2h, 1d or a time as 2026-01-31T12:00") from None
+
+
+def parse_attempt(text: str) -> str:
+    """Return a number of restarts without leading zeros, or `all`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text == ALL or (text.isascii() and text.isdecimal()):
+        return text.lstrip("0") or "0"
+    raise ValueError("expected all, or a number: 0 is the first attempt, 1 that after a restart")
+
+
+PAGE = Page(
+    "logs [flags] JOB[/ROLE[/REPLICA,…]]",
+    (
+        "Prints what the replicas of a job wrote. With several, each line begins with its replica.",
+        "JOB is a handle, or an id alone.",
+    ),
+    (
+        Flag("follow", None, False, "", "wait for more until the job is over", short="f",
+             from_env=False),
+        Flag("tail", None, False, "", "the same as --follow, with a number as --lines", short="t",
+             from_env=False),
+        Flag("lines", parse_count, None, "N", "only the last N lines of each replica", short="n",
+             from_env=False),
+        Flag("role", str, "", "NAME", "only this role", from_env=False),
+        Flag("replica", str, "", "N,…", "only these replicas", from_env=False),
+        Flag("rank", parse_count, None, "N", "only this rank, counted over the whole job",
+             from_env=False),
+        Flag("attempt", parse_attempt, "", "N|all",
+             "only what the worker wrote after N restarts; all: in all attempts", from_env=False),
+        Flag("grep", str, "", "TEXT", "only lines with this text", from_env=False),
+        Flag("regex", str, "", "R", "only lines that match", from_env=False),
+        Flag("since", parse_time, None, "T", "lines since then: 10m, or a time", from_env=False),
+        Flag("until", parse_time, None, "T", "lines until then", from_env=False),
+        Flag("streams", one_of("stdout", "stderr", "combined"), "combined", "NAME",
+             "stdout, stderr or combined", from_env=False),
+        JSON,
+        HELP,
+    ),
+    (
+        f"relight logs -f {HANDLE}",
+        f"relight logs {HANDLE}/trainer/0,1 --regex 'loss|Error'",
+        "relight logs train-x3bk9qwz --streams stderr --since 10m",
+        "relight logs train-x3bk9qwz --tail 3",
+        "relight logs -f train --rank 5 --grep loss",
+        "relight logs train --rank 5 --attempt 0",
+    ),
+)  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight logs`.
+
+    Raises:
+        RelightError: the job or replica does not exist.
+    """
+    parsed = read_arguments(_with_lines(argv), PAGE, 1, 1, "one job")
+    values = parsed.values
+    if values["grep"] and values["regex"]:
+        raise UsageError("--grep and --regex contradict each other", hint="--regex does both")
+    text = parsed.command[0]
+    handle = find_job(text)
+    if values["role"]:
+        handle = handle._replace(role=values["role"])
+    if values["replica"]:
+        handle = handle._replace(replicas=_numbers(values["replica"]))
+    if values["rank"] is not None and handle.replicas:
+        raise UsageError("--rank names a worker of the whole job, and a replica is given as well")
+    compiled(values["regex"])
+    query = {key: values[key] for key in ("since", "until", "rank", "attempt")}
+    query |= {"stream": values["streams"], "last": values["lines"]}
+    query["regex"] = values["regex"] or re.escape(values["grep"])
+    with Runner() as runner:
+        _check_times(runner, handle, query)
+        replicas = runner.replicas(handle) if query["rank"] is None else [(handle.role, 0)]
+        silent = set(replicas)
+        if values["follow"] or values["tail"]:
+            _say_why(runner, handle, silent, (AppState.SUBMITTED, AppState.PENDING))
+        if (values["follow"] or values["tail"]) and len(replicas) > 1 and not values["json"]:
+            Follower(runner, handle, sys.stdout, **query).join(None)
+            return EXIT_OK
+        query["follow"] = values["follow"] or values["tail"]
+        for role, replica in replicas:
+            for line in runner.log_lines(handle, role, replica, **query):
+                silent.discard((role, replica))
+                if values["json"]:
+                    who = {"role": role, "replica": replica}
+                    who = who if query["rank"] is None else {"rank": query["rank"]}
+                    shown = json.dumps({**who, "line": line})
+                else:
+                    shown = line if len(replicas) == 1 else f"{role}/{replica} {line}"
+                print(shown, flush=query["follow"])
+        _say_why(runner, handle, silent, tuple(AppState))
+    return EXIT_OK
+
+
+def _say_why(
+    runner: Runner,
+    handle: handles.Handle,
+    silent: set[tuple[str, int]],
+    states: tuple[AppState, ...],
+) -> None:
+    """Say what replicas wait for, or have ended from, where their output can't say it: they have
+    written nothing, or something outside has ended them (out of memory, a lost node).
+
+    Args:
+        runner: the job's.
+        handle: of the job, or of a part of it.
+        silent: replicas without output.
+        states: those of replicas that matter.
+    """
+    try:
+        known = {(each.role, each.replica): each for each in runner.status(handle).replicas}
+        replicas = runner.replicas(handle)
+    except RelightError:
+        return  # the lines are what was asked for
+    for place in replicas:
+        each = known.get(place)
+        if each is None or not each.error or each.state not in states:
+            continue
+        killed = each.exitcode is None or each.exitcode > EXIT_SIGNAL_BASE
+        if place in silent or (each.state is AppState.FAILED and killed):
+            say(f"note: {each.role}/{each.replica} {each.state.name}: {each.error}")
+
+
+def _with_lines(argv: list[str]) -> list[str]:
+    """Return the arguments with `--tail 3`, as in tail(1) and Docker, replaced by `--lines=3`."""
+    words = []
+    left = list(argv)
+    while left:
+        word = left.pop(0)
+        name, equals, number = word.partition("=")
+        if name in ("-t", "--tail") and (number if equals else "".join(left[:1])).isdecimal():
+            word = f"--lines={number if equals else left.pop(0)}"
+        words.append(word)
+    return words
+
+
+def _check_times(runner: Runner, handle: handles.Handle, query: dict[str, Any]) -> None:
+    scheduler = runner.scheduler(handle.scheduler)
+    timed = [f"--{name}" for name in ("since", "until") if query[name] is not None]
+    if timed and not scheduler.capabilities.since:
+        raise UsageError(
+            f"{timed[0]}: {handle.scheduler} keeps no times with the lines",
+            hint="--regex, if the lines themselves have times",
+        )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise UsageError(f"--replica={text}: expected numbers, as in 0,1") from None

@@ -1,0 +1,286 @@
+"""`relight submit`: submits a job to a scheduler."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from relight.base.env import Environment
+from relight.base.errors import EXIT_OK, RelightError, UsageError, exit_code_of_signal
+from relight.base.text import did_you_mean
+from relight.cli.jobs.common import (
+    HELP,
+    JSON,
+    Follower,
+    Page,
+    print_json,
+    report,
+    say,
+    status_object,
+)
+from relight.flags.arguments import parse
+from relight.flags.spec import Flag
+from relight.job.handles import Handle
+from relight.job.lookup import find_job
+from relight.runner.prepared import Prepared
+from relight.runner.runner import HelpAskedError, Runner
+from relight.runner.validation import missing_script
+
+SUBMIT_FLAGS = (
+    Flag("scheduler", str, "", "NAME", "local, docker, slurm, ssh, auto … (default local)",
+         short="s", from_env=False),
+    Flag("scheduler-args", str, "", "K=V,…", "options of the scheduler; -cfg K=V,…; -cfg help",
+         from_env=False),
+    Flag("dryrun", None, False, "", "print what would be submitted, and stop", from_env=False),
+    Flag("wait", None, False, "", "wait for the end; the exit code is the job's", from_env=False),
+    Flag("log", None, False, "", "print the job's output while it runs, and wait", from_env=False),
+    Flag("tee-logs", None, False, "", "the same as --log", from_env=False),
+    Flag("workspace", str, "", "DIR", "a directory to copy for the job", from_env=False),
+    Flag("parent-run-id", str, "", "ID", "parent run for trackers", from_env=False),
+    Flag("launcher", str, "auto", "NAME", "auto, installed, travels (sent with the job), torchrun",
+         from_env=False),
+    Flag("stdin", None, False, "", "read flags and arguments from a JSON object on stdin",
+         from_env=False),
+    JSON,
+    HELP,
+)  # fmt: skip
+PAGE = Page(
+    "submit [flags] COMPONENT [its flags] [-- arguments of the script]",
+    (
+        "Submits a job to this machine, Docker, Slurm …, and prints its handle. A component",
+        "says what runs: dist.ddp, utils.python …, or a function of yours, path/file.py:function.",
+        "On local and ssh the command shows the job's output and ends with the job; on local",
+        "-cfg detach=true lets the job run on. Elsewhere the command ends at once, unless --wait",
+        "or --log is given. -h names the resources of a node: TorchX's names (gpu.xlarge: 64 CPUs,",
+        "8 GPUs, 256 GiB), or yours, from the module in RELIGHT_NAMED_RESOURCES.",
+    ),
+    SUBMIT_FLAGS,
+    (
+        "relight submit dist.ddp -j 1x4 --script train.py -- --epochs 3",
+        "relight submit -cfg detach=true dist.ddp -j 2x4 --script train.py",
+        "relight submit -s slurm -cfg partition=gpu dist.ddp -j 2x8 -h gpu.xlarge --script a.py",
+        "relight submit -s docker --dryrun dist.ddp -j 2:4x8 -h gpu.xlarge -m my.train",
+        "relight submit dist.ddp --help        (components: relight components)",
+    ),
+    "exit code: 0 the job was submitted or, with --wait, succeeded; else its own; 2 wrong usage",
+)
+_STDIN = {
+    "component_name": str, "scheduler": str, "scheduler_args": dict, "scheduler_cfg": dict,
+    "dryrun": bool, "wait": bool, "log": bool, "tee_logs": bool, "workspace": str,
+    "parent_run_id": str, "component_args": dict, "component_args_str": list,
+}  # fmt: skip
+_NEEDED = ("component_name", "scheduler", "scheduler_args")
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight submit`.
+
+    Raises:
+        RelightError: the job was not submitted.
+    """
+    with Runner() as runner:
+        default = runner.settings.command("component")
+        words, rest = split(argv, bool(default))
+        values = dict(parse(words, Environment({}), SUBMIT_FLAGS).values)
+        if values["help"]:
+            print(PAGE.text())
+            return EXIT_OK
+        if values["scheduler_args"] in ("help", "?"):
+            return _print_options(runner, values["scheduler"])
+        args: Any = rest
+        if values["stdin"]:
+            _check_only_stdin(words, rest)
+            address, args = _from_stdin(values)
+        elif default and (not rest or rest[0].startswith("-")):
+            address = default
+        elif rest:
+            address, *args = rest
+            if not address.strip():
+                from relight.flags import suggestions
+
+                raise suggestions.blank("the component", address)
+        else:
+            raise UsageError(
+                "no component was given", hint=f"relight {PAGE.usage}; relight components"
+            )
+        try:
+            job = runner.dryrun(
+                address,
+                args,
+                scheduler=values["scheduler"],
+                cfg=values["scheduler_args"],
+                workspace=values["workspace"] or runner.settings.command("workspace"),
+                parent_run_id=values["parent_run_id"],
+                launcher=values["launcher"],
+            )
+        except HelpAskedError as help_asked:
+            print(help_asked.message)
+            return EXIT_OK
+        if values["dryrun"]:
+            return _print_dry_run(runner, job, as_json=values["json"])
+        return _submit(runner, job, values)
+
+
+def _print_options(runner: Runner, scheduler: str) -> int:
+    from relight.cli.jobs.schedulers import option_lines
+
+    print("\n".join(option_lines(runner.scheduler(runner.scheduler_name(scheduler)))))
+    return EXIT_OK
+
+
+def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]:
+    """Return the flags of `relight submit`, as --NAME=VALUE, and the words from the component on.
+
+    Args:
+        argv: the arguments.
+        stop_at_unknown: whether an unknown flag belongs to the component that the settings name.
+
+    Raises:
+        UsageError: a flag is given twice, or lacks its value.
+    """
+    words: list[str] = []
+    seen: set[str] = set()
+    left = list(argv)
+    while left and left[0].startswith("-") and left[0] not in ("-", "--"):
+        word = left[0]
+        name, equals, value = word.partition("=")
+        flag = _flag(name)
+        if flag is None:
+            if stop_at_unknown:
+                return words, left
+            forgotten = _forgotten_component(words, left)
+            if forgotten is not None:
+                raise forgotten
+            parse([word], Environment({}), SUBMIT_FLAGS)  # raises an error with a suggestion
+            raise UsageError(f"{word} is ambiguous", hint="relight submit --help")
+        left.pop(0)
+        if flag.name in seen:
+            raise UsageError(f"--{flag.name} is given twice")
+        seen.add(flag.name)
+        if flag.parse is None:
+            words.append(f"--{flag.name}{equals}{value}")
+            continue
+        if not equals and name[:2] != "--" and name != "-cfg" and len(name) > 2:  # -slocal
+            equals, value = "=", name[2:]
+        if not equals:
+            if not left:
+                raise UsageError(f"--{flag.name} needs a value: {flag.metavar}")
+            value = left.pop(0)
+        words.append(f"--{flag.name}={value}")
+    return words, left[1:] if left[:1] == ["--"] else left
+
+
+def _flag(name: str) -> Flag | None:
+    if name == "-cfg":
+        name = "--scheduler-args"
+    if not name.startswith("--"):
+        return next((flag for flag in SUBMIT_FLAGS if flag.short and flag.short == name[1]), None)
+    wanted = name[2:].replace("_", "-")
+    exact = [flag for flag in SUBMIT_FLAGS if flag.name == wanted]
+    found = exact or [flag for flag in SUBMIT_FLAGS if flag.name.startswith(wanted)]
+    return found[0] if len(found) == 1 else None
+
+
+def _check_only_stdin(words: list[str], rest: list[str]) -> None:
+    beside = ("--stdin", "--dryrun", "--json", "--launcher")
+    wrong = [word for word in words if word.partition("=")[0] not in beside] + rest
+    if wrong:
+        raise UsageError(f"--stdin reads all of this: {wrong[0]} can't be given with it")
+
+
+def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
+    """Read the object on stdin into `values`; return the component and its arguments."""
+    import json
+
+    try:
+        found = json.load(sys.stdin)
+    except ValueError as error:
+        raise UsageError(f"--stdin: not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UsageError("--stdin: expected a JSON object", hint=f"keys: {', '.join(_STDIN)}")
+    for key, value in found.items():
+        if key not in _STDIN:
+            hint = did_you_mean(key, _STDIN, f"keys: {', '.join(_STDIN)}")
+            raise UsageError(f"--stdin: there is no key {key}", hint=hint)
+        if not isinstance(value, _STDIN[key]):
+            raise UsageError(f"--stdin: {key} must be a {_STDIN[key].__name__}, not {value!r}")
+    for key in _NEEDED:
+        if key not in found:
+            raise UsageError(f"--stdin: {key} is missing", hint=f"needed: {', '.join(_NEEDED)}")
+    if "component_args" in found and "component_args_str" in found:
+        raise UsageError("--stdin: component_args and component_args_str exclude each other")
+    for key in ("dryrun", "wait", "log", "tee_logs", "workspace", "parent_run_id", "scheduler"):
+        values[key] = found.get(key) or values[key]
+    values["scheduler_args"] = {**found["scheduler_args"], **found.get("scheduler_cfg", {})}
+    words = found.get("component_args_str", [])
+    if not all(isinstance(word, str) for word in words):
+        raise UsageError("--stdin: component_args_str must be a list of texts")
+    return found["component_name"], words or found.get("component_args", [])
+
+
+def _print_dry_run(runner: Runner, job: Prepared, *, as_json: bool) -> int:
+    missing = missing_script(job, runner.scheduler(job.scheduler))
+    for note in (*job.notes, *([missing] if missing else ())):
+        say(f"note: {note}")
+    if as_json:
+        print_json(job.to_json())
+    else:
+        print(job.request.text.rstrip("\n"))
+    return EXIT_OK
+
+
+def _submit(runner: Runner, job: Prepared, values: dict[str, Any]) -> int:
+    import signal
+
+    for note in job.notes:
+        say(f"note: {note}")
+    scheduler = runner.scheduler(job.scheduler)
+    lives = scheduler.capabilities.survives_caller or bool(job.request.cfg.get("detach"))
+    logs = values["log"] or values["tee_logs"] or not lives
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    handle = find_job(runner.submit(job))
+    if not values["json"]:
+        print(handle, flush=True)
+    try:
+        found = runner.status(handle)
+        if logs or values["wait"]:
+            found = _watch(runner, handle, logs=logs)
+    except (KeyboardInterrupt, SystemExit):
+        say(f"{handle} runs on" if lives else f"stopping {handle}")
+        raise
+    if values["json"]:
+        print_json(status_object(handle, found))
+    return found.exitcode if found.state.is_over else EXIT_OK
+
+
+def _watch(runner: Runner, handle: Handle, *, logs: bool) -> Any:
+    follower = Follower(runner, handle, sys.stderr) if logs else None
+    found = runner.wait(handle)
+    if follower is not None:
+        try:
+            follower.join()
+        except RelightError as error:  # it does not change how the job has ended
+            say(f"note: its output is not complete: {error.message}")
+    report(handle, found)
+    return found
+
+
+def _exit_on_signal(number: int, _: object) -> NoReturn:
+    raise SystemExit(exit_code_of_signal(number))
+
+
+def _forgotten_component(given: Sequence[str], left: Sequence[str]) -> UsageError | None:
+    """Return the error for a flag of `dist.ddp` in place of a component; None for other words.
+
+    Args:
+        given: the flags of `relight submit` before it.
+        left: the flag, and what follows.
+    """
+    from inspect import signature
+
+    from relight.job.components.dist import ddp
+
+    if left[0].partition("=")[0].lstrip("-").replace("-", "_") not in signature(ddp).parameters:
+        return None
+    line = shlex.join(["relight", "submit", *given, "dist.ddp", *left])
+    return UsageError("no component was given", hint=f"did you mean {line}?")

@@ -1,0 +1,166 @@
+"""`relight tracker`: shows what jobs have recorded, as `torchx tracker` does."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from relight.base.errors import EXIT_OK, MachineError, RelightError, UsageError
+from relight.base.fields import printable
+from relight.base.text import did_you_mean
+from relight.cli.jobs.common import HELP, JSON, Page, print_json, read_arguments, say, table
+from relight.flags.arguments import ParsedFlags
+from relight.flags.spec import Flag
+from relight.job.handles import SESSION
+from relight.runner.job_env import TORCHX_SESSION, trackers
+from relight.runner.runner import Runner
+from relight.tracker import backends
+
+PAGE = Page(
+    "tracker list jobs|metadata|artifacts|lineage [flags] [RUN_ID]",
+    (
+        "Shows what jobs have recorded (relight.tracker, torchx.tracker), as the first tracker of",
+        "[torchx:tracker] in .relightconfig or .torchxconfig, or of TORCHX_TRACKERS, has it.",
+        "",
+        "  tracker list jobs                  the runs",
+        "  tracker list metadata RUN_ID       the values of a run",
+        "  tracker list artifacts RUN_ID      its artifacts",
+        "  tracker list lineage RUN_ID        what it comes from, and what comes from it",
+        "",
+        "RUN_ID is the handle of a job, or its last part.",
+    ),
+    (
+        Flag("parent-run-id", str, "", "ID", "jobs: only those that come from this run",
+             from_env=False),
+        Flag("artifact", str, "", "NAME", "artifacts, lineage: only this one", from_env=False),
+        Flag("sources-only", None, False, "", "lineage: only what it comes from", from_env=False),
+        Flag("descendants-only", None, False, "", "lineage: only what comes from it",
+             from_env=False),
+        JSON,
+        HELP,
+    ),
+    (
+        "relight tracker list jobs --parent-run-id slurm://torchx/1234",
+        "relight tracker list metadata slurm://relight/1235",
+        "relight tracker list artifacts 1235 --artifact model",
+    ),
+)  # fmt: skip
+VERBS = ("list",)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight tracker`.
+
+    Raises:
+        UsageError: an argument is wrong, or no tracker is configured.
+        MachineError: the tracker can't be read.
+    """
+    parsed = read_arguments(argv, PAGE, 0, 3, "list, what and a RUN_ID")
+    verb, what, *run = (*parsed.command, "", "")[: max(2, len(parsed.command))]
+    if verb not in VERBS or what not in _LISTED:
+        known = VERBS if verb not in VERBS else tuple(_LISTED)
+        word = verb if verb not in VERBS else what
+        said = f"has no {word}" if word else "needs to know what to list"
+        raise UsageError(
+            f"relight tracker {said}", hint=did_you_mean(word, known, f"relight {PAGE.usage}")
+        )
+    if bool(run) == (what == "jobs"):
+        raise UsageError(
+            f"relight tracker list {what} {'takes no' if run else 'needs a'} RUN_ID",
+            hint=f"relight {PAGE.usage}",
+        )
+    tracker = _tracker()
+    try:
+        rows, heads = _LISTED[what](tracker, _found(tracker, run[0]) if run else "", parsed)
+    except RelightError:
+        raise
+    except Exception as error:  # of a file system, a server or another package
+        raise MachineError(f"{tracker} can't be read: {backends.one_line(error)}") from None
+    if parsed.values["json"]:
+        print_json([dict(zip(map(str.lower, heads), row, strict=True)) for row in rows])
+    elif rows:
+        print("\n".join(table([[_text(each) for each in row] for row in rows], heads)))
+    else:
+        parent = parsed.values["parent_run_id"]
+        of = f" of {run[0]}" if run else f" that come from {parent}" if parent else ""
+        say(f"{tracker} has no {what}{of}")
+    return EXIT_OK
+
+
+def _tracker() -> Any:
+    """Return the first tracker that is configured."""
+    with Runner() as runner:
+        configs = backends.names_and_configs(trackers(runner.env, runner.settings))
+    for name, config in configs.items():
+        return backends.load(name, config)
+    raise UsageError(
+        "no tracker is configured",
+        hint="[torchx:tracker] in .relightconfig names them: docs/trackers.md",
+    )
+
+
+def _found(tracker: Any, run_id: str) -> str:
+    """Return the id of a run from its handle, in relight's session or TorchX's, or its last part.
+
+    Raises:
+        UsageError: there is no such run, or there are several.
+    """
+    runs = list(tracker.run_ids())
+    theirs = run_id.replace(f"://{SESSION}/", f"://{TORCHX_SESSION}/")
+    for each in (run_id, theirs):
+        if each in runs:
+            return each
+    ends = [each for each in runs if each.rpartition("/")[2] == run_id]
+    if len(ends) == 1:
+        return str(ends[0])
+    if ends:
+        raise UsageError(f"there are several runs {run_id}", hint=f"one of {', '.join(ends)}")
+    raise UsageError(
+        f"{tracker} has no run {run_id}",
+        hint=did_you_mean(run_id, runs, "relight tracker list jobs"),
+    )
+
+
+Listed = tuple[list[tuple[object, ...]], Sequence[str]]
+
+
+def _jobs(tracker: Any, _: str, parsed: ParsedFlags) -> Listed:
+    parent = parsed.values["parent_run_id"]
+    runs = tracker.run_ids(parent_run_id=parent) if parent else tracker.run_ids()
+    return [(each,) for each in runs], ("JOB ID",)
+
+
+def _metadata(tracker: Any, run: str, _: ParsedFlags) -> Listed:
+    return list(tracker.metadata(run).items()), ("ID", "VALUE")
+
+
+def _artifacts(tracker: Any, run: str, parsed: ParsedFlags) -> Listed:
+    wanted = parsed.values["artifact"]
+    found = [(each.name, each.path, each.metadata) for each in tracker.artifacts(run).values()]
+    names = [str(name) for name, _, _ in found]
+    if wanted and wanted not in names:
+        known = f"it has {', '.join(names)}" if names else "it has none"
+        raise UsageError(f"{run} has no artifact {wanted}", hint=did_you_mean(wanted, names, known))
+    return [row for row in found if wanted in ("", row[0])], ("ARTIFACT", "PATH", "METADATA")
+
+
+def _lineage(tracker: Any, run: str, parsed: ParsedFlags) -> Listed:
+    rows: list[tuple[object, ...]] = []
+    if not parsed.values["descendants_only"]:
+        found = tracker.sources(run, parsed.values["artifact"] or None)
+        rows += [("comes from", each.source_run_id, each.artifact_name) for each in found]
+    if not parsed.values["sources_only"]:
+        rows += [("led to", each, None) for each in tracker.run_ids(parent_run_id=run)]
+    return rows, ("RELATION", "RUN", "ARTIFACT")
+
+
+def _text(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{_text(key)}={_text(each)}" for key, each in value.items())
+    return "" if value is None else printable(str(value), lines=False)
+
+
+_LISTED: dict[str, Callable[[Any, str, ParsedFlags], Listed]] = {
+    "jobs": _jobs,
+    "metadata": _metadata,
+    "artifacts": _artifacts,
+    "lineage": _lineage,
+}

@@ -1,0 +1,66 @@
+"""`relight wait`: waits until a job is over."""
+
+from relight.cli.jobs.common import (
+    EXIT_TIMEOUT,
+    HANDLE,
+    HELP,
+    JSON,
+    Page,
+    print_json,
+    read_arguments,
+    report,
+    say,
+    status_object,
+)
+from relight.flags.spec import Flag
+from relight.job.lookup import find_job
+from relight.runner.runner import Runner
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds in a text; 0 checks the job once."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ValueError("expected seconds, 0 or more")
+    return seconds
+
+
+PAGE = Page(
+    "wait [flags] JOB",
+    ("Waits until a job is over. JOB is its handle, or its id alone.",),
+    (
+        Flag("timeout", parse_seconds, None, "S", "wait no longer than this", from_env=False),
+        JSON,
+        HELP,
+    ),
+    (
+        f"relight wait {HANDLE}",
+        "relight wait --timeout 3600 train-x3bk9qwz || relight logs train-x3bk9qwz",
+    ),
+    f"exit code: the job's own; {EXIT_TIMEOUT} the job was not over in time; it runs on",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight wait`.
+
+    Raises:
+        RelightError: the job does not exist.
+    """
+    parsed = read_arguments(argv, PAGE, 1, 1, "one job")
+    with Runner() as runner:
+        handle = find_job(parsed.command[0])
+        try:
+            found = runner.wait(handle, parsed.values["timeout"])
+        except TimeoutError as error:
+            if parsed.values["json"]:
+                print_json(status_object(handle, runner.status(handle)))
+            say(str(error))
+            return EXIT_TIMEOUT
+    if parsed.values["json"]:
+        print_json(status_object(handle, found))
+    report(handle, found)
+    return found.exitcode

@@ -1,0 +1,139 @@
+"""Whether a worker's last words blame another worker. `core/diagnosis/causes` weighs that with
+other facts.
+
+The patterns are the messages of gloo, NCCL, TCPStore (torch 2.13) and the kernel about a peer that
+is gone or late.
+"""
+
+import re
+from collections.abc import Sequence
+from enum import Enum
+
+from relight.base.typed import NamedTuple
+from relight.core.failure import ErrorReport, Failure, FailureKind
+
+
+class Blame(Enum):
+    """Whom an exception blames."""
+
+    NOBODY = "the worker itself"
+    CONNECTION = "whoever was at the other end of a connection of the script: a peer, or any server"
+    PEER = "another rank"
+
+
+class Mismatch(NamedTuple):
+    """A worker was sent `sent` bytes in a collective in which it expected `expected`."""
+
+    sent: int
+    expected: int
+
+
+_PEER = re.compile(
+    r"""Connection\ closed\ by\ peer
+    | gloo/transport/ | connectFullMesh | monitoredBarrier
+    | ncclRemoteError | ncclSystemError | remote\ process\ exited | NCCL\ communicator\ was\ aborted
+    | Watchdog\ caught\ collective\ operation\ timeout
+    | collective\ operation\ timeout | Socket\ Timeout | Timed\ out\ waiting\ \d+ms\ for
+    | Timed\ out\ after\ \d+\ seconds\ waiting\ for\ clients | wait\ timeout\ after\ \d+ms
+    | client\ socket\ has\ timed\ out
+    | Application\ timeout\ caused\ pair\ closure
+    | (?:recv|send)Value\ failed | Failed\ to\ recv,\ got\ 0\ bytes""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_CONNECTION = re.compile(
+    r"""Connection(?:Reset|Aborted|Refused)Error | BrokenPipeError | DistNetworkError
+    | Connection\ (?:reset|closed|aborted|refused)\ by\ (?:remote\ )?peer
+    | Connection\ closed | Broken\ pipe""",
+    re.VERBOSE | re.IGNORECASE | re.MULTILINE,
+)
+_END = re.compile(r"^EOFError: ?$", re.MULTILINE)
+"""A pipe of multiprocessing has ended; but so has a file that is read."""
+_DISTRIBUTED = "/torch/distributed/"
+_OWN = re.compile(r"server socket has failed to listen|EADDRINUSE")
+"""A port that is taken, or an address that this machine lacks."""
+_MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+"""What gloo says if a peer sends more than a rank expects (gloo/transport/tcp/pair.cc)."""
+_ADDRESS = re.compile(r"trying to connect to \(?([^\s,()]+)[,:] ?(\d+)\)?")
+_KEY_OF_RANK = re.compile(r"keys: /default_pg/0//(?:cpu|cuda)//0/(\d+)\b")
+"""The key that gloo's rank n sets in init_process_group, for which the others wait."""
+
+OTHER_ADDRESS = "relight had set MASTER_ADDR="
+
+
+def of(report: ErrorReport | None, last_lines: Sequence[str], words: str = "") -> Blame:
+    """Return whom a worker blames.
+
+    Args:
+        report: its exception, if any.
+        last_lines: the end of its stderr.
+        words: the line of its other output that tells most.
+    """
+    lines = report.lines if report is not None else ()
+    text = text_of(report, last_lines)
+    if report is not None and report.kind is FailureKind.CRASHED:
+        text += f"\n{words}"  # what a library said before it aborted
+    found = _of_text(text, lines)
+    if report is not None and report.kind is FailureKind.PRINTED and found is Blame.CONNECTION:
+        return Blame.NOBODY  # it did not end the worker
+    return found
+
+
+def of_failure(failure: Failure) -> Blame:
+    """Return whom a worker blames: by the exception that it was handling when it was stopped, or
+    else by its last words.
+    """
+    doing = failure.doing
+    if failure.asked and doing is not None and doing.handling:
+        return _of_text(doing.handling, ())
+    return of(failure.report, failure.last_lines, failure.words)
+
+
+def _is_pipe(line: str) -> bool:
+    return "/multiprocessing/connection.py" in line
+
+
+def _of_text(text: str, lines: Sequence[str]) -> Blame:
+    if _OWN.search(text):
+        return Blame.NOBODY
+    if _PEER.search(text):
+        return Blame.PEER
+    if not (_CONNECTION.search(text) or (_END.search(text) and any(map(_is_pipe, lines)))):
+        return Blame.NOBODY
+    return Blame.PEER if any(_DISTRIBUTED in line for line in lines) else Blame.CONNECTION
+
+
+def mismatch(failure: Failure) -> Mismatch | None:
+    """Return the sizes that did not match, if gloo has ended the worker for that."""
+    found = _MISMATCH.search(_text(failure))
+    return Mismatch(int(found[1]), int(found[2])) if found else None
+
+
+def address(failure: Failure) -> tuple[str, int] | None:
+    """Return the address that torch's store could not be reached at."""
+    found = _ADDRESS.search(_text(failure))
+    return (found[1], int(found[2])) if found else None
+
+
+def missing_rank(failure: Failure) -> int | None:
+    """Return the rank that has not come to init_process_group, if gloo names it."""
+    found = _KEY_OF_RANK.search(_text(failure))
+    return int(found[1]) if found else None
+
+
+def is_at_other_address(failure: Failure) -> bool:
+    """Return whether the machine has found that a worker looks for torch's store at an address that
+    relight has not told it.
+    """
+    return OTHER_ADDRESS in failure.evidence
+
+
+def text_of(report: ErrorReport | None, last_lines: Sequence[str]) -> str:
+    """Return what a worker said last: its exception, with the first one of its chain."""
+    if report is None:
+        return "\n".join(last_lines)
+    said = f"{report.type}: {report.message}"
+    return f"{said}\n{report.cause}" if report.cause else said
+
+
+def _text(failure: Failure) -> str:
+    return text_of(failure.report, failure.last_lines)

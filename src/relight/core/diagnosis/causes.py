@@ -1,0 +1,434 @@
+"""Finds the root cause among the ends of workers.
+
+The cause is not always the first to die: a worker whose peer vanishes can be gone before the peer
+has finished dying. Nor is it whatever sounds worst: a worker that is stopped may fail at its own
+clean-up. So each end is weighed by what is known of it, with its time:
+
+    OWN        ended other than with 0, unasked, and blames nobody
+    REPORTED   was asked to stop, and had failed before: it had printed its exception, or was in an
+               `except` or `finally` block when somebody looked
+    VICTIM     says itself that a peer is gone or late, or has lost a connection
+    STOPPED    ended because it was asked to; what it raised then, it raised because of that
+
+`RULES` are functions from what is known to a verdict. The first that has one decides. A verdict
+says how certain it is, and why. This file is loaded only after a failure.
+"""
+
+import re
+import signal
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum
+
+from relight.base.text import format_ranks
+from relight.base.typed import NamedTuple
+from relight.core.diagnosis import blame
+from relight.core.diagnosis.blame import Blame
+from relight.core.diagnosis.stack_text import Frame, place
+from relight.core.diagnosis.traceback_lines import frame_of
+from relight.core.failure import AT_EXIT, Failure, FailureKind
+
+_BY_REQUEST = re.compile(
+    r"KeyboardInterrupt|SystemExit|SIG(?:TERM|INT|HUP|QUIT|KILL)|signal: (?:\d|Terminated|Killed)"
+)
+"""What a handler of the agent's SIGTERM may raise, and the exit of child processes killed by it."""
+_IN = (" in ", " is ")
+"""How the place of a worker begins if it is known."""
+MISSING_RANK, ELSEWHERE = "missing_rank", "elsewhere"
+_NOT_RUNNING = " runs no Python code"
+ENDED = " has ended"
+"""The place of a worker that had ended when somebody looked."""
+_COLLECTIVES = re.compile(r"/torch/distributed/(?!elastic|rendezvous)")
+
+
+class Certainty(Enum):
+    """How certain a verdict is."""
+
+    PROVEN = "proven"
+    LIKELY = "likely"
+    UNKNOWN = "not known"
+
+
+class Role(Enum):
+    """The part that a worker has in a failure."""
+
+    OWN = "own"
+    REPORTED = "reported"
+    VICTIM = "victim"
+    STOPPED = "stopped"
+
+
+class Known(NamedTuple):
+    """What is known: the ends other than with 0, the ranks that had ended with 0 before them, and
+    how many ranks there were, 0 if that is not known.
+    """
+
+    ends: tuple[Failure, ...]
+    succeeded_ranks: tuple[int, ...] = ()
+    world_size: int = 0
+
+    def of(self, *roles: Role) -> list[Failure]:
+        """Return the ends with one of these roles, the first to fail first."""
+        found = [failure for failure in self.ends if role(failure) in roles]
+        return sorted(found, key=lambda failure: (since(failure), failure.rank))
+
+
+class Verdict(NamedTuple):
+    """The cause of a failure.
+
+    `rule` has decided, and `why` is its reason. `root` is the rank to look at, and `symptom` the
+    failure that has ended the generation: usually the same. `ranks` are blamed, if others than
+    `root` are. `says` is put before what happened to `symptom`, joined by `joint`; without a joint,
+    it says all. `hint` is for users.
+    """
+
+    rule: str
+    certainty: Certainty
+    why: str
+    root: Failure
+    symptom: Failure
+    ranks: tuple[int, ...] = ()
+    says: str = ""
+    joint: str = ""
+    hint: str = ""
+
+
+Rule = Callable[[Known], "Verdict | None"]
+
+
+def judge(ends: Iterable[Failure], succeeded_ranks: Sequence[int], world_size: int) -> Verdict:
+    """Return the cause of a failure.
+
+    Args:
+        ends: the ends other than with 0, at least one.
+        succeeded_ranks: ranks that had ended with 0, unasked, before.
+        world_size: how many ranks there were, 0 if that is not known.
+    """
+    known = Known(tuple(ends), tuple(sorted(succeeded_ranks)), world_size)
+    for rule in RULES:
+        verdict = rule(known)
+        if verdict is not None:
+            return verdict
+    raise AssertionError("the last rule always has a verdict")
+
+
+def role(failure: Failure) -> Role:
+    """Return the part that one worker has."""
+    if not failure.asked:
+        return Role.OWN if blame.of_failure(failure) is Blame.NOBODY else Role.VICTIM
+    had_failed = had_failed_before(failure)
+    if had_failed is False:
+        return Role.STOPPED
+    if had_failed is None and not failure.is_explained:
+        return Role.STOPPED
+    if blame.of_failure(failure) is not Blame.NOBODY:
+        return Role.VICTIM
+    return Role.REPORTED if had_failed else Role.STOPPED
+
+
+def had_failed_before(failure: Failure) -> bool | None:
+    """Return whether a worker had failed before it was asked to stop; None if nobody can tell."""
+    doing = failure.doing
+    if doing is not None and doing.place.startswith(ENDED):
+        return failure.exitcode != -failure.asked
+    if handling(failure):
+        return True
+    if not (failure.is_explained or failure.evidence) or is_by_request(failure):
+        return False
+    if not failure.is_explained:
+        return True  # it could not be started
+    if failure.printed_s is not None and failure.printed_s > failure.asked_s:
+        return True
+    if doing is not None and doing.place == _NOT_RUNNING:
+        return True
+    if doing is not None and doing.place.startswith(_IN):
+        return not doing.in_program  # its script ran, and nothing had been raised; else it was over
+    return None if failure.printed_s is None else False
+
+
+def is_by_request(failure: Failure) -> bool:
+    """Return whether a worker says that it was interrupted, or lost a process that was."""
+    report = failure.report
+    if report is not None and report.is_interrupted:
+        return True
+    return bool(_BY_REQUEST.search(blame.text_of(report, failure.last_lines)))
+
+
+def since(failure: Failure) -> float:
+    """Return since when a worker is known to have failed, on the clock of `Failure.at`."""
+    printed_s = failure.printed_s if failure.is_explained and failure.printed_s else 0.0
+    doing = failure.doing
+    was_seen = handling(failure) or (doing is not None and doing.place.startswith(ENDED))
+    return failure.at - max(printed_s, failure.asked_s if was_seen else 0.0)
+
+
+def handling(failure: Failure) -> str:
+    """Return the exception that a worker was handling when somebody looked, if it may be one that
+    ends it.
+    """
+    doing = failure.doing
+    if doing is None or not doing.handling or _BY_REQUEST.search(doing.handling):
+        return ""
+    return doing.handling
+
+
+def is_elsewhere(failure: Failure) -> bool:
+    """Return whether a worker, when it was stopped, was seen not to wait for others."""
+    doing = failure.doing
+    if doing is None or doing.expects_peers or not doing.in_program:
+        return False
+    return doing.place.startswith(_IN)
+
+
+def collective(failure: Failure) -> tuple[str, str] | None:
+    """Return the collective that a worker was in, and the line of the user's code that called it:
+    `all_reduce` and `train.py:8`. None if it was in none, or that is not known.
+    """
+    report, doing = failure.report, failure.doing
+    frames = [frame for line in report.lines if (frame := frame_of(line))] if report else []
+    if report is not None and failure.is_explained and frames:
+        stack = [Frame(frame.file, int(frame.line), frame.function) for frame in frames]
+        if report.kind is not FailureKind.CRASHED:
+            stack.reverse()  # the innermost comes first
+        found = place(stack)
+        inner = stack[: stack.index(found.where)]
+        if any(_COLLECTIVES.search(frame.file) for frame in inner):
+            return found.what, f"{found.where.file.rpartition('/')[2]}:{found.where.line}"
+    if doing is None or not doing.expects_peers:
+        return None
+    name, _, at = doing.place.removeprefix(" in ").rstrip(")").partition(" (")
+    return name, at
+
+
+def left_script(failure: Failure) -> bool:
+    """Return whether a worker was killed as it exited, without an exception: it had come to the end
+    of its script.
+    """
+    lines, report = failure.last_lines, failure.report
+    raised = report is not None and report.kind is FailureKind.RAISED
+    return failure.exitcode == -signal.SIGABRT and not raised and AT_EXIT in lines
+
+
+# The rules.
+
+
+def own_failure(known: Known) -> Verdict | None:
+    """The first to fail that blames nobody."""
+    found = known.of(Role.OWN, Role.REPORTED)
+    if known.of(Role.VICTIM):
+        found = [failure for failure in found if not left_script(failure)]
+    if not found:
+        return None
+    root = found[0]
+    # Who has lost a peer was not the first to fail; who has lost some connection may have been.
+    victims = [f for f in known.of(Role.VICTIM) if blame.of_failure(f) is Blame.CONNECTION]
+    earlier = [failure for failure in victims if since(failure) < since(root)]
+    if role(root) is Role.REPORTED:
+        handled = handling(root)
+        why = f"it was handling {handled}" if handled else "it had failed"
+        certainty = Certainty.LIKELY if handled else Certainty.PROVEN
+        return Verdict("own_failure", certainty, f"{why} before it was stopped", root, root)
+    if not earlier:
+        return Verdict("own_failure", Certainty.PROVEN, "no other rank had failed", root, root)
+    later = since(root) - since(earlier[0])
+    why = f"rank {earlier[0].rank} had lost a connection {later:.1f} s before, perhaps to it"
+    return Verdict("own_failure", Certainty.LIKELY, why, root, root)
+
+
+def raised_about_then(known: Known) -> Verdict | None:
+    """A rank raised an exception of its own at about the time it was stopped, and another one had
+    lost it as a peer.
+    """
+    if not any(blame.of_failure(f) is Blame.PEER for f in known.of(Role.VICTIM)):
+        return None
+    for failure in sorted(known.ends, key=lambda failure: (failure.at, failure.rank)):
+        unknown = failure.asked and had_failed_before(failure) is None
+        if unknown and failure.is_explained and blame.of_failure(failure) is Blame.NOBODY:
+            why = "it may have raised that before it was stopped; another rank had lost a peer"
+            return Verdict("raised_about_then", Certainty.LIKELY, why, failure, failure)
+    return None
+
+
+def missing_rank(known: Known) -> Verdict | None:
+    """Ranks wait for one that the job does not have."""
+    for failure in known.of(Role.VICTIM):
+        missing = blame.missing_rank(failure)
+        if missing is not None and 0 < known.world_size <= missing:
+            why = f"it waits for rank {missing}; this job has {known.world_size} ranks"
+            hint = f"{why}: is the world_size of the script right?"
+            return Verdict(MISSING_RANK, Certainty.PROVEN, why, failure, failure, hint=hint)
+    return None
+
+
+def other_address(known: Known) -> Verdict | None:
+    """A rank looks for the store somewhere else than where relight has told it."""
+    for failure in known.of(Role.VICTIM):
+        if blame.is_at_other_address(failure):
+            why = failure.evidence
+            return Verdict("other_address", Certainty.PROVEN, why, failure, failure)
+    return None
+
+
+def lost_connection(known: Known) -> Verdict | None:
+    """A connection of the script itself broke, and nobody else had failed."""
+    found = [f for f in known.of(Role.VICTIM) if blame.of_failure(f) is Blame.CONNECTION]
+    if not found:
+        return None
+    root = found[0]
+    over = _left_script(known)
+    if root.just_left or over:
+        return _left_early(root, over[0] if over else root, _ranks_of(over) or root.just_left)
+    others = [f for f in known.ends if f is not root and role(f) is Role.STOPPED]
+    seen = all(f.doing is not None and f.doing.place.startswith(_IN) for f in others)
+    earlier = [f for f in known.ends if f is not root and since(f) < since(root)]
+    if seen and not (earlier or known.succeeded_ranks or root.asked):
+        why, certainty = "no other rank had failed or ended", Certainty.PROVEN
+    else:
+        why, certainty = "the connection may have been one to another rank", Certainty.LIKELY
+    return Verdict("lost_connection", certainty, why, root, root)
+
+
+def different_sizes(known: Known) -> Verdict | None:
+    """Ranks pass tensors of different sizes to one collective."""
+    for failure in known.of(Role.VICTIM):
+        sizes = blame.mismatch(failure)
+        if sizes is None:
+            continue
+        places = {found for each in known.ends if (found := collective(each))}
+        where, by = "", ""
+        ranks: tuple[int, ...] = (failure.rank,)
+        if len(places) == 1:
+            name, at = places.pop()
+            where = f" to {name} ({at})"
+            sender = _sender(name, failure.rank, known.world_size)
+            if sender is not None:
+                by, ranks = f" by rank {sender}", tuple(sorted((failure.rank, sender)))
+        why = f"rank {failure.rank} was sent {sizes.sent} bytes{by} and expected {sizes.expected}"
+        says = f"ranks passed tensors of different sizes or types{where}: {why}"
+        return Verdict("different_sizes", Certainty.PROVEN, why, failure, failure, ranks, says)
+    return None
+
+
+def _sender(collective: str, rank: int, world_size: int) -> int | None:
+    """Return who sends to a rank in gloo's rings (gloo/allreduce.cc, gloo/allgather.cc of torch
+    2.13), None for other collectives, or if the number of ranks is not known.
+    """
+    step = {"all_reduce": 1, "all_gather": -1}.get(collective)
+    return None if step is None or world_size < 2 else (rank + step) % world_size
+
+
+def left_early(known: Known) -> Verdict | None:
+    """A rank came to the end of its script while others still needed it."""
+    victims = known.of(Role.VICTIM)
+    if not victims:
+        return None
+    aborted = [failure for failure in known.ends if left_script(failure)]
+    if aborted:
+        says = f"{format_ranks(_ranks_of(aborted))} came to the end of the script"
+        says += " and aborted at exit (SIGABRT)"
+        return _left_early(victims[0], aborted[0], _ranks_of(aborted), says)
+    if known.succeeded_ranks:
+        return _left_early(victims[0], victims[0], known.succeeded_ranks)
+    over = _left_script(known)
+    return _left_early(victims[0], over[0], _ranks_of(over)) if over else None
+
+
+def _left_script(known: Known) -> list[Failure]:
+    """Return the workers that were seen to have left their script, if others had not."""
+    over = [f for f in known.ends if f.doing is not None and f.doing.place == _NOT_RUNNING]
+    over = [failure for failure in over if not failure.is_explained]
+    return over if len(over) < len(known.ends) else []
+
+
+def _left_early(symptom: Failure, root: Failure, ranks: tuple[int, ...], says: str = "") -> Verdict:
+    if not says:
+        left = "left the script" if root is not symptom else "ended with exit code 0"
+        says = f"{format_ranks(ranks)} had {left}"
+    why = f"{says}; others still needed {'it' if len(ranks) == 1 else 'them'}"
+    hint = "check that all ranks have as many batches"
+    return Verdict("left_early", Certainty.LIKELY, why, root, symptom, ranks, says, "; then ", hint)
+
+
+def _ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
+    return tuple(sorted(failure.rank for failure in failures))
+
+
+def elsewhere(known: Known) -> Verdict | None:
+    """A rank was seen somewhere else while others waited for it."""
+    victims = known.of(Role.VICTIM)
+    found = [failure for failure in known.of(Role.STOPPED) if is_elsewhere(failure)]
+    if not victims or not found:
+        return None
+    ranks = tuple(sorted(failure.rank for failure in found))
+    first = min(found, key=lambda failure: failure.rank)
+    why = f"{places(found)} while others waited"
+    hint = "late, or waiting for something that did not come"
+    says = places(found)
+    return Verdict(
+        ELSEWHERE, Certainty.LIKELY, why, first, victims[0], ranks, says, ", when ", hint
+    )
+
+
+def different_collectives(known: Known) -> Verdict | None:
+    """The ranks waited for each other in different calls."""
+    victims = known.of(Role.VICTIM)
+    where = {f.rank: found for f in known.ends if (found := collective(f))}
+    calls: dict[tuple[str, str], list[int]] = {}
+    for rank, call in sorted(where.items()):
+        calls.setdefault(call, []).append(rank)
+    if not victims or len(calls) < 2:
+        return None
+    ordered = sorted(calls.items(), key=lambda item: (len(item[1]), item[1]))
+    listed = ", ".join(f"{format_ranks(ranks)} in {name} ({at})" for (name, at), ranks in ordered)
+    names = {name for name, _ in calls}
+    what = "collectives" if len(names) > 1 else "calls"
+    says = f"the ranks were in different {what}: {listed}"
+    ranks = tuple(ordered[0][1])
+    root = next(failure for failure in known.ends if failure.rank == ranks[0])
+    return Verdict("different_collectives", Certainty.LIKELY, says, root, victims[0], ranks, says)
+
+
+def first_victim(known: Known) -> Verdict | None:
+    """Nobody failed by itself, as far as can be seen."""
+    victims = known.of(Role.VICTIM)
+    if not victims:
+        return None
+    why = "each rank that failed blames another one"
+    says = "no rank failed by itself, as far as can be seen"
+    first = victims[0]
+    return Verdict(
+        "first_victim", Certainty.UNKNOWN, why, first, first, says=says, joint="; first, "
+    )
+
+
+def first_stopped(known: Known) -> Verdict:
+    """All were stopped; the first one that raised something meanwhile, or else the first."""
+    ends = sorted(known.ends, key=lambda f: (not f.is_explained, f.at, f.rank))
+    why = "all ranks were stopped"
+    return Verdict("stopped", Certainty.UNKNOWN, why, ends[0], ends[0])
+
+
+RULES: tuple[Rule, ...] = (
+    own_failure,
+    missing_rank,
+    other_address,
+    lost_connection,
+    different_sizes,
+    raised_about_then,
+    left_early,
+    elsewhere,
+    different_collectives,
+    first_victim,
+    first_stopped,
+)
+
+
+def places(failures: Sequence[Failure], most: int = 3) -> str:
+    """Return where workers were, the likeliest cause first: `rank 2 in read (data.py:41); …`."""
+    groups: dict[tuple[bool, str], list[int]] = {}
+    for failure in failures:
+        if failure.doing is not None and failure.doing.place.startswith(_IN):
+            key = failure.doing.expects_peers, failure.doing.place
+            groups.setdefault(key, []).append(failure.rank)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
+    texts = [f"{format_ranks(ranks)}{place}" for (_, place), ranks in ordered]
+    return "; ".join(texts[:most]) + ("; …" if len(texts) > most else "")

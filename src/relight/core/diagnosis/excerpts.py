@@ -1,0 +1,255 @@
+"""Shortens a long traceback to its most telling lines, within the rows of a report.
+
+The least telling lines are dropped first: frames of libraries, marks under the source, all but the
+first lines of a message, headers of earlier tracebacks of a chain, the exceptions between its first
+and its last, then the user's frames, outermost first. The user's innermost frame and the first and
+the last exception stay.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from relight.core.diagnosis.traceback_lines import (
+    frame_of,
+    in_box,
+    is_chained,
+    is_exception,
+    is_fatal,
+    is_header,
+    is_marks,
+    is_omission,
+    omitted,
+)
+from relight.core.failure import ErrorReport
+
+WIDTH = 80
+"""Columns of a terminal. A longer line counts as the several rows that it fills."""
+_MESSAGE = 3
+_LINE = 2
+"""Most rows of a line, except for the last exception, whose reason may stand at its end."""
+_BESIDE = 3
+"""Rows that stay for the lines before the exception."""
+_SHORTEST = 40
+"""Texts of fewer characters have no room for an address."""
+_SEARCHED = 4000
+"""Characters in which addresses are looked for."""
+_ADDRESS = re.compile(
+    r"""\bport:?\ ?\d++
+    | \[[0-9a-fA-F.:]++\]:\d++
+    | [\[(][\w.:-]++\]?,\ ?\d++\)
+    | (?<![\w.-])[\w-]++(?:\.[\w-]++)++(?<!\.py)(?<!\.cc)(?<!\.cpp):\d++
+    | \blocalhost:\d++
+    | (?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])""",
+    re.VERBOSE,
+)
+_NATIVE_PLACES = (
+    re.compile(
+        r"\[(?:enforce\ fail\ at\ )?[^\]\s]+\.(?:cc|cpp|cu|cuh|cxx|h|hpp):\d+\]\ ?"
+        r"(?:(?:(?:false|\w+\ ?[=!<>]=?\ ?\w+)?\.\ )(?=[^\W\d]{3}))?"
+    ),
+    re.compile(r"\[/[^\]\s]+:\d+\] "),
+    re.compile(r"(?<=NCCL error) in: \S+:\d+(?=, )"),
+    re.compile(
+        r'^.{0,200}?INTERNAL ASSERT FAILED at "[^"\n]+":\d+, please report a bug to PyTorch\. '
+        r"?(?=.)"
+    ),
+)
+"""The places in torch's own sources where an error was noticed: `[/pytorch/…/pair.cc:553] `, and
+`[enforce fail at alloc_cpu.cpp:127] err == 0. `.
+"""
+
+
+def excerpt(lines: Sequence[str], rows: int) -> list[str]:
+    """Return a traceback shortened to `rows` rows, or to 3 if that is more."""
+    lines = without_starters(lines)
+    last = max((number for number, line in enumerate(lines) if is_exception(line)), default=-1)
+    sizes = {last: WIDTH * max(_LINE, rows - _BESIDE)}
+    lines = [_cut_line(line, sizes.get(n, WIDTH * _LINE)) for n, line in enumerate(lines)]
+    order = _least_telling(lines)
+
+    def kept(dropped: int) -> list[str]:
+        return with_gaps(lines, order[:dropped])
+
+    low, high = 0, len(order)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if rows_of(kept(middle)) <= rows else (middle + 1, high)
+    return _end_of(kept(low), max(rows, 3))
+
+
+def headline(report: ErrorReport, most: int) -> str:
+    """Return what an exception says, in at most `most` characters: its first line, with the next
+    one after a colon, and without the place in C++ where torch noticed the error.
+    """
+    message = report.message
+    for place in _NATIVE_PLACES:
+        message = place.sub("", message)
+    lines = [line.strip() for line in message.split("\n") if line.strip()]
+    text, *rest = lines or [""]
+    while rest and text.endswith(":"):
+        text += f" {rest.pop(0)}"
+    return cut(text, most)
+
+
+def cut(text: str, size: int) -> str:
+    """Return at most `size` characters; an ellipsis marks a cut. The cut is at the end of a
+    sentence, or else of a word, if one ends in the second half; never at a colon, because the
+    reason follows it. If an address would be lost, the cut is before that.
+    """
+    if len(text) <= size:
+        return text
+    kept = _cut(text, size)
+    if size < _SHORTEST:
+        return kept
+    end = len(kept) - 2
+    searched = text[:_SEARCHED]
+    address = next((a for a in _ADDRESS.finditer(searched) if a.end() > end), None)
+    if address is None or len(address[0]) > 3 * size // 4:
+        return kept
+    begin = address.start()
+    room = max(size // 2, size - begin, len(address[0]) + 2)
+    tail = text[begin:]
+    if len(tail) > room:
+        tail = _cut(tail, room, least=len(address[0]))
+    if tail.endswith("…"):  # two cuts: not as if the end were that of a sentence
+        tail = tail.rstrip(" .;…") + " …"
+    if begin + len(tail) <= size:
+        return text[:begin] + tail
+    return f"{_cut(text[:begin], size - len(tail) - 1)} {tail}"
+
+
+def _cut(text: str, size: int, least: int = 0) -> str:
+    """Return the beginning of a text that is longer than `size`; `least` characters stay."""
+    least = max(least, size // 2)
+    sentence = max(text.rfind(mark, least, size - 2) for mark in (". ", "; ")) + 1
+    end = sentence or text.rfind(" ", least, size - 1)
+    if end <= 0 or text[end - 1] == ":":
+        return f"{text[: size - 1]}…"
+    return f"{text[:end]} …"
+
+
+def cut_left(text: str, size: int) -> str:
+    """Return at most `size` characters from the end, which tells most in a path."""
+    return text if len(text) <= size else f"…{text[1 - size :]}"
+
+
+def rows_of(lines: Sequence[str]) -> int:
+    """Return how many rows lines take on a terminal."""
+    return sum(max(1, -(-len(line) // WIDTH)) for line in lines)
+
+
+def _end_of(lines: Sequence[str], rows: int) -> list[str]:
+    """Return as many last lines as fit into `rows` rows."""
+    first = len(lines)
+    while first and (rows := rows - rows_of(lines[first - 1 : first])) >= 0:
+        first -= 1
+    return list(lines[first:])
+
+
+def _cut_line(line: str, size: int) -> str:
+    frame = frame_of(line)
+    if frame is not None and len(line) > size:
+        file = cut_left(frame.file, max(20, size - (len(line) - len(frame.file))))
+        line = line.replace(frame.file, file, 1)
+    return cut(line, size)
+
+
+def without_starters(lines: Sequence[str]) -> list[str]:
+    """Return a traceback without the frames that only start the user's program: also without that
+    of a `python -c` which runs it by runpy (`--run-path`).
+    """
+    kept: list[str] = []
+    inside, text_at = False, -1
+    for line in lines:
+        frame = frame_of(line)
+        if frame is not None:
+            inside = frame.starter
+            if inside and text_at >= 0:
+                del kept[text_at:]
+            text_at = len(kept) if frame.file == "<string>" else -1
+        elif not line.startswith(" "):
+            inside = False
+        if not inside:
+            kept.append(line)
+    return kept
+
+
+def frames_of_torch(lines: Sequence[str]) -> list[list[int]]:
+    """Return the numbers of the lines of each frame in torch's own files."""
+    frames: list[list[int]] = []
+    inside = False
+    for number, line in enumerate(lines):
+        found = frame_of(line)
+        if found is not None:
+            inside = found.library == "torch"
+            if inside:
+                frames.append([number])
+        elif inside and in_box(line).startswith(" "):
+            frames[-1].append(number)
+        else:
+            inside = False
+    return frames
+
+
+def _least_telling(lines: Sequence[str]) -> list[list[int]]:
+    """Return groups of line numbers that may be left out, in the order in which to drop them."""
+    library: list[list[int]] = []
+    own: list[list[int]] = []
+    marks: list[int] = []
+    message: list[list[int]] = []
+    headers: list[list[int]] = []
+    links: list[int] = []
+    root: list[int] = []
+    frame: list[int] | None = None
+    in_message = False
+    for number, line in enumerate(lines):
+        found = frame_of(line)
+        if found is not None:
+            frame, in_message = [number], False
+            (own if found.own else library).append(frame)
+        elif in_message and not (is_header(line) or is_chained(line)):
+            message.append([number])
+        elif frame is not None and in_box(line).startswith(" "):
+            frame.append(number)
+            if is_marks(line):
+                marks.append(number)
+        else:
+            boxed = line.startswith(" ") and line.lstrip()[:1] in ("|", "+")
+            frame, in_message = None, is_exception(line) and not boxed
+            if is_header(line) and not boxed:
+                headers.append([number])
+            if is_chained(line) and not boxed:
+                root = root if links or not own else own[-1]
+                links.append(number)
+    if lines and is_fatal(lines[0]):  # the innermost frame comes first
+        library.reverse()
+        own.reverse()
+    last = [library.pop()] if own and library else []
+    between = [range(begin, end) for begin, end in pairwise(links)]
+    first_lines = message[:_MESSAGE] if len(headers) < 2 else []
+    return [
+        *library,
+        *([marks] if marks else []),
+        *reversed(message[len(first_lines) :]),
+        *headers[:-1],
+        *map(list, between),
+        *last,
+        *(frame for frame in own[:-1] if frame is not root),
+        *([root] if root and root is not own[-1] else []),
+        *reversed(first_lines),
+    ]
+
+
+def with_gaps(lines: Sequence[str], parts: Iterable[Sequence[int]]) -> list[str]:
+    """Return the lines without those with the numbers in `parts`; what is left out is named."""
+    dropped = {number for part in parts for number in part}
+    kept: list[str] = []
+    gap: list[str] = []
+    for number, line in enumerate(lines):
+        if number in dropped or is_omission(line):
+            gap.append(line)
+        else:
+            kept += [*omitted(gap), line]
+            gap = []
+    return [*kept, *omitted(gap)]

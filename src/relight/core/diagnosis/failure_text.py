@@ -1,0 +1,477 @@
+"""The account of a failure: a report that fits on a screen, and what nodes send each other for it.
+
+`core/diagnosis/causes` says which end is the cause. Ends with the same symptoms (same exception,
+same place) are merged with it. This file is loaded only after a failure.
+"""
+
+import re
+import signal
+from collections.abc import Iterable, Sequence
+
+from relight.base.errors import exit_code_of_signal, signal_name
+from relight.base.fields import fit
+from relight.base.text import format_duration, format_ranks
+from relight.base.typed import NamedTuple
+from relight.core.diagnosis import blame, causes
+from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
+from relight.core.diagnosis.excerpts import WIDTH, cut, cut_left, excerpt, headline, rows_of
+from relight.core.diagnosis.last_words import is_error
+from relight.core.failure import CRASHES, Doing, ErrorReport, Failure, FailureKind
+
+_ROWS = 25
+"""Rows of a terminal that the report takes, at `WIDTH` columns."""
+_WHAT = 3 * WIDTH - 40
+"""Most characters for what happened to one worker."""
+_FOLLOWED = 2 * WIDTH - 40
+"""The same in the list of what followed."""
+_LOG = 8 * WIDTH - len("log: ")
+"""Most characters of the log path; a longer one would crowd out the traceback."""
+_LEAST_EVIDENCE = 5
+"""If the traceback and its blank lines have fewer rows, the consequences are shortened."""
+_MAX_CONSEQUENCES = 4
+_MAX_RECORDED = 7
+"""Most rows for what torch's flight recorder says."""
+_RECORDED = 1000
+"""Most characters of each text of a failure that is sent to other nodes."""
+_MAX_LINES, _MAX_LAST = 200, 10
+_SHARED = 256 * 1024
+"""Most characters of all failures of a node, so that they fit into a message."""
+
+
+class Diagnosis(NamedTuple):
+    """The cause, the failures with the same symptoms, and what followed."""
+
+    verdict: Verdict
+    same: tuple[Failure, ...]
+    consequences: tuple[Failure, ...]
+
+    @property
+    def root(self) -> Failure:
+        """The rank to look at."""
+        return self.verdict.root
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that are blamed."""
+        own = (self.root.rank, *(failure.rank for failure in self.same))
+        return self.verdict.ranks or tuple(sorted(own))
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the failure that ended the job, as a shell would give it."""
+        failure = self.verdict.symptom
+        stopped = failure.asked and failure.is_explained and -failure.exitcode not in CRASHES
+        if stopped or failure.aborted_at_exit or role(failure) is Role.REPORTED:
+            return 1  # what Python exits with after an exception
+        return shell_exit_code(failure.exitcode)
+
+    def headline(self) -> str:
+        """Return what happened, in one line."""
+        root, where = self.root, _where(self.verdict.symptom)
+        at = f" at {where}" if where and not self.verdict.says else ""
+        return f"{self._what()}{at} (pid {root.pid} on {root.host})"
+
+    def render(self, *, formed_at: float, ended: str, verdict: str) -> list[str]:
+        """Return the lines of the report: what, why, where, who and when, and what followed.
+
+        It takes at most 25 rows of a terminal.
+
+        Args:
+            formed_at: when the generation was formed, on the clock of `Failure.at`.
+            ended: the time of day, as text.
+            verdict: what follows, such as why the job does not restart.
+        """
+        root, symptom = self.root, self.verdict.symptom
+        lines = [self._what(), *self._reasons()]
+        where = _where(symptom)
+        if where:
+            lines.append(f"  {cut_left(where, 2 * WIDTH - 2)}")
+            report = symptom.report
+            if report is not None and report.source and symptom.is_explained:
+                lines.append(cut(f"    {report.source}", WIDTH))
+        first = f"first rank {root.rank} " if self.same else ""
+        if root is not symptom:
+            first = f"rank {root.rank} "
+        who = (
+            f"  {first}on {root.host}: local rank {root.local_rank}, "
+            f"pid {root.pid}; {ended}, after {format_duration(root.at - formed_at, digits=1)}"
+        )
+        lines.append(cut(who, 2 * WIDTH))
+        hint = self._hint()
+        lines += [cut(f"  {hint}", 4 * WIDTH)] if hint else []  # it may contain two paths
+        end = [f"log: {cut_left(root.log, _LOG)}"] if root.log else []
+        end.append(f"exit code {self.exit_code}; {verdict}")
+        # The agent's prefix takes a little of the first row.
+        room = _ROWS - rows_of([f"relight: {lines[0]}", *lines[1:], *end])
+        followed = _consequences(self.consequences, symptom.at, 2)
+        recorded = self._recorded(_MAX_RECORDED)
+        if room - rows_of([*followed, *recorded]) < _LEAST_EVIDENCE:
+            followed = _consequences(self.consequences, symptom.at, 1)
+        evidence = _evidence(symptom, room - rows_of([*followed, *recorded]))
+        left = room - rows_of([*evidence, *followed])
+        recorded = self._recorded(min(left, _MAX_RECORDED))
+        return [*lines, *evidence, *followed, *recorded, *end]
+
+    def _recorded(self, most: int) -> list[str]:
+        """Return what torch's flight recorder says of ranks that waited for each other."""
+        every = dict.fromkeys([self.root, self.verdict.symptom, *self.same, *self.consequences])
+        if role(self.verdict.symptom) is not Role.VICTIM:
+            return []
+        if all(failure.collectives is None for failure in every):
+            return []
+        from relight.core.diagnosis import flight_recorder_text
+
+        return flight_recorder_text.lines(every, most)
+
+    def _what(self) -> str:
+        verdict = self.verdict
+        says, joint = verdict.says, verdict.joint
+        if says and not joint:
+            return cut(says, _WHAT)
+        alike = [f for f in self.same if f is not verdict.symptom]
+        named = format_ranks([verdict.symptom.rank, *(failure.rank for failure in alike)])
+        happened = what_happened(verdict.symptom, many=bool(alike))
+        if says:
+            return f"{says}{joint}{named} {happened}"
+        if verdict.certainty is Certainty.LIKELY:
+            return f"probably {named}, which {happened}"
+        return f"{named} {happened}"
+
+    def _reasons(self) -> list[str]:
+        """Return lines that say more of the cause."""
+        verdict, symptom = self.verdict, self.verdict.symptom
+        lines = []
+        if verdict.says and not verdict.joint and role(symptom) is Role.VICTIM:
+            if -symptom.exitcode not in CRASHES:
+                lines.append(f"rank {symptom.rank} {what_happened(symptom)}")
+        elif verdict.certainty is Certainty.LIKELY and not (
+            verdict.says or causes.handling(symptom)
+        ):
+            lines.append(verdict.why)
+        report = symptom.report
+        if report is not None and report.cause and symptom.is_explained:
+            at = f" at {report.cause_where}" if report.cause_where else ""
+            lines.append(f"caused by {report.cause.partition(chr(10))[0]}{at}")
+        is_crash = report is not None and report.kind is FailureKind.CRASHED
+        if symptom.is_explained and symptom.evidence and not is_crash:
+            lines.append(symptom.evidence)
+        elif symptom.is_explained and self._adds_something(symptom):
+            lines.append(f"before that, it printed: {symptom.words}")
+        if verdict.rule == causes.MISSING_RANK:
+            lines.append(verdict.hint)
+        return [cut(f"  {line}", 4 * WIDTH) for line in lines]
+
+    def _adds_something(self, failure: Failure) -> bool:
+        """Return whether the words of a worker tell another error than its exception."""
+        report, words = failure.report, failure.words
+        if report is None or report.kind is FailureKind.CRASHED or failure.aborted_at_exit:
+            return False
+        if not (is_error(words) or (words and report.type == "CalledProcessError")):
+            return False
+        said = headline(report, _WHAT)
+        return not said or (said not in words and words not in said)
+
+    def _hint(self) -> str:
+        """Return one line that may help to understand the cause."""
+        verdict, symptom = self.verdict, self.verdict.symptom
+        if symptom.aborted_at_exit:
+            return "a C++ thread was still running at exit (SIGABRT)"
+        if blame.text_of(symptom.report, ()).startswith(("BdbQuit", "bdb.BdbQuit")):
+            return "pdb was quit, or had no terminal; breakpoint() waits for `relight debug`"
+        if verdict.rule == causes.ELSEWHERE:
+            late = [f for f in (self.root, *self.consequences) if f.rank in verdict.ranks]
+            return verdict.hint + "".join(dict.fromkeys(map(_had_printed, late)))
+        if verdict.hint and verdict.rule != causes.MISSING_RANK:
+            return verdict.hint
+        if verdict.certainty is Certainty.UNKNOWN:
+            others = [f for f in self.consequences if role(f) is Role.STOPPED]
+            if where := causes.places(others):
+                return f"when it failed, {where}"
+            running = [failure.rank for failure in others]
+            return f"{format_ranks(running)} still ran" if running else ""
+        return ""
+
+
+def shell_exit_code(exitcode: int) -> int:
+    """Return the exit code that a shell gives a process: its own, or 128 + n for signal n."""
+    return exit_code_of_signal(-exitcode) if exitcode < 0 else exitcode
+
+
+def waited_for_others(failure: Failure) -> bool:
+    """Return whether a worker may have waited for others: somebody has looked where it was, or it
+    blames a peer.
+    """
+    return failure.doing is not None or blame.of_failure(failure) is not blame.Blame.NOBODY
+
+
+def diagnose(
+    failures: Iterable[Failure], succeeded_ranks: Sequence[int] = (), world_size: int = 0
+) -> Diagnosis:
+    """Return the cause of a failure; arguments are those of `causes.judge`."""
+    ends = sorted(failures, key=lambda failure: (failure.at, failure.rank))
+    verdict = causes.judge(ends, succeeded_ranks, world_size)
+    symptoms = _symptoms(verdict.symptom)
+    same: list[Failure] = []
+    consequences: list[Failure] = []
+    for failure in ends:
+        if failure is verdict.symptom:
+            continue
+        alike = symptoms is not None and _symptoms(failure) == symptoms
+        (same if alike else consequences).append(failure)
+    if verdict.says and not verdict.joint:
+        consequences, same = sorted([*same, *consequences], key=_time), []
+    same.sort(key=lambda failure: failure.rank)
+    return Diagnosis(verdict, tuple(same), tuple(consequences))
+
+
+def _time(failure: Failure) -> tuple[float, int]:
+    return failure.at, failure.rank
+
+
+def _where(failure: Failure) -> str:
+    """Return where a worker failed, in the user's own code."""
+    report = failure.report
+    if report is not None and (failure.is_explained or not (failure.words or failure.asked)):
+        return report.where
+    return failure.doing.handling_where if failure.doing and causes.handling(failure) else ""
+
+
+def _had_printed(failure: Failure) -> str:
+    """Return which exception a worker had printed before, such as that of a thread, as a clause."""
+    report = failure.report
+    if report is None or not report.type:
+        return ""
+    at = f" at {report.where}" if report.where else ""
+    return f"; rank {failure.rank} had printed {report.type}: {_first_line(report)}{at}"
+
+
+def repeatable(failure: Failure) -> tuple[object, ...] | None:
+    """Return what this failure and an equal one have in common, if it is likely to happen again in
+    the same way: an exception of the script, or wrong arguments. None for other failures.
+    """
+    if role(failure) is not Role.OWN or failure.exitcode < 0:
+        return None
+    if failure.is_explained:
+        symptoms = _symptoms(failure)  # it may have handled that, and failed for another reason
+        return (*symptoms, without_numbers(failure.words)) if symptoms is not None else None
+    # argparse
+    refused = failure.exitcode == 2 and any(": error: " in line for line in failure.last_lines)
+    return _symptoms(failure) if refused else None
+
+
+def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
+    """Return this node's failures as they are sent to other nodes: times are relative to now, texts
+    are short, and if there are many, the least likely causes have no texts.
+    """
+    short_ones, room = [], _SHARED
+    ordered = sorted(failures, key=_likeliest_first)
+    lowest: dict[str, int] = {}  # of ranks in the same place, one stack is enough
+    for failure in sorted(ordered, key=lambda failure: failure.rank):
+        if failure.doing is not None:
+            lowest.setdefault(failure.doing.place, failure.rank)
+    for failure in ordered:
+        report, shows_stack = failure.report, failure.rank in lowest.values()
+        short = failure._replace(
+            host=fit(failure.host, "host"),
+            at=round(failure.at - now, 6),
+            report=report and _shortened(report),
+            last_lines=tuple(_short(line) for line in failure.last_lines[-_MAX_LAST:]),
+            evidence=_short(failure.evidence),
+            log=_short(failure.log),
+            when=_short(failure.when),
+            words=_short(failure.words),
+            doing=_doing(failure, shows_stack),
+        )
+        size = _size(short)
+        if size > room:
+            short = short._replace(
+                report=None, last_lines=(), evidence="", log="", words="",
+                doing=_doing(failure, False),
+            )  # fmt: skip
+        else:
+            room -= size
+        short_ones.append(short)
+    return tuple(short_ones)
+
+
+def _likeliest_first(failure: Failure) -> tuple[int, float, int]:
+    return list(Role).index(role(failure)), failure.at, failure.rank
+
+
+def _shortened(report: ErrorReport) -> ErrorReport:
+    return report._replace(
+        type=_short(report.type),
+        message=_short(report.message, "message"),
+        where=fit(cut_left(report.where, _RECORDED)),
+        source=_short(report.source),
+        lines=tuple(_short(line) for line in report.lines[-_MAX_LINES:]),
+        cause=_short(report.cause),
+        cause_where=_short(report.cause_where),
+    )
+
+
+def _doing(failure: Failure, shows_stack: bool) -> Doing | None:
+    doing = failure.doing
+    if doing is None:
+        return None
+    stack = tuple(_short(line) for line in doing.stack) if shows_stack else ()
+    return doing._replace(
+        place=_short(doing.place),
+        stack=stack,
+        handling=_short(doing.handling),
+        handling_where=_short(doing.handling_where),
+    )
+
+
+def _short(text: str, field: str = "") -> str:
+    return cut(fit(text[: _RECORDED + 1], field), _RECORDED)
+
+
+def _size(failure: Failure) -> int:
+    report = failure.report
+    texts = [failure.evidence, failure.log, failure.words, *failure.last_lines]
+    if report is not None:
+        texts += [report.type, report.message, report.where, report.source, *report.lines]
+        texts += [report.cause, report.cause_where]
+    if failure.doing is not None:
+        doing = failure.doing
+        texts += [doing.place, doing.handling, doing.handling_where, *doing.stack]
+    return sum(map(len, texts))
+
+
+def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) -> str:
+    """Return what happened to one worker, or to each of `many` workers, as half a line of text of
+    at most `most` characters.
+    """
+    report = failure.report
+    if report is not None and failure.is_explained and report.kind is not FailureKind.CRASHED:
+        return cut(_exception(report, most), most)
+    evidence = failure.evidence
+    handled = causes.handling(failure)
+    if failure.asked and handled:
+        return cut(f"was handling {handled} when it was stopped", most)
+    if failure.exitcode >= 0:
+        number = failure.exitcode - 128
+        text = f"exited with code {failure.exitcode}"
+        if number in (*CRASHES, signal.SIGKILL, signal.SIGTERM):
+            text += f", as a shell reports {signal_name(number)}"
+        elif not failure.asked:
+            said = failure.words
+            if not said and report is not None and report.type:
+                said = f"{report.type}: {headline(report, most)}"
+            text += f" after printing: {said}" if said else ""
+    else:
+        number = -failure.exitcode
+        text = f"{'were' if many else 'was'} killed by {signal_name(number)}"
+        if (
+            failure.is_explained
+            and report is not None
+            and report.message != signal.strsignal(number)
+        ):
+            evidence = f"{report.type}: {_first_line(report)}"
+        elif (
+            number in CRASHES
+            and not (failure.is_explained or failure.asked or evidence)
+            and (is_error(failure.words))
+        ):
+            text += f" after printing: {failure.words}"
+        elif not (evidence or failure.asked or number in CRASHES):
+            evidence = "relight did not send it"
+    return cut(f"{text}: {evidence}" if evidence else text, most)
+
+
+def _exception(report: ErrorReport, most: int) -> str:
+    message = headline(report, most)
+    if not report.type:
+        return f"reported: {message}"
+    return f"raised {report.type}: {message}" if message else f"raised {report.type}"
+
+
+def _first_line(report: ErrorReport) -> str:
+    return headline(report, _WHAT)
+
+
+def _symptoms(failure: Failure) -> tuple[object, ...] | None:
+    """Return what equal failures have in common; None for a mere consequence."""
+    if failure.is_explained and failure.report is not None:
+        if failure.asked and causes.is_by_request(failure):
+            return None
+        first_line = without_numbers(_first_line(failure.report))
+        return failure.report.type, first_line, failure.report.where
+    by_request = failure.exitcode in (-failure.asked, -signal.SIGKILL)
+    speaks = bool(failure.evidence or failure.last_lines)
+    if failure.asked and (by_request or not speaks):
+        return None
+    return failure.exitcode, failure.evidence, *map(without_numbers, failure.last_lines)
+
+
+def without_numbers(text: str) -> str:
+    """Return a text without what differs between ranks that fail in the same way: addresses, ranks
+    and sizes.
+    """
+    return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)
+
+
+def _evidence(root: Failure, room: int) -> list[str]:
+    """Return the traceback, or what else the worker printed last, in at most `room` rows."""
+    report = root.report
+    if report is not None and root.is_explained:
+        return ["", *excerpt(report.lines, room - 2), ""] if report.lines else [""]
+    printed = () if report is None else report.lines
+    size = WIDTH if printed or room < 2 * len(root.last_lines) + 3 else 2 * WIDTH
+    lines = [cut(f"  {line}", size) for line in root.last_lines if line not in printed]
+    if lines:
+        lines = ["", "the last lines that it printed:", *lines]
+    left = room - rows_of(lines) - 3
+    if printed and left >= 3:
+        lines += ["", "the last traceback that it printed:", *excerpt(printed, left)]
+    if not (lines or root.evidence) and root.exitcode > 0:
+        # An exception ends Python with 1.
+        hidden = "; @record tells relight of errors that go elsewhere" if root.exitcode == 1 else ""
+        lines = [f"  it printed nothing to stderr{hidden}"]
+    return [*lines, ""]
+
+
+def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -> list[str]:
+    """Return the consequences, up to `most_rows` rows for all workers that ended alike."""
+    groups: dict[str, list[Failure]] = {}
+    for failure in failures:
+        groups.setdefault(without_numbers(_consequence(failure, many=False)), []).append(failure)
+    rows = []
+    for first, *others in groups.values():
+        later = first.at - root_at
+        shows_time = later >= 0.1 and not _was_stopped(first)
+        when = f"{format_duration(later, digits=1)} later, " if shows_time else ""
+        ranks = format_ranks([first.rank, *(failure.rank for failure in others)])
+        text = f"  {ranks}: {when}{_consequence(first, many=bool(others))}"
+        rows.append(_in_rows(text) if most_rows > 1 else cut(text, WIDTH))
+    if len(rows) > _MAX_CONSEQUENCES + 1:
+        rest = [f.rank for group in list(groups.values())[_MAX_CONSEQUENCES:] for f in group]
+        rows = [
+            *rows[:_MAX_CONSEQUENCES],
+            cut(f"  {format_ranks(rest)}: ended in other ways", WIDTH),
+        ]
+    return ["what followed:", *rows] if rows else []
+
+
+def _in_rows(text: str) -> str:
+    """Return a line cut to one row if a sentence ends there, or else to two, to keep the reason."""
+    row = cut(text, WIDTH)
+    return row if row == text or row.endswith((". …", "; …")) else cut(text, 2 * WIDTH)
+
+
+def _consequence(failure: Failure, *, many: bool) -> str:
+    if not _was_stopped(failure):
+        return what_happened(failure, many=many, most=_FOLLOWED)
+    # A worker that has no handler for the signal gets SIGKILL with it, and may end by either.
+    text = f"stopped by the agent ({signal_name(failure.asked)})"
+    report = failure.report
+    if report is not None and failure.is_explained and not causes.is_by_request(failure):
+        return f"stopped by the agent, then {_exception(report, _FOLLOWED)}"
+    if failure.exitcode not in (-failure.asked, -signal.SIGTERM, -signal.SIGKILL):
+        text += f", ended with {shell_exit_code(failure.exitcode)}"
+    return text
+
+
+def _was_stopped(failure: Failure) -> bool:
+    return role(failure) is Role.STOPPED

@@ -1,0 +1,139 @@
+"""The report of a hang: which rank is somewhere else than the others, and where it is.
+
+Nothing has failed by itself in a hang, so the ranks are compared by where they were when they were
+stopped (`Failure.doing`). Ranks that wait for their peers in a collective come last: the cause is
+rather one that has not come there. Of the others, those that can't run (stopped, or in an
+uninterruptible call) come first, then the smallest group. Loaded only after a hang.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from relight.base.errors import EXIT_HUNG
+from relight.base.text import format_duration, format_ranks
+from relight.base.typed import NamedTuple
+from relight.core.diagnosis import stack_text
+from relight.core.diagnosis.excerpts import WIDTH, cut, excerpt, rows_of
+from relight.core.failure import Failure
+
+_ROWS = 25
+_MOST_GROUPS = 8
+_STATES = (" is ", " has ", " runs ")
+_MANY = {" is ": " are ", " has ": " have ", " runs ": " run "}
+_UNKNOWN = ": where they were is not known"
+
+
+class Hang(NamedTuple):
+    """The rank to look at, the others in the same place, and the groups of those elsewhere.
+
+    `cause`: how it was noticed, such as `no rank has made progress for 5 min`.
+    """
+
+    root: Failure
+    same: tuple[Failure, ...]
+    others: tuple[tuple[Failure, ...], ...]
+    cause: str
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the job."""
+        return EXIT_HUNG
+
+    def headline(self) -> str:
+        """Return what happened, in one line."""
+        return f"{self._what()} (pid {self.root.pid} on {self.root.host}); {self.cause}"
+
+    def render(self, *, formed_at: float, ended: str, verdict: str) -> list[str]:
+        """Return the lines of the report, at most 25 rows of a terminal.
+
+        Args:
+            formed_at: when the generation was formed, on the clock of `Failure.at`.
+            ended: the time of day, as text.
+            verdict: what follows, such as why the job does not restart.
+        """
+        from relight.core.diagnosis import flight_recorder_text
+
+        root, lines = self.root, [self._what()]
+        where = (
+            f"  {f'first rank {root.rank} ' if self.same else ''}on {root.host}: "
+            f"local rank {root.local_rank}, pid {root.pid}; "
+            f"{ended}, after {format_duration(root.at - formed_at, digits=1)}"
+        )
+        lines += [cut(where, 2 * WIDTH), f"  {self.cause}"]
+        end = [f"exit code {self.exit_code}; {verdict}"]
+        ranks = [root, *self.same, *(each for group in self.others for each in group)]
+        elsewhere = [*self._elsewhere(), *flight_recorder_text.lines(ranks)]
+        room = _ROWS - rows_of([f"relight: {lines[0]}", *lines[1:], *elsewhere, *end]) - 3
+        stack = root.doing.stack if root.doing else ()
+        if stack and room > 0:
+            lines += ["", *excerpt([f"  {line}" for line in stack], room), ""]
+        return [*lines, *elsewhere, *end]
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether ranks wait for each other in different calls, as many in one as in another."""
+        waiting = [group for group in self.others if _waits(group)]
+        return _waits([self.root]) and any(len(g) == 1 + len(self.same) for g in waiting)
+
+    def _what(self) -> str:
+        mine, waiting = [self.root, *self.same], [g for g in self.others if _waits(g)]
+        if not (waiting and _waits(mine)):
+            return cut(_line(mine, hangs=True), 3 * WIDTH - 40)
+        lines = ", ".join(map(_line, (mine, *waiting)))
+        return cut(f"ranks wait for each other in different calls: {lines}", 3 * WIDTH - 40)
+
+    def _elsewhere(self) -> list[str]:
+        if not self.others:
+            return ["all ranks are there"]
+        rows = [cut(f"  {_line(group)}", WIDTH) for group in self.others[:_MOST_GROUPS]]
+        left = [failure.rank for group in self.others[_MOST_GROUPS:] for failure in group]
+        rows += [cut(f"  {format_ranks(left)} elsewhere", WIDTH)] if left else []
+        return ["the others:", *rows]
+
+
+def diagnose(failures: Iterable[Failure], cause: str) -> Hang | None:
+    """Return which ranks are the likeliest cause of a hang; None if of none is known where it was.
+
+    Args:
+        failures: the workers that were stopped.
+        cause: how the hang was noticed.
+    """
+    groups: dict[str, list[Failure]] = {}
+    for failure in sorted(failures, key=lambda failure: failure.rank):
+        groups.setdefault(failure.doing.place if failure.doing else _UNKNOWN, []).append(failure)
+    ordered = sorted(groups.values(), key=_likeliest_first)
+    if not ordered or ordered[0][0].doing is None:
+        return None
+    first, *others = ordered
+    return Hang(first[0], tuple(first[1:]), tuple(map(tuple, others)), cause)
+
+
+def hung(failure: Failure) -> str:
+    """Return where a rank hangs, as half a line: `hangs in read (data.py:41)`."""
+    return _doing([failure], hangs=True).strip(": ")
+
+
+def _waits(group: Sequence[Failure]) -> bool:
+    return group[0].doing is not None and group[0].doing.expects_peers
+
+
+def _likeliest_first(group: Sequence[Failure]) -> tuple[bool, bool, bool, int, int]:
+    doing = group[0].doing
+    waits = doing is not None and doing.expects_peers
+    can_run = doing is None or not stack_text.is_halted(doing)
+    return doing is None, waits, can_run, len(group), group[0].rank
+
+
+def _line(group: Sequence[Failure], *, hangs: bool = False) -> str:
+    """Return `rank 2 in read (data.py:41)`, or `rank 2 hangs in …`."""
+    return f"{format_ranks([failure.rank for failure in group])}{_doing(group, hangs=hangs)}"
+
+
+def _doing(group: Sequence[Failure], *, hangs: bool) -> str:
+    doing, many = group[0].doing, len(group) > 1
+    place = doing.place if doing else _UNKNOWN
+    for one, plural in _MANY.items():
+        if many and place.startswith(one):
+            place = plural + place.removeprefix(one)
+    says_state = place.startswith((*_STATES, *_MANY.values()))
+    verb = "" if says_state or not hangs else " hang" if many else " hangs"
+    return f"{verb}{place}"

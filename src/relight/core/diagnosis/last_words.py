@@ -1,0 +1,121 @@
+"""Finds the one line that tells most of what a worker printed besides tracebacks.
+
+Programs say why they give up in many ways; these are known:
+
+    argparse, click, typer,    usage errors, in a frame or not
+    fire, hydra, absl
+    loggers and print          `FATAL: …`, `2026-01-02 ERROR …`, `config error: …`, lines of JSON
+    shells, C, C++, Rust, Go   `line 3: foo: command not found`, `Assertion … failed`,
+                               `terminate called …`, `panicked at …`, `panic: …`
+
+Any text is accepted: nothing here raises, and the time is linear in the text.
+"""
+
+import re
+from collections.abc import Sequence
+
+from relight.core.diagnosis.traceback_lines import clean, frame_of, is_header, is_marks
+from relight.core.diagnosis.tracebacks import besides
+
+_LINES = 30
+"""How many lines at the end are looked at."""
+_LONGEST = 1000
+"""Characters of a line that are looked at."""
+_NOISE = re.compile(
+    r"""^\W*$
+    | ^(?:\[rank\d+\]:)?\[?[WI]\d{4}[ ] | \w*Warning: | \bwarnings\.warn\( | \bNCCL\ (?:INFO|WARN)\b
+    | ^\W*+(?:\d[^A-Za-z]*+(?:[\w.]++\W++){0,4}?)?(?:[\w.]++\ [-:|]\ )?(?:DEBUG|INFO|WARN|WARNING)\b
+    | \blevel=(?i:debug|info|warn) | "(?:level|levelname|severity)":\ ?"(?i:debug|info|warn)
+    | ^\[Gloo\]\ Rank\ \d
+    | ^(?i:debug|info|note|warn|warning)\b
+    | \d%\| | \b(?:it/s|s/it)\b | [█━#=]{5}
+    | ^(?i:usage):\ | ^Try\ '.*--help' | ^For\ detailed\ information
+    | ^wandb: | ^Set\ the\ environment\ variable\ HYDRA_FULL_ERROR | ^Error\ executing\ job\ with
+    | RemoteTraceback:\ *$ | ^During\ handling\ of | ^The\ above\ exception\ was
+    | ^(?:Current\ thread|Thread)\ 0x | ^Extension\ modules: | ^\ *<no\ Python\ frame>
+    | resource_tracker: | <omitting\ python\ frames>""",
+    re.VERBOSE,
+)
+_ERROR = re.compile(
+    r"""(?i:\b(?:\w*error|fatal|critical|panic|abort|aborted)\b\ *(?:\]|:|\|))
+    | \b(?:ERROR|FATAL|CRITICAL|PANIC)\b | \blevel=(?i:error|fatal|critical)\b
+    | ^\[?(?:rank\d+\]:\[)?[EF]\d{4}[ ]
+    | (?i:\bassert(?:ion)?\b.*\bfailed\b | \bpanicked\ at\b | \bout\ of\ memory\b)
+    | (?i:\bcommand\ not\ found\b | \bsegmentation\ fault\b | \bcore\ dumped\b)
+    | (?i:\bno\ such\ (?:option|command)\b | \bunrecognized\ arguments\b | ^could\ not\ )
+    | ^terminate\ called\b | ^(?:\S+:\ )*Killed\b""",
+    re.VERBOSE,
+)
+"""What says that it is an error."""
+_LIKELY = re.compile(
+    r"\b(?:could(?: not|n't)|can(?: ?not|'t)|unable to|fail(?:ed|ure|s)|not found|no such|denied"
+    r"|refused|invalid|unknown|missing|must be|not allowed|giving up|gave up|aborting|exceeded"
+    r"|unsupported|unexpected|double free|corrupt(?:ed|ion)|errors?)\b",
+    re.IGNORECASE,
+)
+"""What tells of something that failed, in a line that may be a mere note."""
+_BOX = re.compile(r"^╭─+ Error ─")
+_LEVEL = re.compile(r'"(?:level|levelname|severity)": ?"(?:error|fatal|critical)', re.IGNORECASE)
+_IN_JSON = re.compile(r'^\{.*?"(?:msg|message|event)": ?"((?:[^"\\]|\\.)++)"')
+
+
+def words(stderr_tail: str, stdout_tail: str) -> str:
+    """Return the line that tells most of what a worker printed last besides tracebacks; empty if it
+    printed nothing.
+
+    It is the first error after the last traceback, or before it if nothing follows; else the last
+    line of stderr; else that of stdout.
+    """
+    before, after = map(_telling, besides(stderr_tail))
+    found = _first_error(after or before)
+    if not (found or after):
+        printed = _telling(clean(stdout_tail[-_LINES * _LONGEST :]).split("\n"))
+        after = printed or before
+    return (found or (after[-1] if after else ""))[:_LONGEST]
+
+
+def is_error(line: str) -> bool:
+    """Return whether a line says that it tells an error."""
+    return _ERROR.search(line[:_LONGEST]) is not None
+
+
+def _first_error(lines: Sequence[str]) -> str:
+    for known in (_ERROR, _LIKELY):
+        for line, following in zip(lines, [*lines[1:], ""], strict=False):
+            if known.search(line[:_LONGEST]):
+                return f"{line} {following}".strip() if line.endswith(":") else line
+    return ""
+
+
+def _telling(lines: Sequence[str]) -> list[str]:
+    """Return the last lines but for warnings, progress bars and usage; an error in a frame of
+    typer is one line.
+    """
+    kept: list[str] = []
+    is_warning = False
+    boxed: list[str] | None = None
+    for line in [line for line in lines if line.strip()][-_LINES:]:
+        if boxed is not None and line.startswith("│"):
+            boxed.append(line.strip("│ "))
+            continue
+        if boxed:
+            kept.append(f"Error: {' '.join(boxed)}")
+        boxed = [] if _BOX.match(line) else None
+        indented = line.startswith(" ")
+        if indented and is_warning:
+            continue  # the source of the warning
+        short = line[:_LONGEST]
+        is_warning = _NOISE.search(short) is not None
+        if not (is_warning or is_header(line) or frame_of(short) or is_marks(short)):
+            kept.append(_from_json(short) or line.strip())
+    if boxed:
+        kept.append(f"Error: {' '.join(boxed)}")
+    return kept
+
+
+def _from_json(line: str) -> str:
+    """Return the message in a line of JSON; empty if there is none."""
+    match = _IN_JSON.match(line)
+    if match is None:
+        return ""
+    return f"ERROR: {match[1]}" if _LEVEL.search(line) else match[1]

@@ -1,0 +1,381 @@
+"""Where the ranks of a job are: the stacks of many processes in a few lines.
+
+Of each process the main thread counts. Its place is the innermost line of the user's own code; what
+it is in there is the name of the library's function that this line has called, such as
+`all_reduce`. Ranks with the same place are one line. In a job that hangs, the one to look at is the
+one that has not come to the collective, or else the odd one out. So groups that wait for their
+peers come last; of the others, those that can't run (stopped, or in an uninterruptible call) come
+first, then the smallest.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
+
+from relight.base.text import format_ranks
+from relight.base.typed import NamedTuple
+from relight.core.failure import Doing
+
+MOST_LINES = 10
+_FEW = 24
+"""Most characters for the numbers of ranks; above that, they are counted."""
+_SHOWN, _REASON = 160, 320
+"""Most characters of a name, and of a reason, in a line."""
+_LIBRARY = re.compile(
+    r"""^<(?:frozen|string|stdin|attrs|.*__array_function__) | ^$
+    | /lib(?:64)?/python\d(?:\.\d+)?t?/ | /(?:site|dist)-packages/ | /python\d+\.zip/
+    | /torch/ | /relight/worker/""",
+    re.VERBOSE,
+)
+_TORCH = re.compile(r"/torch/")
+_OF_PEERS = re.compile(r"/torch/(?:distributed|autograd|cuda)/")
+"""Where a worker waits for others; DistributedDataParallel does so below `backward`."""
+_COLLECTIVE = re.compile(
+    r"/torch/(?:distributed/(?:distributed_c10d|_functional_collectives|nn/functional)\.py|cuda/)"
+)
+"""Whoever is in one of these waits for all ranks, even if it uses CPU time, as NCCL does."""
+_PERHAPS_COLLECTIVE = re.compile(
+    r"/torch/(?:distributed|autograd)/|/torch/nn/parallel/distributed\.py"
+)
+"""Whoever sleeps below one of these waits for all ranks; else it computes."""
+_NO_COLLECTIVE = re.compile(r"/torch/distributed/(?:checkpoint|pipelining|rpc)/")
+_OF_PAIRS = re.compile(r"i?send|i?recv|batch_isend_irecv|send_object_list|recv_object_list")
+"""Functions in which two ranks meet: a stage of a pipeline waits for the stage before."""
+_OF_LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
+_OF_CHILDREN = re.compile(
+    r"/torch/utils/data/dataloader\.py$|/concurrent/futures/"
+    r"|/multiprocessing/(?:connection|managers|pool|popen_\w+|process|queues)\.py$"
+)
+"""Where a process waits for those that it has started with multiprocessing."""
+_BOOTSTRAP = re.compile(r"/multiprocessing/process\.py$")
+"""Where such a process begins; below that, a fork has its parent's frames."""
+_FETCH = re.compile(r"/torch/utils/data/_utils/fetch\.py$")
+"""Where a loader process reads data; the data set may be one of a library."""
+_MOST_FRAMES = 30
+_GENERIC = re.compile(r"wrapper|inner|wrapped|decorate_\w+|new_func|\w*_fn")
+"""Functions that decorators put around the one that the user has called."""
+_IDLE_CALLS = ("futex", "restart_syscall")
+"""System calls that say nothing: whoever waits for the GIL or a lock is in futex."""
+_OUTERMOST = ("<module>", "_run_module_as_main")
+"""The outermost function of a script, and of `python -m` (Lib/runpy.py)."""
+_STATES = {
+    "T": " is stopped (SIGSTOP)",
+    "t": " is stopped by a debugger",
+    "D": " is uninterruptible (state D)",
+}
+_OF_MANY = {" is ": " are ", " has ": " have ", " runs ": " run "}
+
+
+class Frame(NamedTuple):
+    """A line that runs. `function` is its qualified name; `line` is 0 if it has none."""
+
+    file: str
+    line: int
+    function: str
+
+
+class Handled(NamedTuple):
+    """An exception that a thread handles, in an `except`, `finally` or `with` block. `frames` are
+    where it was raised, the innermost first.
+    """
+
+    type: str
+    message: str
+    frames: tuple[Frame, ...]
+
+
+class ThreadStack(NamedTuple):
+    """The stack of a thread, innermost frame first.
+
+    `native_id` is that of the system, 0 if unknown; `waits_in` the system call, or the kernel's
+    function, that the thread waits in, empty if it runs or that can't be read. `native`: functions
+    of C and C++ below the innermost frame, the innermost first, if somebody has looked. `handled`
+    is read of the main thread only.
+    """
+
+    native_id: int
+    name: str
+    waits_in: str
+    is_main: bool
+    frames: tuple[Frame, ...]
+    native: tuple[str, ...] = ()
+    handled: Handled | None = None
+
+
+class ProcessStack(NamedTuple):
+    """The stacks of a process, and its state as proc(5) shows it: R, S, D, T, t or Z."""
+
+    pid: int
+    state: str
+    threads: tuple[ThreadStack, ...]
+
+
+class CodePlace(NamedTuple):
+    """Where a process is: in which function, called on which line of the user's code."""
+
+    what: str
+    where: Frame
+
+
+class RankGroup(NamedTuple):
+    """Ranks in the same place, in ascending order. `text` follows the name of one rank; `line` puts
+    it in the plural. `has_stack` is false if it is the reason why they have none. `expects_peers`:
+    they wait for other ranks.
+    """
+
+    ranks: tuple[int, ...]
+    text: str
+    has_stack: bool
+    expects_peers: bool
+
+
+def main_thread(stack: ProcessStack) -> ThreadStack | None:
+    """Return the main thread of a process, or else the first that has frames."""
+    main = next((thread for thread in stack.threads if thread.is_main and thread.frames), None)
+    return main or next((thread for thread in stack.threads if thread.frames), None)
+
+
+def runs_program(stack: ProcessStack) -> bool:
+    """Return whether the main thread of a process is in its program. It is not while Python starts,
+    prints the exception that ends it, or shuts down.
+    """
+    main = next((thread for thread in stack.threads if thread.is_main and thread.frames), None)
+    return main is not None and main.frames[-1].function in _OUTERMOST
+
+
+def place(frames: Sequence[Frame]) -> CodePlace:
+    """Return the place of a thread, given at least one frame, the innermost first.
+
+    The name is the innermost public one of torch, or else of any library, above the user's line. If
+    none of the frames is the user's own, it is the innermost frame.
+    """
+    own = next((n for n, frame in enumerate(frames) if not _LIBRARY.search(frame.file)), 0)
+    called = frames[:own]
+    name = _public([frame for frame in called if _TORCH.search(frame.file)])
+    if not name and any(_OF_LOADER.search(frame.file) for frame in called):
+        name = "__next__"  # all that it calls is private
+    name = name or _public(called)
+    if not name:
+        name = _short(called[-1].function if called else frames[own].function)
+    return CodePlace(name, frames[own])
+
+
+def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
+    """Group ranks by state and place: those that wait for others last, those that can't run first,
+    else the smallest group first, then by the lowest rank.
+
+    Args:
+        stacks: by rank; a text is the reason why there is none.
+    """
+    ranks_of: dict[tuple[object, ...], list[int]] = {}
+    first_of: dict[tuple[object, ...], tuple[str, bool, bool]] = {}
+    for rank, stack in sorted(stacks.items()):
+        key, text, has_stack = _describe(stack)
+        ranks_of.setdefault(key, []).append(rank)
+        first_of.setdefault(key, (text, has_stack, _expects_peers(stack)))
+    found = [RankGroup(tuple(ranks), *first_of[key]) for key, ranks in ranks_of.items()]
+    return sorted(found, key=_likeliest_first)
+
+
+def waits_for_children(stack: ProcessStack) -> bool:
+    """Return whether the main thread of a process waits for processes of multiprocessing."""
+    thread = main_thread(stack)
+    return thread is not None and any(_OF_CHILDREN.search(each.file) for each in _called(thread))
+
+
+def child_at_work(child: ProcessStack) -> ProcessStack | None:
+    """Return a process of multiprocessing without its parent's frames; None if it waits for work,
+    or is no such process.
+    """
+    thread = main_thread(child)
+    if thread is None:
+        return child if child.state == "D" else None
+    begins = [n for n, frame in enumerate(thread.frames) if _BOOTSTRAP.search(frame.file)]
+    frames = thread.frames[: begins[0]] if begins else ()
+    works = any(not _LIBRARY.search(each.file) or _FETCH.search(each.file) for each in frames)
+    waits_in = thread.waits_in if child.state == "D" else ""
+    own = thread._replace(frames=frames, waits_in=waits_in)
+    return child._replace(threads=(own,)) if works else None
+
+
+def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Doing:
+    """Return what a worker does, for the report of a failure.
+
+    Args:
+        stack: of its process; a text is the reason why there is none.
+        child: the process that it waits for, as of `child_at_work`.
+    """
+    _, text, has_stack = _describe(stack)
+    thread = None if isinstance(stack, str) or not has_stack else main_thread(stack)
+    lines = traceback_lines(thread.frames[:_MOST_FRAMES]) if thread else []
+    if child is not None:
+        loads = thread is not None and any(_OF_LOADER.search(each.file) for each in _called(thread))
+        name = "loader process" if loads else "child process"
+        _, at, _ = _describe(child)
+        text += f", whose {name}{' is' if at.startswith(' in ') else ''}{at}"
+        inner = main_thread(child)
+        lines.append(f"{name} {child.pid}:")
+        lines += traceback_lines(inner.frames[:_MOST_FRAMES]) if inner else []
+    handled = thread.handled if thread else None
+    return Doing(
+        text,
+        tuple(_cut(each, _REASON) for each in lines),
+        _expects_peers(stack),
+        handling=_named(handled) if handled else "",
+        handling_where=_raised_at(handled) if handled else "",
+        in_program=not isinstance(stack, str) and runs_program(stack),
+    )
+
+
+def is_halted(doing: Doing) -> bool:
+    """Return whether a worker could not run: it was stopped, or in an uninterruptible call."""
+    return doing.place.startswith(tuple(_STATES.values()))
+
+
+def is_locked(found: Doing) -> bool:
+    """Return whether a worker was in state D, and nobody has read its stack."""
+    return found.place.startswith(_STATES["D"]) and not found.stack
+
+
+def render(
+    found: Sequence[RankGroup], named: Callable[[Sequence[int]], str] | None = None
+) -> list[str]:
+    """Return a line for each group, of at most 10, and then how many there are more.
+
+    Args:
+        found: the groups.
+        named: names their processes, `few_or_many` if None.
+    """
+    lines = [line(group, named) for group in found[:MOST_LINES]]
+    more = len(found) - MOST_LINES
+    if more > 0:
+        lines.append(f"… and {more} more group{'s' if more > 1 else ''}")
+    return lines
+
+
+def line(group: RankGroup, named: Callable[[Sequence[int]], str] | None = None) -> str:
+    """Return the line of one group: `rank 5 in read (data.py:41)`."""
+    text = group.text
+    if len(group.ranks) > 1:
+        for one, many in _OF_MANY.items():
+            text = many + text.removeprefix(one) if text.startswith(one) else text
+    return f"{(named or few_or_many)(group.ranks)}{text}"
+
+
+def few_or_many(ranks: Sequence[int]) -> str:
+    """Return `rank 3`, `ranks 0-3, 5`, or `31 ranks` where that would be long."""
+    text = format_ranks(ranks)
+    return text if len(text) <= _FEW else f"{len(ranks)} ranks"
+
+
+def waits_for_all(frames: Sequence[Frame], state: str) -> bool:
+    """Return whether a thread waits for all other ranks, as in a collective.
+
+    Args:
+        frames: its stack, the innermost first.
+        state: its state in proc(5).
+    """
+    called = list(takewhile(lambda frame: _LIBRARY.search(frame.file), frames))
+    if any(
+        _NO_COLLECTIVE.search(frame.file)
+        or (_OF_PEERS.search(frame.file) and _OF_PAIRS.fullmatch(_short(frame.function)))
+        for frame in called
+    ):
+        return False
+    if any(_COLLECTIVE.search(frame.file) for frame in called):
+        return True
+    return state == "S" and any(_PERHAPS_COLLECTIVE.search(frame.file) for frame in called)
+
+
+def traceback_lines(frames: Iterable[Frame]) -> list[str]:
+    """Return frames as the lines of a traceback of Python, the innermost last."""
+    return [
+        f'File "{frame.file}", line {frame.line or "?"}, in {frame.function}'
+        for frame in reversed(list(frames))
+    ]
+
+
+def native_lines(functions: Sequence[str]) -> list[str]:
+    """Return functions of C and C++ as lines below those of Python, the innermost last."""
+    return [f"  in {_cut(function)}" for function in reversed(functions)]
+
+
+def _likeliest_first(group: RankGroup) -> tuple[bool, bool, int, tuple[int, ...]]:
+    can_run = not group.text.startswith(tuple(_STATES.values()))
+    return group.expects_peers, can_run, len(group.ranks), group.ranks
+
+
+def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]:
+    """Return what equal processes have in common, the text after their names, and whether they have
+    a stack.
+    """
+    if isinstance(stack, str):
+        reason = _cut(" ".join(stack.split()), _REASON)
+        return ("", re.sub(r"\d+", "#", reason)), f": no stack: {reason}", False
+    if stack.state in ("Z", "X"):
+        return ("Z",), " has ended (zombie)", False
+    condition = _STATES.get(stack.state, "")
+    thread = main_thread(stack)
+    if thread is None and stack.state == "D":
+        call = next((each.waits_in for each in stack.threads if each.is_main), "")
+        return (condition, None, call), f"{condition}{_in_call(call)}", False
+    if thread is None:
+        text = f"{condition}, without Python code" if condition else " runs no Python code"
+        return (condition, None), text, False
+    what, where = place(thread.frames)
+    at = f"{where.file.rpartition('/')[2]}:{where.line}" if where.line else where.file
+    text = f"{condition} in {_cut(what)} ({_cut(at)})"
+    call = ""
+    says_more = stack.state == "D" or (not condition and where == thread.frames[0])
+    if says_more and thread.waits_in not in _IDLE_CALLS:
+        call = thread.waits_in
+    text += _in_call(call)
+    return (condition, what, where.file, where.line, call), text, True
+
+
+def _in_call(call: str) -> str:
+    return f", system call {call}" if call else ""
+
+
+def _called(thread: ThreadStack) -> list[Frame]:
+    """Return the frames of libraries that the user's innermost line has called."""
+    return list(takewhile(lambda frame: _LIBRARY.search(frame.file), thread.frames))
+
+
+def _expects_peers(stack: ProcessStack | str) -> bool:
+    """Return whether the main thread waits for other ranks, in a library that the user called."""
+    if isinstance(stack, str) or stack.state in ("T", "t", "D"):
+        return False
+    thread = main_thread(stack)
+    for frame in thread.frames if thread else ():
+        if not _LIBRARY.search(frame.file):
+            return False
+        if _OF_PEERS.search(frame.file):
+            return True
+    return False
+
+
+def _named(handled: Handled) -> str:
+    message = handled.message.strip().partition("\n")[0]
+    return _cut(f"{handled.type}: {message}" if message else handled.type, _REASON)
+
+
+def _raised_at(handled: Handled) -> str:
+    """Return the innermost line of the user's code that raised an exception, or else of any."""
+    frames = handled.frames
+    own = [frame for frame in frames if not _LIBRARY.search(frame.file)] or frames
+    return f"{own[0].file}:{own[0].line}" if own else ""
+
+
+def _public(frames: Iterable[Frame]) -> str:
+    """Return the innermost public name that is not a decorator's, or an empty text."""
+    names = (_short(frame.function) for frame in frames)
+    return next((n for n in names if n[:1] not in ("_", "<") and not _GENERIC.fullmatch(n)), "")
+
+
+def _short(function: str) -> str:
+    return function.rpartition(".")[2] or function
+
+
+def _cut(text: str, most: int = _SHOWN) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,247 @@
+"""The lines of a traceback: kinds of lines, and other forms of tracebacks rewritten as Python's.
+
+The forms are those of CPython 3.11 to 3.14 (Lib/traceback.py), rich, ray (python/ray/exceptions.py)
+and of loggers that escape newlines, as in JSON.
+"""
+
+import re
+from collections.abc import Sequence
+
+from relight.base.typed import NamedTuple
+
+
+class TracebackLine(NamedTuple):
+    """One line `File "file", line 12, in function`; no function if a SyntaxError is there."""
+
+    file: str
+    line: str
+    function: str
+
+    @property
+    def library(self) -> str:
+        """The installed package or standard module of the file, such as `torch`, or an empty
+        string.
+        """
+        match = _LIBRARY.match(self.file)
+        return match[1].removesuffix(".py") if match is not None else ""
+
+    @property
+    def starter(self) -> bool:
+        """Whether the frame only starts the user's program: `-m`, `--run-path`, or a function."""
+        return self.file == "<frozen runpy>" or self.file.endswith(_STARTERS)
+
+    @property
+    def own(self) -> bool:
+        """Whether the frame is neither in a library nor in code compiled from a string."""
+        return not (self.library or self.starter or self.file.startswith("<"))
+
+    @property
+    def outermost(self) -> bool:
+        """Whether Python's main thread can have begun here."""
+        return self.function in ("", "<module>", "_run_module_as_main") or self.starter
+
+
+HEADER = "Traceback (most recent call last):"
+ORIGINAL = f"Original {HEADER}"
+"""How torch introduces the traceback of another process or thread in a message."""
+FRAMED = f"│ {HEADER}"
+"""The header that stands for the upper edge of a frame of rich."""
+_STARTERS = ("/relight/worker/call.py",)
+_ESCAPE = re.compile(
+    r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|[]PX^_][^\x07\x1b\n]*+(?:\x07|\x1b\\)?|[ -/]*+[0-~])?"
+)
+# C0 and C1, characters that change the text direction, have no width, or are lone surrogates.
+_CONTROL = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"
+)
+_FRAME = re.compile(
+    r'^[ >]*(?:\| *)*File "(?P<file>.+)", line (?P<line>\d+)(?:,? in (?P<function>.+))?$'
+)
+_EXCEPTION = re.compile(
+    r"^(?!(?i:debug|info|note|warn|warning|error|critical|fatal)\b)"
+    r"(?P<type>[^\W\d][\w.<>]*)(?:: (?P<message>.*))?$",
+    re.DOTALL,
+)
+_CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+_FATAL = re.compile(r"^Fatal Python error: (?P<message>.+)$")
+_IN_BOX = re.compile(r"^ +\| ?")
+_MARKS = re.compile(r"^[ |]*[~^][ ~^]*$")
+_LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib(?:64)?/python3[.\d]*)/([^/]+)")
+_IN_RICH = re.compile(r"^([^│]+):(\d+) in ?([^│]*)$")
+_IN_RAY = re.compile(r"^(?P<error>ray\.exceptions\.RayTaskError)(?:\(\w+\))?: (?P<task>ray::.*)$")
+_ESCAPED = {
+    '"': re.compile(r'(?:[^"\\]|\\.)*+'),
+    "'": re.compile(r"(?:[^'\\]|\\.)*+"),
+}
+"""The rest of a string whose newlines are escaped, by its quotation mark."""
+_IN_STRING = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
+_OMITTED = re.compile(
+    r"^ *… (?:(?P<frames>\d[\d,]*) frames?(?: of (?P<names>[^…]+?))?)?(?: and )?"
+    r"(?:(?P<lines>\d[\d,]*) more lines?)? …$"
+)
+
+
+def clean(text: str) -> str:
+    """Return a text without characters that move the cursor, or hide or reorder text."""
+    text = _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n").expandtabs(4)
+    return _CONTROL.sub("\ufffd", text)
+
+
+# Kinds of lines.
+
+
+def frame_of(line: str) -> TracebackLine | None:
+    """Return the frame in a line, in a box or not."""
+    match = _FRAME.match(line)
+    if match is None:
+        return None
+    return TracebackLine(match["file"], match["line"], match["function"] or "")
+
+
+def is_header(line: str) -> bool:
+    """Return whether a traceback begins here; a progress bar may stand before it."""
+    return line.rstrip().endswith(HEADER)
+
+
+def is_chained(line: str) -> bool:
+    """Return whether a line separates a traceback from the next one in its chain."""
+    return in_box(line) in _CHAINED
+
+
+def is_marks(line: str) -> bool:
+    """Return whether a line underlines the source above it."""
+    return _MARKS.match(line) is not None
+
+
+def is_exception(line: str) -> bool:
+    """Return whether a line looks like the type of an exception and its message."""
+    return _EXCEPTION.match(in_box(line)) is not None
+
+
+def is_fatal(line: str) -> bool:
+    """Return whether Python's fatal error message begins here."""
+    return _FATAL.match(line) is not None
+
+
+def in_box(line: str) -> str:
+    """Return a line of an ExceptionGroup without the box around it; other lines are unchanged."""
+    return _IN_BOX.sub("", line)
+
+
+def fatal_message(line: str) -> str:
+    """Return what Python's fatal error message says."""
+    match = _FATAL.match(line)
+    return match["message"] if match is not None else ""
+
+
+def split_exception(text: str) -> tuple[str, str]:
+    """Return the type and the message of an exception; an empty type if the text has none."""
+    match = _EXCEPTION.match(text)
+    if match is None:
+        return "", text
+    return match["type"].rpartition(".")[2], match["message"] or ""
+
+
+# Lines that are left out.
+
+
+def omitted(lines: Sequence[str]) -> list[str]:
+    """Return the line that stands for lines that are left out; none if they tell nothing. What was
+    left out of them before is added up.
+    """
+    frames = count = 0
+    before = 0
+    names: dict[str, None] = {}
+    for line in lines:
+        if (frame := frame_of(line)) is not None:
+            frames += 1
+            if frame.library:
+                names[frame.library] = None
+        elif (match := _OMITTED.match(line)) is not None:
+            frames += _number(match["frames"])
+            before += _number(match["lines"])
+            names.update(
+                dict.fromkeys((match["names"] or "").split(", ") if match["names"] else ())
+            )
+        elif line.strip() and not is_marks(line) and not is_header(line):
+            count += 1
+    parts = []
+    if frames:
+        of = f" of {', '.join(list(names)[:3])}" if names else ""
+        parts.append(f"{frames:,} frame{'s' if frames > 1 else ''}{of}")
+        count = 0  # the sources of the frames
+    if count := count + before:
+        parts.append(f"{count:,} more line{'s' if count > 1 else ''}")
+    return [f"  … {' and '.join(parts)} …"] if parts else []
+
+
+def is_omission(line: str) -> bool:
+    """Return whether a line stands for lines that were left out."""
+    return _OMITTED.match(line) is not None
+
+
+def without_middle(lines: Sequence[str], most: int) -> list[str]:
+    """Return at most `most` lines, with one in the middle for those that are left out."""
+    if len(lines) <= most:
+        return list(lines)
+    begin = most // 2
+    end = len(lines) - (most - begin - 1)
+    return [*lines[:begin], *omitted(lines[begin:end]), *lines[end:]]
+
+
+def _number(text: str | None) -> int:
+    # A worker may print anything that looks like such a line.
+    return int(text.replace(",", "")) if text and len(text) < 20 else 0
+
+
+# Other forms of tracebacks.
+
+
+def as_python(lines: Sequence[str]) -> list[str]:
+    """Return the lines with other forms of tracebacks rewritten as Python would print them."""
+    result: list[str] = []
+    inside = False
+    for line in lines:
+        if not inside and line.startswith("╭─") and HEADER[:-1] in line:
+            inside = True
+            result.append(FRAMED)
+        elif not inside:
+            result += _as_python(line)
+        elif not line.startswith("│"):  # the frame ends, or the process was killed in it
+            inside = False
+            if not line.startswith("╰─"):
+                result.append(line)
+        elif line.startswith("│ ❱"):
+            result.append(f"    {line.strip('│❱ ').lstrip('0123456789').strip('│ ')}")
+        elif (match := _IN_RICH.match(line.strip("│ "))) is not None:
+            file, number, function = match.groups()
+            result.append(f'  File "{file}", line {number}, in {function}')
+    return result
+
+
+def _as_python(line: str) -> list[str]:
+    if line.startswith("ray"):
+        if (match := _IN_RAY.match(line)) is not None:
+            return [f"{match['error']}: {match['task']}", ORIGINAL]
+        task, found, rest = line.rpartition(" (pid=")
+        begins = found and task.startswith("ray::") and rest.endswith(")")
+        return [f"{line} {HEADER}"] if begins else [line]
+    begin = line.find(f"{HEADER}\\n")
+    if begin < 0:
+        return [line]
+    text = line[begin:]
+    quoted = _ESCAPED.get(line[begin - 1 : begin])
+    if quoted is not None and (match := quoted.match(text)) is not None:
+        text = match[0]
+    text = clean(_IN_STRING.sub(_unescaped, text)).rstrip("\n")
+    return [*([line[:begin]] if begin else []), *text.split("\n")]
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    code = match[1]
+    if len(code) > 1:
+        return chr(int(code[1:], 16))
+    return {"n": "\n", "t": "\t", "r": "\r"}.get(code, code)

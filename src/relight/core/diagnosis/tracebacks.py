@@ -1,0 +1,660 @@
+"""Finds a worker's exception, and the script's line, in what it printed or wrote to its error file.
+
+The script needs no decorator: Python prints an uncaught exception to stderr, and the agent keeps
+the end of each worker's stderr. Supported are
+
+    CPython 3.11 to 3.14   tracebacks (Lib/traceback.py), chained, grouped, coloured, without a
+                           beginning, and as torch prints them: `[rank0]: ` before each line
+    faulthandler           (Python/traceback.c) when a signal ends Python
+    libstdc++              what it prints about an exception in native code before it aborts
+    rich, ray, JSON        see core/diagnosis/traceback_lines
+    other processes        the exceptions of data loaders, pools and spawned processes, in messages
+                           (torch/_utils.py, torch/multiprocessing/spawn.py) or as a cause
+                           (multiprocessing/pool.py, concurrent/futures/process.py)
+    error files            of torch.distributed.elastic.multiprocessing.errors
+
+Any text is accepted: nothing here raises, and the time is linear in the text.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+
+from relight.base.typed import NamedTuple
+from relight.core.diagnosis.traceback_lines import (
+    FRAMED,
+    HEADER,
+    ORIGINAL,
+    TracebackLine,
+    as_python,
+    clean,
+    fatal_message,
+    frame_of,
+    in_box,
+    is_chained,
+    is_exception,
+    is_fatal,
+    is_header,
+    is_marks,
+    is_omission,
+    split_exception,
+    without_middle,
+)
+from relight.core.failure import ErrorReport, FailureKind
+
+
+class _Traceback(NamedTuple):
+    """Numbers of its first line, of the line with the exception, and of the line after it."""
+
+    start: int
+    exception: int
+    end: int
+
+
+class _Raised(NamedTuple):
+    """An exception of a chain: the number of its line, and of the line after its message.
+
+    `stack` are the tracebacks that lead to it, the outermost first: an exception of another process
+    has that process's traceback after the one of the process that re-raised it.
+    """
+
+    exception: int
+    end: int
+    stack: tuple[_Traceback, ...]
+
+
+class _Chain(NamedTuple):
+    """Exceptions in the order in which they were raised, at least one, and where they are."""
+
+    start: int
+    end: int
+    raised: tuple[_Raised, ...]
+
+
+_FROM_TEXT = ("<string>", "<stdin>", "<dynamic-code>")
+"""Files of code without a file; the last is that of cloudpickle, for functions of a notebook."""
+_RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
+_SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError): ")
+_NOT_FATAL = re.compile(
+    r"^(?:Exception (?:ignored|in) |Task exception was never|Error in (?:atexit|sys\.excepthook)"
+    r"|Process \S+:$|--- Logging error)"
+)
+_WITHOUT_STARTERS = re.compile(r"^Error executing job with overrides")
+"""What hydra prints before the traceback that ends the program, without the outermost frames."""
+_LOG = re.compile(
+    r"^(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL|FATAL)\b|\[?\d{4}-\d\d-\d\d[ T]|\[?\d\d:\d\d:\d\d"
+    r"|(?:\[rank\d+\]:)?\[?[IWEF]\d{4} )"
+)
+_LOGGED = re.compile(r"^(?:\[?\d.*)?\b(?:WARNING|ERROR|CRITICAL)\b|.*[=:] ?[\"']$")
+"""A line of a logger before a traceback, or the line in whose last string the traceback is."""
+_AFTERWARDS = re.compile(
+    r"^(?:Fatal Python error|terminate called|Original exception was|\S+\.py:\d+: \w*Warning"
+    r"|Set the environment variable HYDRA_FULL_ERROR|[^|\n]{0,80}\d%\|)"
+)
+_STACK = re.compile(r"^(?:Current thread|Thread|Stack) .*\(most recent call first\):$")
+_ABORTED = "Aborted"
+_ABORTS = re.compile(
+    r"Assertion|assert|[Cc]heck fail|corrupt|invalid (?:pointer|size|next)|double free|malloc"
+    r"|free\(\)|Watchdog|watchdog|^(?:\[rank\d+\]:)?\[[EF]|\b(?:abort|fatal|FATAL|terminat)"
+    r"|stack smashing"
+)
+"""What is printed before abort(3), by the C library, glog and NCCL."""
+_NEAR = 5
+_TERMINATE = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
+_BOX = re.compile(r"^ +[|+]")
+_GROUP = re.compile(r"^ +\+ Exception Group Traceback")
+_FIRST_OF_GROUP = re.compile(r"^ +\+-\+-+ 1 -+$")
+_NEXT_OF_GROUP = re.compile(r"^ +\+-+(?: \d+ -+)?$")
+_PACKAGE = re.compile(r".*/(?:site|dist)-packages/[^/]+")
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
+
+_INTERRUPTS = ("SystemExit", "KeyboardInterrupt", "GeneratorExit")
+"""What a signal handler raises, and in generators; the last one ends no program by itself."""
+_CONTROL_FLOW = (*_INTERRUPTS, "StopIteration", "StopAsyncIteration", "CancelledError", "Empty")
+"""Exceptions that are no errors, and so no causes of one."""
+
+_FOREIGN = 10
+"""Most foreign lines, such as those of threads in C, between the lines of a traceback."""
+_MESSAGE = 100
+"""Most lines of a message, but for lines that are indented, and those of a list that resemble
+those before them. A program that went on after an exception prints lines that resemble each other
+too, but after no colon, and none that are indented.
+"""
+_MOST_LINES = 200
+"""Most lines of a report, whose middle is left out."""
+_LATER = 50
+"""More lines than an exit prints: an exception followed by more did not end the process."""
+_LOOKED_AT = 200
+"""Lines after an exception that are counted, with empty ones."""
+_LIMIT = 4000
+
+
+def keep(head: str, tail: str, newlines: int) -> str:
+    """Return the text of a long stderr of which only two parts are known, with a line in the middle
+    that tells how many lines are left out.
+
+    Args:
+        head: a part that begins up to three lines before the header of the last traceback, as these
+            tell of threads and loggers.
+        tail: the end.
+        newlines: how many newlines there were between the two.
+    """
+    rest = tail.partition("\n")[2]  # without the line that has lost its beginning
+    is_whole = head.endswith("\n")
+    count = newlines + is_whole
+    mark = [f"  … {count:,} more line{'s' if count > 1 else ''} …\n"] if count else []
+    return "".join([head, *([] if is_whole else [" …\n"]), *mark, rest])
+
+
+def from_stderr(
+    text: str, went_on: bool | None = None, *, in_function: bool = False
+) -> ErrorReport | None:
+    """Return the exception that ended a worker, from the end of its stderr; None if there is none.
+
+    The last exception counts. Exceptions that do not end a process (in threads, in destructors, in
+    a log, handled by the program) are used only if there is no other.
+
+    Args:
+        text: the end of stderr.
+        went_on: whether the program ran on after the last traceback; None if nobody has seen that.
+        in_function: whether the program is a function of the user: an uncaught exception begins
+            there, and not in a module.
+    """
+    lines = _lines(text)
+    _, report = _ending(lines, _chains(lines), went_on, in_function=in_function)
+    return report
+
+
+def printed_before(text: str) -> ErrorReport | None:
+    """Return the last exception that was printed before the one that ended the worker, such as that
+    of a thread; None if there is none, or if nothing shows what ended the worker.
+    """
+    lines = _lines(text)
+    chains = _chains(lines)
+    at, ending = _ending(lines, chains, None)
+    if ending is None or ending.kind is FailureKind.PRINTED or not at:
+        return None
+    report = _report(lines, chains[at - 1])
+    if (report.type, report.message) == (ending.type, ending.message):
+        return None  # it was logged, and raised again
+    return report._replace(kind=FailureKind.PRINTED)
+
+
+def besides(text: str) -> tuple[list[str], list[str]]:
+    """Return the lines of a worker's stderr that belong to no traceback: those before the end of
+    the last one, and those after it. All are after it if there is no traceback.
+    """
+    lines = _lines(text)
+    before: list[str] = []
+    end = 0
+    for chain in _chains(lines):
+        before += lines[end : chain.start]
+        last = chain.raised[-1]
+        printed = _report(lines, chain).kind is FailureKind.PRINTED
+        end = last.exception + 1 if printed and not _BOX.match(lines[chain.start]) else chain.end
+    return [line for line in before if not _NOT_FATAL.match(line)], lines[end:]
+
+
+def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
+    """Return the lines that a worker printed up to the end of the exception that ended it, and how
+    many they are; no lines if there is no such exception.
+    """
+    lines = [_RANK.sub("", clean(line.rstrip("\r"))).rpartition("\n")[2] for line in printed]
+    for chain in reversed(_chains(lines)):
+        if _report(lines, chain).kind is FailureKind.RAISED:
+            return lines[: chain.end], chain.end
+    return [], 0
+
+
+def from_error_file(text: str) -> ErrorReport | None:
+    """Return the exception in a file written by torch's `@record`, or by the user; None if it can't
+    be parsed.
+    """
+    try:
+        message = json.loads(text)["message"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    details = ""
+    if isinstance(message, dict):
+        extra = message.get("extraInfo")
+        details = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
+        message = message.get("message")
+    if not isinstance(message, str) or not (message.strip() or details.strip()):
+        return None
+    kind, text = _split(clean(message).strip())
+    report = from_stderr(details)
+    if report is None:
+        lines = clean(details).rstrip().split("\n") if details.strip() else []
+        shown = tuple(without_middle(lines, _MOST_LINES))
+        return ErrorReport(FailureKind.RECORDED, kind, text, "", "", shown)
+    if not message.strip():
+        kind, text = report.type, report.message
+    return report._replace(kind=FailureKind.RECORDED, type=kind, message=text)
+
+
+def last_lines(text: str, count: int = 3) -> tuple[str, ...]:
+    """Return the last lines that are not empty."""
+    lines = _RANK.sub("", clean(text)).split("\n")
+    return tuple([line for line in lines if line.strip()][-count:])
+
+
+def _lines(text: str) -> list[str]:
+    return as_python(_RANK.sub("", clean(text)).split("\n"))
+
+
+# From lines to tracebacks.
+
+
+def _chains(lines: Sequence[str]) -> list[_Chain]:
+    """Return all tracebacks, grouped by the chains in which Python printed them."""
+    groups: list[list[tuple[_Traceback, bool]]] = []
+    for traceback in _tracebacks(lines):
+        quoted = _is_quoted(lines, groups[-1][-1][0], traceback) if groups else None
+        if quoted is None:
+            groups.append([(traceback, False)])
+        else:
+            groups[-1].append((traceback, quoted))
+    return [
+        _Chain(group[0][0].start, group[-1][0].end, tuple(_raised(lines, group)))
+        for group in groups
+    ]
+
+
+def _is_quoted(lines: Sequence[str], before: _Traceback, traceback: _Traceback) -> bool | None:
+    """Return whether a traceback is in the message of the exception before it; None if it belongs
+    to another chain.
+    """
+    between = [n for n in range(before.end, traceback.start) if lines[n].strip(' "')]
+    if between:
+        return False if len(between) == 1 and is_chained(lines[between[0]]) else None
+    if lines[traceback.start].startswith(ORIGINAL):
+        return True
+    introduced = lines[before.end - 1].rstrip().endswith(":")
+    return True if introduced and not _is_outermost(lines, traceback) else None
+
+
+def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> list[_Raised]:
+    """Return the exceptions of a chain in the order in which they were raised."""
+    raised: list[_Raised] = []
+    quoting: list[_Traceback] = []
+
+    def end_quote() -> None:
+        if quoting:
+            inner = raised.pop()
+            raised.append(inner._replace(stack=(*quoting, *inner.stack)))
+            quoting.clear()
+
+    for traceback, quoted in group:
+        if quoted:
+            quoting += raised.pop().stack
+        elif quoting and _is_outermost(lines, traceback):
+            end_quote()
+        new = _Raised(traceback.exception, traceback.end, (traceback,))
+        if raised and lines[raised[-1].exception] == lines[new.exception]:
+            # The same exception, as another process raised it.
+            new = new._replace(stack=(traceback, raised.pop().stack[-1]))
+        raised.append(new)
+    end_quote()
+    return raised
+
+
+def _is_outermost(lines: Sequence[str], traceback: _Traceback) -> bool:
+    """Return whether a traceback begins where Python's main thread begins, as far as is known."""
+    header = lines[traceback.start]
+    if header == FRAMED or not is_header(header):
+        return True  # typer leaves out frames; the beginning may be lost
+    frames = map(frame_of, lines[traceback.start : traceback.exception])
+    first = next((frame for frame in frames if frame is not None), None)
+    return first is None or first.outermost
+
+
+def _tracebacks(lines: Sequence[str]) -> list[_Traceback]:
+    found = []
+    number = 0
+    if not any(is_header(line) for line in lines[:4]):  # a long one may have lost its beginning
+        first = next((n for n in range(min(4, len(lines))) if frame_of(lines[n])), None)
+        traceback = _traceback(lines, first, 0)[0] if first is not None else None
+        if traceback is not None:
+            found.append(traceback)
+            number = traceback.end
+    while number < len(lines):
+        traceback = None
+        if is_header(lines[number]):
+            traceback, number = _traceback(lines, number, _FOREIGN)
+        else:
+            if _SYNTAX.match(lines[number]):  # a SyntaxError in the script itself has no header
+                above = [n for n in range(max(0, number - 5), number) if frame_of(lines[n])]
+                if above:
+                    traceback = _Traceback(above[-1], number, number + 1)
+            number += 1
+        if traceback is not None:
+            found.append(traceback)
+    return found
+
+
+def _traceback(lines: Sequence[str], start: int, foreign: int) -> tuple[_Traceback | None, int]:
+    """Return the traceback that begins at a line, and the line at which to read on.
+
+    The traceback is None if its exception is missing, as when the process was killed while writing
+    it.
+    """
+    if _BOX.match(lines[start]):
+        return _boxed(lines, start)
+    number = start + 1
+    while number < len(lines) and not is_header(lines[number]):
+        line = lines[number]
+        if line and not line.startswith(" "):
+            if is_exception(line):
+                end = _end_of_message(lines, number)
+                return _Traceback(start, number, end), end
+            foreign -= 1
+            if foreign < 0:
+                break
+        number += 1
+    return None, number
+
+
+def _boxed(lines: Sequence[str], start: int) -> tuple[_Traceback | None, int]:
+    """Return the traceback of an ExceptionGroup, as `_traceback` does."""
+    exception = None
+    end = start + 1
+    while end < len(lines) and _is_in_box(lines[end : end + _FOREIGN]):
+        if exception is None and is_exception(lines[end]):
+            exception = end
+        end += 1
+    return (None if exception is None else _Traceback(start, exception, end)), end
+
+
+def _is_in_box(lines: Sequence[str]) -> bool:
+    """Return whether the first line belongs to the box of the lines before it. Python draws no box
+    around the second and later lines of a message.
+    """
+    box = next((line for line in lines if _BOX.match(line)), None)
+    return box is not None and not _GROUP.match(box)
+
+
+def _end_of_message(lines: Sequence[str], exception: int) -> int:
+    end = exception + 1
+    shapes: set[str] = set()
+    is_list = lines[exception].rstrip().endswith(":")
+    while end < len(lines) and not _is_other(line := lines[end]):
+        shape = _shape(line)
+        if end == exception + 1 and line.strip():
+            is_list = is_list or _shape(lines[exception]).endswith(shape)
+        if end <= exception + _MESSAGE:
+            shapes.add(shape)
+            is_list = is_list or line.startswith("  ")
+        elif line.strip() and not line.startswith(" "):
+            is_cut = end + 1 < len(lines) and is_omission(lines[end + 1])
+            if not is_cut and not (is_list and shape in shapes):
+                break
+        end += 1
+    while end > exception + 1 and lines[end - 1].strip() in ("", '"""'):
+        end -= 1
+    return end
+
+
+def _shape(line: str) -> str:
+    """Return what lines have in common that tell the same of different things."""
+    return _NUMBER.sub("#", line)
+
+
+def _is_other(line: str) -> bool:
+    """Return whether a line can't belong to the message above it."""
+    frame = frame_of(line)
+    return (
+        (frame is not None and not frame.function)  # a SyntaxError begins with its place
+        or is_chained(line)
+        or is_header(line)
+        or any(known.match(line) for known in (_NOT_FATAL, _LOG, _AFTERWARDS))
+    )
+
+
+# From tracebacks to a report.
+
+
+def _ending(
+    lines: Sequence[str],
+    chains: Sequence[_Chain],
+    went_on: bool | None,
+    *,
+    in_function: bool = False,
+) -> tuple[int, ErrorReport | None]:
+    """Return what ended a worker, and how many of the chains of exceptions come before it."""
+    crash = _crash(lines)
+    printed: tuple[int, ErrorReport] | None = None
+    for number, chain in reversed(list(enumerate(chains))):
+        report = _report(lines, chain, went_on, in_function=in_function)
+        if report.kind is FailureKind.PRINTED:
+            printed = printed or (number, report)
+        elif crash is None or crash[0] < chain.end or not crash[1].where:
+            return number, report
+        else:
+            break
+    if crash is not None:
+        return sum(chain.start < crash[0] for chain in chains), crash[1]
+    return printed or (0, None)
+
+
+def _report(
+    lines: Sequence[str],
+    chain: _Chain,
+    went_on: bool | None = None,
+    *,
+    in_function: bool = False,
+) -> ErrorReport:
+    last = chain.raised[-1]
+    before = [line for line in lines[max(0, chain.start - 4) : chain.start] if line.strip()]
+    rest = lines[chain.end : chain.end + _LOOKED_AT]
+    after = sum(1 for line in rest if line.strip())
+    boxed = _BOX.match(lines[last.stack[0].start]) is not None
+    end = chain.end
+    if any(_NOT_FATAL.match(line) for line in before[-2:]) or after > _LATER:
+        kind = FailureKind.PRINTED
+    elif went_on or _was_handled(
+        lines, last, before, followed=after > 0 or end > last.exception + 1, in_function=in_function
+    ):
+        kind = FailureKind.PRINTED
+        end = end if boxed else last.exception + 1  # what follows may be no message
+    else:
+        kind = FailureKind.RAISED
+    shown = _shown(lines, chain, end)
+    if boxed:
+        report = _group(lines, last.stack[0], kind, shown)
+    else:
+        type_, message = _split("\n".join(lines[last.exception : end]))
+        report = ErrorReport(kind, type_, message, *_place(lines, last.stack), shown)
+    cause, cause_where = _cause(lines, chain, report)
+    *before_last, last_type = [_type(lines, each) for each in chain.raised]
+    interrupted = last_type in _INTERRUPTS[:2] or any(each in _INTERRUPTS for each in before_last)
+    return report._replace(cause=cause, cause_where=cause_where, is_interrupted=interrupted)
+
+
+def _was_handled(
+    lines: Sequence[str],
+    last: _Raised,
+    before: Sequence[str],
+    *,
+    followed: bool,
+    in_function: bool,
+) -> bool:
+    """Return whether the program itself, or a logger, has printed an exception, and so was able to
+    go on: it was caught in a function, or logged, and something follows.
+    """
+    if before and _LOGGED.match(before[-1]) and followed:
+        return True
+    if any(_WITHOUT_STARTERS.match(line) for line in before):
+        return False
+    return not (in_function or _is_outermost(lines, last.stack[0]))
+
+
+def _shown(lines: Sequence[str], chain: _Chain, end: int) -> tuple[str, ...]:
+    """Return the lines of a report: without the progress bar before them, and not too many."""
+    exception = chain.raised[-1].exception + 1
+    stack = [HEADER if line == FRAMED else line for line in lines[chain.start : exception]]
+    if is_header(stack[0]) and not _BOX.match(stack[0]):
+        stack[0] = HEADER
+    message = lines[exception:end]
+    if len(stack) + len(message) <= _MOST_LINES:
+        return (*stack, *message)
+    half = _MOST_LINES // 2
+    size = min(len(message), max(half, _MOST_LINES - len(stack)))
+    return (*without_middle(stack, _MOST_LINES - size), *without_middle(message, size))
+
+
+def _type(lines: Sequence[str], raised: _Raised) -> str:
+    return _split(in_box(lines[raised.exception]))[0]
+
+
+def _cause(lines: Sequence[str], chain: _Chain, report: ErrorReport) -> tuple[str, str]:
+    """Return the first error of a chain and its place, unless it is the last, or that tells it."""
+    for each in chain.raised[:-1]:
+        type_, message = _split(in_box(lines[each.exception]))
+        if type_ and type_ not in _CONTROL_FLOW:
+            if message and message in report.message:
+                break
+            where, _ = _place(lines, each.stack)
+            package = _PACKAGE.match(report.where)
+            program = package is not None and where.startswith(package[0])
+            if TracebackLine(where, "", "").library and not program:
+                where = ""  # no place in the user's code
+            return f"{type_}: {message}" if message else type_, where
+    return "", ""
+
+
+def _group(
+    lines: Sequence[str], traceback: _Traceback, kind: FailureKind, shown: tuple[str, ...]
+) -> ErrorReport:
+    """Return the report of an ExceptionGroup: place and message of its first exception."""
+    type_, message = _split(in_box(lines[traceback.exception]))
+    begin = traceback.exception
+    end = traceback.end
+    for number in range(traceback.exception + 1, traceback.end):
+        if _FIRST_OF_GROUP.match(lines[number]):
+            begin = number
+        elif _NEXT_OF_GROUP.match(lines[number]):
+            end = number
+            break
+    first = next(
+        (
+            text
+            for text in map(in_box, lines[begin + 1 : end])
+            if is_exception(text) and not is_header(text)
+        ),
+        "",
+    )
+    where, source = _place_in(lines[begin:end])
+    if not where:
+        where, source = _place_in(lines[traceback.start : traceback.exception])
+    return ErrorReport(
+        kind, type_, f"{message}: {first}" if first else message, where, source, shown
+    )
+
+
+def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
+    """Return the line at which a crash message begins, and its report."""
+    fatal = terminate = None
+    for number, line in enumerate(lines):
+        if is_fatal(line):
+            fatal = number
+        elif _TERMINATE.match(line):
+            terminate = number
+    shown: list[str] = []
+    type_, message, where, source = "fatal error", "", "", ""
+    if terminate is not None:
+        match = _TERMINATE.match(lines[terminate])
+        what = [line.strip() for line in lines[terminate + 1 : terminate + 2]]
+        if match is not None and what and what[0].startswith("what():"):
+            type_ = match["type"]
+            message = what[0].removeprefix("what():").strip()
+            shown += lines[terminate : terminate + 2]
+    if fatal is not None:
+        message = message or fatal_message(lines[fatal])
+        if message == _ABORTED and (reason := _reason(lines[:fatal])):
+            message = reason.strip()
+            shown.append(reason)
+        begin, end = _stack(lines, fatal)
+        where, source = _place_in(lines[begin:end][::-1])  # the innermost comes first
+        shown += [line for line in [lines[fatal], *lines[begin:end]] if line.strip()]
+    if not shown:
+        return None
+    start = min(number for number in (fatal, terminate) if number is not None)
+    lines = without_middle(shown, _MOST_LINES)
+    return start, ErrorReport(
+        FailureKind.CRASHED, type_, message[:_LIMIT], where, source, tuple(lines)
+    )
+
+
+def _reason(before: Sequence[str]) -> str:
+    """Return why C or C++ code has called abort(3), as it prints that just before: a failed
+    assertion, damaged memory, the watchdog of NCCL. Empty if it has not.
+    """
+    near = [line for line in before[-_NEAR:] if line.strip()]
+    if not near or any(frame_of(line) for line in near):
+        return ""
+    return near[-1] if _ABORTS.search(near[-1]) else ""
+
+
+def _stack(lines: Sequence[str], fatal: int) -> tuple[int, int]:
+    """Return where the stack of the thread begins and ends that had a fatal error; if it is no
+    thread of Python, that of the first one.
+    """
+    near = range(fatal + 1, min(len(lines), fatal + 6))
+    first = next((n for n in near if _STACK.match(lines[n])), None)
+    if first is None:
+        return fatal + 1, fatal + 1
+    number = begin = first
+    while number < len(lines) and (_STACK.match(lines[number]) or frame_of(lines[number])):
+        if lines[number].startswith("Current thread"):
+            begin = number
+            break
+        number += 1
+        if number < len(lines) and not lines[number].strip():
+            number += 1  # between two threads
+    end = begin + 1
+    while end < len(lines) and frame_of(lines[end]):
+        end += 1
+    return begin, end
+
+
+def _split(text: str) -> tuple[str, str]:
+    return split_exception(text[:_LIMIT])
+
+
+# From frames to the user's own line.
+
+
+def _place(lines: Sequence[str], stack: Sequence[_Traceback]) -> tuple[str, str]:
+    """Return the innermost place in the user's own code, and its source."""
+    return _place_in([line for part in stack for line in lines[part.start : part.exception]])
+
+
+def _place_in(lines: Sequence[str]) -> tuple[str, str]:
+    """Return the last place in the user's own code in some lines, and its source."""
+    found = [(number, frame) for number, line in enumerate(lines) if (frame := frame_of(line))]
+    if not found:
+        return "", ""
+    number, frame = found[-1] if not found[-1][1].function else _innermost(found)
+    where = f"{frame.file}:{frame.line}"
+    if frame.function not in ("", "<module>"):
+        where += f" in {frame.function}"
+    source = lines[number + 1] if number + 1 < len(lines) else ""
+    if not in_box(source).startswith(" ") or frame_of(source) or is_marks(source):
+        return where, ""
+    return where, "" if is_omission(source) else in_box(source).strip()
+
+
+def _innermost(found: Sequence[tuple[int, TracebackLine]]) -> tuple[int, TracebackLine]:
+    """Return the user's innermost frame; an installed program counts as the user's."""
+    files = [frame.file for _, frame in found]
+    packages = [match[0] for file in files if (match := _PACKAGE.match(file)) is not None]
+    own = [each for each in found if each[1].own and not _is_stub(each[1].file, files)]
+    program = [each for each in found if packages and each[1].file.startswith(packages[0])]
+    text = [each for each in found if each[1].file in _FROM_TEXT]
+    return (own or program or text or found)[-1]
+
+
+def _is_stub(file: str, files: Sequence[str]) -> bool:
+    """Return whether a file is a console script, which only calls the installed package."""
+    prefix, found, _ = file.rpartition("/bin/")
+    return bool(found) and any(other.startswith(f"{prefix}/lib") for other in files)

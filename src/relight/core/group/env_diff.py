@@ -1,0 +1,83 @@
+"""Compares facts that should be equal on all nodes of a job, and reports differences for people."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from relight.base.typed import TypeVar
+from relight.core.ranks import natural
+
+_SUBJECTS = {
+    "script": "the script's content differs",
+    "arguments": "the script's arguments differ",
+}
+_MAX_HOSTS = 4
+_MAX_VALUES = 4
+_MAX_LENGTH = 60
+T = TypeVar("T")
+
+
+def compare(
+    known: Mapping[str, Mapping[str, str]], new_host: str, new: Mapping[str, str]
+) -> list[str]:
+    """Return a line for each fact of a new node whose value no other node has.
+
+    A value that another node has was reported when the first such node joined. The value with the
+    fewest nodes is named first: it is probably the wrong one. A fact that a node does not report is
+    not compared.
+
+    Args:
+        known: the facts of the other nodes, by host.
+        new_host: the host of the node that joins.
+        new: its facts.
+    """
+    lines = []
+    for name, value in new.items():
+        hosts_by_value = by_value((f[name], host) for host, f in known.items() if name in f)
+        if not hosts_by_value or value in hosts_by_value:
+            continue
+        hosts_by_value[value] = [new_host]
+        lines.append(_sentence(name, hosts_by_value))
+    return lines
+
+
+def _sentence(name: str, hosts_by_value: Mapping[str, Sequence[str]]) -> str:
+    values = sorted(hosts_by_value, key=lambda v: (len(hosts_by_value[v]), natural(v)))
+    short = _shorten(values)
+    parts = [f"{short[v]} on {names_of(hosts_by_value[v])}" for v in values[:_MAX_VALUES]]
+    if len(values) > _MAX_VALUES:
+        rest = len(values) - _MAX_VALUES
+        parts.append(f"{rest} other value{'s' * (rest > 1)} elsewhere")
+    subject = _SUBJECTS.get(name, f"{name} differs")
+    return f"{subject} between the nodes: {', '.join(parts)}"
+
+
+def by_value(values: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
+    """Return the hosts that have each value, from pairs of a value and a host."""
+    hosts_by_value: dict[T, list[str]] = {}
+    for value, host in values:
+        hosts_by_value.setdefault(value, []).append(host)
+    return hosts_by_value
+
+
+def names_of(hosts: Iterable[str]) -> str:
+    """Return names of hosts for people, shortened if there are many."""
+    names = sorted(hosts, key=natural)
+    if len(names) <= _MAX_HOSTS:
+        return ", ".join(names)
+    return f"{', '.join(names[: _MAX_HOSTS - 1])} and {len(names) - _MAX_HOSTS + 1} more"
+
+
+def _shorten(values: Sequence[str]) -> dict[str, str]:
+    """Cut long values to the words from the first difference on."""
+    if max(map(len, values)) <= _MAX_LENGTH:
+        return {value: value or "nothing" for value in values}
+    words = [value.split(" ") for value in values]
+    same = 0
+    while all(len(w) > same for w in words) and len({w[same] for w in words}) == 1:
+        same += 1
+    result = {}
+    for value, split in zip(values, words, strict=True):
+        rest = " ".join(split[same:])
+        if len(rest) > _MAX_LENGTH:
+            rest = rest[: _MAX_LENGTH - 1] + "…"
+        result[value] = f"… {rest}".strip() if same and rest else rest or "nothing more"
+    return result

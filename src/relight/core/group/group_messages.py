@@ -1,0 +1,176 @@
+"""Messages while the group is not complete: how many nodes are there, which, what they wait for,
+how long still; and why a node can't join or is suspicious.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from relight.base.text import format_duration, format_names, pluralize
+from relight.base.values import Nodes
+from relight.core.group.group_types import GroupSettings
+from relight.core.group.messages import Join
+
+_MAX_KINDS = 8
+"""Most sets of facts that are compared: where all nodes differ, more notes tell nothing."""
+
+
+class Differences:
+    """Facts that should be equal on all nodes; each new set that differs is reported once."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, dict[str, str]] = {}  # the facts of one host of each kind
+
+    def of(self, join: Join) -> list[str]:
+        """Return a line for each fact whose value no other node has."""
+        kinds = self._kinds
+        if join.facts in kinds.values() or len(kinds) >= _MAX_KINDS:
+            return []
+        lines = []
+        if kinds:  # not in a job of one node, which starts sooner without the import
+            from relight.core.group.env_diff import compare
+
+            lines = compare(kinds, join.host, join.facts)
+        kinds[join.host] = join.facts
+        return lines
+
+
+def shared_machine(joins: Sequence[Join]) -> str:
+    """Return the line for a group with several nodes on one machine, or an empty string."""
+    counts: dict[tuple[str, str], int] = {}
+    for join in joins:
+        if join.machine:
+            machine = join.host, join.machine
+            counts[machine] = counts.get(machine, 0) + 1
+    if max(counts.values(), default=0) < 2:
+        return ""
+    fullest = max(counts, key=lambda machine: counts[machine])  # the first of these
+    host, count = fullest[0], counts[fullest]
+    return (
+        f"{count} of {len(joins)} nodes are agents on one host, {host}, and share its CPUs "
+        "and GPUs; one agent on each host can start all workers there (--nproc-per-node)"
+    )
+
+
+def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
+    """Return why a node can't join, or an empty string. `holder` has its node rank already."""
+    if (join.min_nodes, join.max_nodes) != (settings.min_nodes, settings.max_nodes):
+        return (
+            f"--nnodes={Nodes(join.min_nodes, join.max_nodes)} on {join.host}, "
+            f"but the job was started with --nnodes={Nodes(settings.min_nodes, settings.max_nodes)}"
+        )
+    if settings.ordered and not 0 <= join.node_rank < settings.max_nodes:
+        rank, size = join.node_rank, settings.max_nodes
+        return f"--node-rank={rank} on {join.host} is not below --nnodes={size}"
+    if settings.ordered and holder is not None:
+        return (
+            f"--node-rank={join.node_rank} belongs to {holder.host} already; give each node its "
+            "own --node-rank, or --rdzv-backend=c10d, which needs none"
+        )
+    return ""
+
+
+def held_by_silent(join: Join, host: str) -> str:
+    """Return the line for a node whose node rank a silent node has."""
+    return (
+        f"--node-rank={join.node_rank} belongs to a node on {host} which is silent; the new one on "
+        f"{join.host} can join once that node is lost"
+    )
+
+
+def other_lost_after(asked_s: float, settings: GroupSettings) -> str:
+    """Return why a node with another heartbeat timeout can't join, or an empty string."""
+    if asked_s == settings.lost_after_s:
+        return ""
+    return (
+        "keep_alive_interval * keep_alive_max_attempt of --rdzv-conf is "
+        f"{asked_s:g} s on this node, but the job was started with {settings.lost_after_s:g} s; "
+        "give all nodes the same"
+    )
+
+
+def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float, cause: str) -> str:
+    """Return the line for a group with too few nodes; `cause`: why a generation ended, if one
+    has.
+    """
+    least = "at least " if most > needed else ""
+    nodes = f"{len(hosts)} of {least}{needed} nodes"
+    here = f"{cause}; {nodes} left" if cause else f"{nodes} have joined"
+    more = needed - len(hosts)
+    return f"{here}: {format_names(hosts)}; waiting for {more} more ({_timeout(left_s)})"
+
+
+def several_jobs(waiting: Mapping[str, tuple[Sequence[str], int]]) -> str:
+    """Return the line for jobs that all lack nodes at one endpoint.
+
+    Args:
+        waiting: by job, the hosts of the nodes that have joined, and how many are needed.
+    """
+    jobs = [
+        f"{job} ({len(hosts)} of {needed} nodes: {format_names(hosts)})"
+        for job, (hosts, needed) in waiting.items()
+    ]
+    return (
+        f"note: {len(jobs)} jobs wait for nodes at this endpoint: {', '.join(jobs[:8])}; if they "
+        "are one job, give all its nodes the same --rdzv-id"
+    )
+
+
+def only_this_machine(where: str, addresses: Sequence[str]) -> str:
+    """Return the line for a host of a loopback endpoint to which no other machine has come."""
+    return (
+        f"note: the endpoint {where} is {', '.join(addresses)} here, which is every machine's own "
+        "address, and no node of another machine has joined; check that those are given an address "
+        "of this machine that they reach"
+    )
+
+
+def coming_back(missing: int, generation: int) -> str:
+    """Return the line for a new coordinator that waits for nodes of a live generation."""
+    return f"waiting for {pluralize(missing, 'more node')} of generation {generation} to reconnect"
+
+
+def not_ready(hosts: Sequence[str], left_s: float) -> str:
+    """Return the line for nodes that still have workers of an older generation."""
+    return f"waiting for {format_names(hosts)} to get ready ({_timeout(left_s)})"
+
+
+def last_call(hosts: Sequence[str], most: int, quiet_s: float) -> str:
+    """Return the line for a group with enough nodes that waits for more."""
+    return (
+        f"{len(hosts)} of at most {most} nodes have joined: {format_names(hosts)}; "
+        f"the group starts if no further node joins within {quiet_s:g} s"
+    )
+
+
+def on_probation(host: str, times: int, seconds: float) -> str:
+    """Return the line for a node of a host whose nodes come and go."""
+    return (
+        f"{host} has joined and gone {times} times; it may join after staying connected "
+        f"for {format_duration(seconds)}"
+    )
+
+
+def silent(hosts: Sequence[str], seconds: float, lost_after_s: float) -> str:
+    """Return the line for nodes of which nothing is heard, and which may be well."""
+    return (
+        f"no heartbeat from {format_names(hosts)} for {seconds:.1f} s; "
+        f"waiting up to {lost_after_s:g} s"
+    )
+
+
+def heard_again(hosts: Sequence[str], seconds: float) -> str:
+    """Return the line for nodes that are no longer silent."""
+    most = "at most " if len(hosts) > 1 else ""
+    return f"heartbeats from {format_names(hosts)} resumed after {most}{seconds:.1f} s"
+
+
+def dropped(hosts: Sequence[str]) -> str:
+    """Return the line for nodes that did not confirm in time that their workers have stopped."""
+    its, it = ("its", "it") if len(hosts) == 1 else ("their", "them")
+    return (
+        f"{format_names(hosts)} did not confirm in time that {its} workers have stopped; "
+        f"continuing without {it}"
+    )
+
+
+def _timeout(left_s: float) -> str:
+    return f"join timeout in {format_duration(left_s)}"

@@ -1,0 +1,193 @@
+"""Records the steps of a group's state machine (--record-group), and takes them again.
+
+`core/group/membership` is pure: the same inputs at the same times lead to the same effects. So a
+record of its inputs shows afterwards why it has decided as it did, and finds out whether another
+version of relight would decide otherwise.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+from relight.base import fields
+from relight.base.fields import Malformed, Message
+from relight.base.typed import Any, NamedTuple
+from relight.core.group.group_types import (
+    Drop,
+    Effect,
+    Event,
+    GroupSettings,
+    GroupState,
+    NodeHeard,
+    NodeLost,
+    NodeSilent,
+    Received,
+    Slept,
+)
+from relight.core.group.membership import Membership
+from relight.core.group.messages import FromAgent, Join
+from relight.events.event_lines import Line
+from relight.events.event_types import GroupBegan, GroupStep, Tick
+
+_MOST_SHOWN = 160
+Seen = NodeSilent | NodeHeard | NodeLost | Slept
+"""What a coordinator sees, besides the messages of nodes."""
+
+
+class GroupRecorder:
+    """Writes the steps of one group as events.
+
+    Args:
+        job: the group's.
+        settings: the group's.
+        origin: the group's.
+        write: writes an event.
+    """
+
+    def __init__(
+        self,
+        job: str,
+        settings: GroupSettings,
+        origin: str,
+        write: Callable[[GroupBegan | GroupStep], None],
+    ) -> None:
+        self._job, self._write = job, write
+        write(GroupBegan(job, origin, fields.plain(settings)))
+
+    def step(self, event: Event, now: float, effects: Iterable[Effect]) -> None:
+        """Write one step."""
+        told = [_of_effect(effect) for effect in effects]
+        self._write(GroupStep(self._job, now, _of_input(event), told))
+
+
+class Step(NamedTuple):
+    """A step that was taken again: when, in seconds since the first one; what the group took; its
+    state after it, with a reason to wait; and its effects, in words.
+
+    `recorded` are the effects that were recorded, if they differ; else None.
+    """
+
+    number: int
+    at: float
+    job: str
+    input: str
+    state: GroupState
+    explanation: str
+    effects: tuple[str, ...]
+    recorded: tuple[str, ...] | None
+
+
+def replay(lines: Iterable[Line]) -> Iterator[Step]:
+    """Take the recorded steps in the lines of an event log again, with the group of this version of
+    relight.
+
+    Raises:
+        Malformed: a step can't be read.
+    """
+    groups: dict[str, _Group] = {}
+    first: float | None = None
+    number = expected = 0
+    for line in lines:
+        found = fields.decode(line.text).get("n")
+        if isinstance(found, int):
+            if expected and found > expected:
+                raise Malformed(f"events {expected} to {found - 1} are not in the log")
+            expected = found + 1
+        job = line.fields.get("job")
+        if line.name == GroupBegan.__name__ and isinstance(job, str):
+            groups[job] = _Group(line.fields)
+        elif line.name == GroupStep.__name__:
+            number += 1
+            if not isinstance(job, str) or job not in groups:
+                raise Malformed(f"step {number} is of a group whose beginning is not in the log")
+            now, event, recorded = _step_of(line, number)
+            first = now if first is None else first
+            yield groups[job].step(number, now - first, now, event, recorded)
+
+
+class _Group:
+    """A group that takes its steps again."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self._job = str(found["job"])
+        settings = fields.record(GroupSettings, found.get("settings"))
+        self._membership = Membership(settings, str(found.get("origin")))
+        self._hosts: dict[str, str] = {}
+
+    def step(self, number: int, at: float, now: float, event: Event, recorded: list[Any]) -> Step:
+        match event:
+            case Received(node, Join(host=host)):
+                self._hosts[node] = host
+        membership = self._membership
+        effects = [_of_effect(effect) for effect in membership.step(event, now)]
+        return Step(
+            number,
+            at,
+            self._job,
+            self._in_words(_of_input(event)),
+            membership.state,
+            membership.explain(now),
+            tuple(map(self._in_words, effects)),
+            None if effects == recorded else tuple(map(self._in_words, recorded)),
+        )
+
+    def _in_words(self, told: Message) -> str:
+        """Return an input or an effect in one line."""
+        name = str(told.get("node", ""))
+        node = self._hosts.get(name, name)
+        if list(self._hosts.values()).count(node) > 1:
+            node = f"{node}/{name[:4]}"
+        message = told.get("message")
+        if isinstance(message, dict):
+            return f"{node}: {message.get('type')} {_in_line(message)}".rstrip()
+        return f"{told.get('type')} {node} {told.get('reason', '')}".strip()
+
+
+def _in_line(message: Message) -> str:
+    """Return the fields of a message that say something."""
+
+    def words(record: Message, before: str = "") -> Iterator[str]:
+        for key, value in record.items():
+            if isinstance(value, dict):
+                yield from words(value, f"{before}{key}.")
+            elif key != "type" and value is not False and value not in (None, "", []):
+                yield f"{before}{key}={value}"
+
+    text = " ".join(" ".join(words(message)).split())
+    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
+
+
+def _of_input(event: Event) -> Message:
+    match event:
+        case Received(node, message):
+            return {"type": "received", "node": node, "message": fields.to_json(message)}
+        case NodeSilent() | NodeHeard() | NodeLost() | Slept():
+            return fields.to_json(event)
+        case Tick():
+            return {"type": "tick"}
+
+
+def _of_effect(effect: Effect) -> Message:
+    if isinstance(effect, Drop):
+        return fields.to_json(effect)
+    return {"type": "send", "node": effect.node, "message": fields.to_json(effect.message)}
+
+
+def _step_of(line: Line, number: int) -> tuple[float, Event, list[Any]]:
+    now, found, effects = (line.fields.get(key) for key in ("now", "input", "effects"))
+    if not isinstance(found, dict) or not isinstance(effects, list):
+        raise Malformed(f"step {number} has no input or no effects")
+    if not isinstance(now, int | float):
+        raise Malformed(f"step {number} has no time")
+    try:
+        return float(now), _input_of(found), effects
+    except Malformed as error:
+        raise Malformed(f"step {number}: {error}") from None
+
+
+def _input_of(found: Message) -> Event:
+    match found:
+        case {"type": "tick"}:
+            return Tick()
+        case {"type": "received", "node": str(node), "message": dict(message)}:
+            return Received(node, fields.message(FromAgent, message))
+    seen: Seen = fields.message(Seen, found)
+    return seen

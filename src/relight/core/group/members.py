@@ -1,0 +1,225 @@
+"""The connected nodes: which may join, which are ready for a generation, and which have to wait.
+
+A newcomer is refused if it was started for another job. It gets a note on what differs between it
+and the other nodes, and is on probation if nodes of its host come and go (core/group/flapping).
+"""
+
+from collections.abc import Iterator, Sequence
+
+from relight.core import ranks
+from relight.core.group import group_messages
+from relight.core.group.group_types import GroupSettings
+from relight.core.group.messages import Join, NodeReady
+from relight.core.group.silence import Silence, Silent
+from relight.core.ranks import GenerationId
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.group.flapping import Flapping
+    from relight.core.group.reachability import Reachability
+
+
+class Member:
+    """A node that is connected."""
+
+    def __init__(self, join: Join, number: int, arrived_at: float) -> None:
+        self.node = join.node
+        self.join = join
+        self.number = number  # in the order of arrival
+        self.arrived_at = arrived_at
+        self.probation_s = 0.0  # how long it must stay before it is let in
+        self.ready: NodeReady | None = None
+        self.idle = True  # it joined without workers and was not told to start any since
+
+    @property
+    def may_enter_at(self) -> float:
+        """When the node has stayed for long enough to be let in."""
+        return self.arrived_at + self.probation_s
+
+
+class Members:
+    """The nodes that are connected, in the order of their arrival.
+
+    Args:
+        settings: of the group.
+    """
+
+    def __init__(self, settings: GroupSettings) -> None:
+        self.reachability: Reachability | None = None
+        """Which of them reach each other; None if no node asks for that."""
+        self.leaving: dict[str, bool] = {}
+        """Nodes that have left the job while workers of their generation are being stopped, and
+        whether they wait until all have stopped.
+        """
+        self.silence = Silence(settings.lost_after_s)
+        self._settings = settings
+        self._by_node: dict[str, Member] = {}
+        self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their NodeReady
+        self._by_node_rank: dict[int, str] = {}
+        self._differences = group_messages.Differences()
+        self._flapping: Flapping | None = None  # from the first node that has gone
+        self._arrivals = 0
+        self._told_shared = False
+        self._turned_back: set[str] = set()  # nodes whose node rank a silent node has
+
+    def __len__(self) -> int:
+        return len(self._by_node)
+
+    def __iter__(self) -> Iterator[Member]:
+        return iter(self._by_node.values())
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._by_node
+
+    def __getitem__(self, node: str) -> Member:
+        return self._by_node[node]
+
+    def get(self, node: str) -> Member | None:
+        """Return a node, if it is connected."""
+        return self._by_node.get(node)
+
+    # Arrivals and departures.
+
+    def refusal(self, join: Join) -> str:
+        """Return why a node can't join, or an empty string."""
+        holder = self.get(self._by_node_rank.get(join.node_rank, join.node))
+        other = holder.join if holder is not None and holder.node != join.node else None
+        return group_messages.refusal(self._settings, join, other)
+
+    def silent_holder(self, join: Join) -> str:
+        """Return the host of a silent node that has the node rank of a newcomer, empty if none has:
+        it may be gone, and the newcomer be its successor.
+        """
+        holder = self._by_node_rank.get(join.node_rank, join.node)
+        taken = self._settings.ordered and holder != join.node and holder in self.silence
+        return self._by_node[holder].join.host if taken else ""
+
+    def is_first_try(self, join: Join) -> bool:
+        """Return whether a node has not come before while a silent node had its node rank."""
+        before = len(self._turned_back)
+        self._turned_back.add(join.node)
+        return len(self._turned_back) > before
+
+    def admit(self, join: Join, now: float) -> list[tuple[str, str]]:
+        """Add a node, or update one that joins again; return the notes to send: pairs of a node and
+        a text.
+        """
+        node, notes = join.node, list[tuple[str, str]]()
+        if node not in self._by_node:
+            for text in self._differences.of(join):
+                notes += [(each, text) for each in (node, *list(self._by_node)[:1])]
+            member = self._by_node[node] = Member(join, self._arrivals, now)
+            if self._flapping is not None:
+                seconds = self._flapping.probation_s(join.host, self._settings.last_call_s)
+                member.probation_s = seconds
+                if seconds:
+                    times = self._flapping.times(join.host)
+                    notes.append((node, group_messages.on_probation(join.host, times, seconds)))
+            self._arrivals += 1
+        if self._settings.ordered:
+            self._by_node_rank[join.node_rank] = node
+        member = self._by_node[node]
+        # Its facts have been compared. Those of thousands of nodes would be most of the memory.
+        member.join = join._replace(facts={})
+        member.ready = None
+        member.idle = join.announce is None or join.announce.ended
+        self._ready.pop(node, None)
+        self.silence.end(node, now)
+        return notes
+
+    def remove(self, member: Member, now: float) -> None:
+        """Remove a node that is gone, or is done with the job."""
+        del self._by_node[member.node]
+        if self._by_node_rank.get(member.join.node_rank) == member.node:
+            del self._by_node_rank[member.join.node_rank]
+        self._ready.pop(member.node, None)
+        self.silence.forget(member.node, now)
+        if self.reachability is not None:
+            self.reachability.remove(member.node)
+
+    def lose(self, member: Member, now: float) -> None:
+        """Remove a node that is gone before its job has ended."""
+        self.remove(member, now)
+        if self._flapping is None:
+            from relight.core.group.flapping import Flapping
+
+            self._flapping = Flapping()
+        self._flapping.gone(member.join.host, now - member.arrived_at)
+
+    def note_on(self, chosen: Sequence[Member]) -> str:
+        """Return the note on nodes of a generation that share a machine, the first time."""
+        text = "" if self._told_shared else group_messages.shared_machine([m.join for m in chosen])
+        self._told_shared = self._told_shared or bool(text)
+        return text
+
+    # Silence. A silent node is in no new generation, ready or not.
+
+    def fall_silent(self, member: Member, heard_at: float, reason: str) -> None:
+        """Note that nothing was heard of a node since a time."""
+        self.silence.begin(member.node, Silent(member.join.host, heard_at, reason))
+        self._ready.pop(member.node, None)
+
+    def hear(self, member: Member, now: float) -> None:
+        """Note that a node is heard again, over the connection that it had."""
+        self.silence.end(member.node, now)
+        if member.ready is not None:
+            self._ready[member.node] = None
+
+    # Readiness.
+
+    def is_ready(self, node: str) -> bool:
+        """Return whether a node has no workers and waits for a generation."""
+        return node in self._by_node and self._by_node[node].ready is not None
+
+    def set_ready(self, member: Member, ready: NodeReady) -> None:
+        """Note that a node has no workers and waits for a generation."""
+        member.ready = ready
+        if member.node not in self.silence:
+            self._ready[member.node] = None
+        if self.reachability is not None:
+            self.reachability.set_ready(member.node, ready.prober)
+
+    def start(self, member: Member) -> None:
+        """Note that a node was told to start workers."""
+        member.ready, member.idle = None, False
+        del self._ready[member.node]
+
+    def ready(self) -> list[Member]:
+        """Return the nodes that are ready, by the arrival of their NodeReady."""
+        return [self._by_node[node] for node in self._ready]
+
+    def count_ready(self) -> int:
+        """Return how many nodes are ready."""
+        return len(self._ready)
+
+    def not_ready(self) -> list[Member]:
+        """Return the nodes that are not ready, or silent."""
+        return [member for member in self if member.node not in self._ready]
+
+    def regular(self) -> list[Member]:
+        """Return the nodes that are ready, except those on probation (core/group/flapping)."""
+        return [member for member in self.ready() if not member.probation_s]
+
+    def latest_regular_arrival(self, default: float) -> float:
+        """Return when the latest node joined that is not on probation."""
+        members = reversed(self._by_node.values())
+        return next((m.arrived_at for m in members if not m.probation_s), default)
+
+    def count_ready_from(self, generation: GenerationId) -> int:
+        """Return how many of the nodes that are ready were in a generation."""
+        readies = (member.ready for member in self.ready())
+        return sum(ready is not None and ready.generation == generation for ready in readies)
+
+    def candidates(self, now: float) -> list[Member]:
+        """Return the nodes for the next generation, in the order of their arrival. A node on
+        probation is taken only if it is needed.
+        """
+        ready = sorted(self.ready(), key=lambda member: member.number)
+        settled = [member for member in ready if now >= member.may_enter_at]
+        others = [member for member in ready if now < member.may_enter_at]
+        return settled + others[: max(0, self._settings.needed - len(settled))]
+
+    def first(self, ready: list[Member]) -> list[Member]:
+        """Return the nodes of a first generation, in the natural order of host names."""
+        chosen = ready[: self._settings.max_nodes]
+        return sorted(chosen, key=lambda m: (ranks.natural(m.join.host), m.number))

@@ -1,0 +1,1158 @@
+"""The group: who is in, which generation is live, when to form the next one, and why not yet.
+
+One coordinator runs this for all agents of a job: it takes their messages and returns the answers.
+
+    GATHERING   no workers run; nodes join
+      | a node announces a live generation                         -> RECOVERING
+      | the maximum, or enough and then no newcomer for a while    -> RUNNING
+      | the join timeout passes                                    -> ENDED
+    RUNNING     a generation is live
+      | a worker failed, a node was lost, or no node's workers do
+      | anything                                                   -> STOPPING
+      | newcomers are to be let in, or a node is preempted: first,
+      | where workers can save, they agree on when (core/group/checkpoint_barrier) -> STOPPING
+      | the workers of all nodes have succeeded                    -> ENDED
+    STOPPING    all nodes of the generation were told to stop their workers
+      | all of them have, or are lost or overdue                   -> GATHERING, and on at once
+      | a worker had failed and no restart is left                 -> ENDED
+    RECOVERING  this coordinator is new; nodes announce the generation that they are in
+      | all of its nodes are here, and their workers run. If the
+      | leases of all were over, or their workers have ended, this
+      | first waits for a lease: others may be in a later one      -> RUNNING
+      | workers of a node have ended, a node leaves, or one has not
+      | come within that time                                      -> STOPPING
+    ENDED       all nodes are told; so are nodes that come late
+
+Rules:
+
+- On the way to the next generation the group waits only for survivors, never for nodes that have
+  not joined. A silent node is in no new generation, and nobody is let in while a node of the
+  generation is silent; a silent survivor keeps its place until it is heard or lost
+  (core/group/silence).
+- Survivors keep their order, a newcomer takes the place of a lost node, other newcomers come last.
+  A first generation is in the natural order of host names. Nodes with a number are in the order of
+  their numbers; the group does not wait for missing numbers.
+- `restart` counts failures of workers. A change of membership is not counted; where both happen
+  during a stop, it counts as a change of membership. What a failure leads to is decided in
+  core/group/restart_decision, which asks core/group/restart_budget.
+- A node that was lost and returns in time, with its workers, gets its place back.
+- A generation with a node whose workers run, and whose lease was not over, takes precedence over
+  one without.
+- A new generation's number is higher than all numbers that nodes have named. If two groups formed
+  generations of the same number, their `origin` differs. Nodes above the maximum are spares.
+- A coordinator that hears of a generation which it does not know forms none of its own while
+  workers of that generation may run.
+- A node that does not get ready although its workers must have exited is dropped: its connection
+  is closed, and the others wait until its lease has expired. If a stop takes long, all nodes are
+  told which nodes it waits for.
+- If the workers of some nodes have succeeded while others run for long, all nodes are told so, once
+  (core/group/early_exits); nothing else follows.
+- Nodes may report how much of the time their workers wait for others. All nodes are told which
+  ranks are slow (core/group/straggler_detector); nothing else follows.
+- Where nodes ask for it, those of the next generation first try to reach each other, and some are
+  left out (core/group/reachability). Nodes that run workers are not; newcomers try before those
+  stop.
+- The last call ends even if nodes keep joining. A host whose nodes come and go
+  (core/group/flapping) makes no other node wait or restart.
+
+Invariants are in `check`. Deliberately not here: connections, heartbeats, leases, processes.
+"""
+
+from collections.abc import Iterable
+
+from relight.base.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_OK, EXIT_USAGE
+from relight.base.text import format_duration, format_names, pluralize
+from relight.core import ranks
+from relight.core.failure import Failure
+from relight.core.group import group_messages
+from relight.core.group.group_types import (
+    Drop,
+    Effect,
+    Event,
+    GroupSettings,
+    GroupState,
+    NodeHeard,
+    NodeLost,
+    NodeSilent,
+    Received,
+    Send,
+    Slept,
+)
+from relight.core.group.members import Member, Members
+from relight.core.group.messages import (
+    Announce,
+    CheckpointCalls,
+    CheckpointLimit,
+    Confirm,
+    FromAgent,
+    FromCoordinator,
+    GenerationFormed,
+    JobEnded,
+    Join,
+    NodeLeaving,
+    NodePace,
+    NodePreempted,
+    NodeQuiet,
+    NodeReady,
+    NodesGone,
+    NodesProbed,
+    Note,
+    SlowRanks,
+    StopWorkers,
+    WaitReason,
+    WorkerFailed,
+    WorkersSucceeded,
+)
+from relight.core.group.roster import Roster
+from relight.core.ranks import NO_GENERATION, Generation, GenerationId, NodeSlots
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.group.checkpoint_barrier import Agreement
+    from relight.core.group.early_exits import EarlyExits
+    from relight.core.group.reachability import Reachability
+    from relight.core.group.restart_budget import RestartHistory
+
+_WAIT_EVERY_S = 1.0
+"""Least time between two messages to a node on why it waits: many joins must not flood nodes."""
+_SUCCESSES_EVERY_S = 0.5
+"""Least time between two messages on which nodes have succeeded."""
+_TELL_AFTER_S = 0.3
+"""A wait that is over sooner is not reported."""
+_MAX_NUMBER = 1 << 40
+"""No job forms so many generations. Higher numbers that a node claims are ignored."""
+_TELL_STOP_AFTER_S = 5.0
+"""A stop that takes longer is reported to all nodes, with the names of those it waits for."""
+_STACKS_S = 1.0
+"""How long a node that has taken the stacks of its workers leaves them alone, so that the others
+take theirs first: a worker whose peer is stopped ends within milliseconds.
+"""
+_READ_S = 1.0
+"""How long it may take to read what nodes have sent while this process slept."""
+_LAST_CALLS = 3
+"""Upper bound of the last call, in multiples of `last_call_s`: each join extends it."""
+
+
+class _Stopping:
+    """A stop of all workers.
+
+    Attributes:
+        message: what the nodes were told.
+        tell_at: when the nodes are told which nodes it waits for; None if they know.
+        drop_at: when nodes that are not ready are dropped; None for never.
+        dropped: the nodes that were dropped.
+    """
+
+    def __init__(self, message: StopWorkers, now: float) -> None:
+        self.message = message
+        self.tell_at: float | None = now + _TELL_STOP_AFTER_S
+        self.drop_at: float | None = None
+        self.dropped: set[str] = set()
+
+    def deadlines(self) -> list[float]:
+        """Return the times at which something is due."""
+        return [at for at in (self.tell_at, self.drop_at) if at is not None]
+
+    def wait_for(self, stop_s: float | None, now: float) -> None:
+        """Wait for one more node."""
+        if stop_s is not None:
+            self.drop_at = max(self.drop_at or 0.0, now + stop_s + self.message.limit_s)
+
+
+class _Numbers:
+    """Numbers generations: each new one is above all that the group has heard of."""
+
+    def __init__(self, origin: str) -> None:
+        self.latest = NO_GENERATION
+        """The generation of the highest number that was heard of."""
+        self.origin = origin
+
+    def hear_of(self, generation: GenerationId) -> None:
+        """Note a generation that a node has named."""
+        latest = self.latest
+        if latest.number < generation.number < _MAX_NUMBER:
+            self.latest = generation
+        elif latest.number == generation.number and latest.origin != generation.origin:
+            self.latest = latest._replace(origin="")  # several generations have this number
+
+    def next(self) -> GenerationId:
+        """Return the id of a new generation."""
+        self.latest = GenerationId(self.latest.number + 1, self.origin)
+        return self.latest
+
+
+class _RateLimit:
+    """Limits how often many nodes are told something: soon after a change, but not too often."""
+
+    def __init__(self) -> None:
+        self.is_pending = False  # something has changed since the last report
+        self.at = 0.0
+
+    def after_join(self, now: float) -> None:
+        """Report that a node has joined; later joins do not delay the report."""
+        if not self.is_pending:
+            self.is_pending, self.at = True, max(self.at, now + _TELL_AFTER_S)
+
+
+class _Gathering:
+    """The times while a generation is being formed."""
+
+    def __init__(self) -> None:
+        self.since = 0.0
+        self.enough_since: float | None = None  # when the last call began
+        self.unknown_may_run_until = 0.0  # workers of a generation that is not known here may run
+        self.not_before = 0.0  # the next generation waits until then, after repeated failures
+        self.departure = ""  # which node has left meanwhile, and why
+
+
+class _Ending:
+    """How a generation ends, as far as that is known: the agreement on when workers save, the stop
+    of the workers, the reasons, and the reports of nodes.
+    """
+
+    def __init__(self, formed_at: float) -> None:
+        self.formed_at = formed_at
+        self.world_size = 0  # not known of a generation that another coordinator has formed
+        self.preempted: dict[str, NodePreempted] = {}  # by node
+        self.agreement: Agreement | None = None  # while workers agree on when to save
+        self.saves = False  # a former coordinator has told the workers to save and leave
+        self.stopping: _Stopping | None = None  # set once the generation was told to stop
+        self.failure_cause = ""  # why a worker failed; empty if none has
+        self.blamed_at: float | None = None  # when it failed, if it blames a peer
+        self.blamed_by = ""  # the node of that worker
+        self.addresses: dict[str, str] = {}  # of all its nodes, also of those that are gone
+        self.failed_host = ""  # of the failure, or of a node that was lost
+        self.membership_changed = False  # a node was lost or let in during this stop
+        self.has_lost_node = False
+        self.hung = False
+        self.early_exits: EarlyExits | None = None  # nodes that have succeeded while others run
+        self.hosts: dict[int, str] = {}  # of these nodes, by group rank
+        self.progressed: bool | None = None  # None: not known
+        self.failures: list[Failure] = []  # `at` on our clock
+        self.succeeded_ranks: set[int] = set()
+        self._reported: set[tuple[int, int, str]] = set()  # rank, pid and host of each failure
+
+    def add(self, ready: NodeReady, host: str, now: float) -> None:
+        """Add a node's report on its workers."""
+        for failure in ready.failures:
+            process = failure.rank, failure.pid, failure.host
+            if process not in self._reported:  # a node that was away tells it again
+                self._reported.add(process)
+                self.failures.append(failure._replace(at=failure.at + now))
+        self.succeeded_ranks.update(ready.succeeded_ranks)
+        if ready.progressed is not None:
+            self.progressed = self.progressed or ready.progressed
+        if any(not failure.asked for failure in ready.failures):
+            self.failure_cause = self.failure_cause or f"a worker failed on {host}"
+
+
+class Membership:
+    """The state machine of one job's group. A step takes the same time for any number of nodes,
+    except for steps that change the whole group.
+
+    Args:
+        settings: what the user asked for.
+        origin: a random text, unique to this group, part of the ids of the generations formed here.
+    """
+
+    def __init__(self, settings: GroupSettings, origin: str) -> None:
+        self.settings = settings
+        self.state = GroupState.GATHERING
+        self.generation = NO_GENERATION
+        self.restart = 0
+        self.history: RestartHistory | None = None  # until it is needed
+        self.end: JobEnded | None = None
+        self.members = Members(settings)
+        self.roster = Roster()
+        """The nodes of the live or last generation."""
+        self._gathering = _Gathering()
+        self._numbers = _Numbers(origin)
+        self._cause = "start"
+        self._ending = _Ending(0.0)
+        self._began_at: float | None = None
+        self._recover_until: float | None = None  # lost nodes may still return with workers
+        self._wait_reasons = _RateLimit()
+        self._success_reports = _RateLimit()
+        self._effects: list[Effect] = []
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event and return the messages to send and the nodes to drop."""
+        if self._began_at is None:
+            self._began_at = now
+        match event:
+            case Received(_, Join() as join):
+                self._on_join(join, now)
+            case Received(node, message) if node in self.members:
+                self._on_message(self.members[node], message, now)
+            case NodeSilent(node, heard_at, reason) if node in self.members:
+                self.members.fall_silent(self.members[node], heard_at, reason)
+                self._wait_reasons.is_pending = True
+            case NodeHeard(node) if node in self.members:
+                self._hear(self.members[node], now)
+            case Slept():
+                self._sleep(now)
+            case NodeLost(node, reason) if node in self.members:
+                self._lose(self.members[node], f"was lost: {reason}", now)
+        self._advance(now)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def deadline(self) -> float | None:
+        """Return when the next Tick is due, or None."""
+        settings, times = self.settings, []
+        reachability = self.members.reachability
+        tries_until = None if reachability is None else reachability.until
+        if tries_until is not None:
+            times.append(tries_until)
+        if self.state is GroupState.GATHERING and self.members and tries_until is None:
+            times.append(self._forms_at() if self._has_enough() else self._gives_up_at())
+        elif self._ending.agreement is not None:
+            times.append(self._ending.agreement.until)
+        elif self.state is GroupState.RUNNING:
+            if self._has_room() and tries_until is None:
+                times.append(self._let_in_at())
+            if (quiet := self.roster.all_quiet()) is not None:
+                times.append(quiet.too_long_at)
+            if self._success_reports.is_pending:
+                times.append(self._success_reports.at)
+            early = self._ending.early_exits
+            if early is not None and (due := early.deadline()) is not None:
+                times.append(due)
+            if self.roster.done:
+                times.append(next(iter(self.roster.done.values())) + settings.exit_barrier_s)
+        elif (
+            self.state is GroupState.STOPPING
+            and self.roster.active
+            and self._ending.stopping is not None
+        ):
+            times += self._ending.stopping.deadlines()
+        if self._recover_until is not None:
+            times.append(self._recover_until)
+        silence_due = self.members.silence.deadline()
+        if silence_due is not None:
+            times.append(silence_due)
+        if self._wait_reasons.is_pending and self.state in (
+            GroupState.GATHERING,
+            GroupState.RUNNING,
+        ):
+            times.append(self._wait_reasons.at)
+        return min(times, default=None)
+
+    def states(self) -> tuple[tuple[str, str], ...]:
+        """Return the names of this core and of those that it has for a time, and their states."""
+        agreement, reachability = self._ending.agreement, self.members.reachability
+        return (
+            ("membership", self.state.value),
+            ("agreement", "idle" if agreement is None else "counting"),
+            ("reachability", "idle" if reachability is None else reachability.state),
+        )
+
+    def present(self) -> int:
+        """Return how many nodes are connected, have left after their workers succeeded, or have
+        left the job during this stop: workers of the others may still be saving a checkpoint.
+        """
+        left = len(self.members.leaving) if self.state is GroupState.STOPPING else 0
+        return len(self.members) + self.roster.done_and_gone + left
+
+    def lost(self) -> int:
+        """Return how many nodes of the live or last generation are gone before they succeeded, or
+        may be.
+        """
+        silent = sum(node in self.roster.active for node in self.members.silence)
+        return self.roster.lost + silent
+
+    def lacks_nodes_since(self) -> float | None:
+        """Return since when the first generation has lacked nodes; None if it does not."""
+        is_first = self.state is GroupState.GATHERING and self.generation == NO_GENERATION
+        lacks = is_first and 0 < len(self.members) < self.settings.needed
+        return self._gathering.since if lacks else None
+
+    def explain(self, now: float) -> str:
+        """Return in words what the group is waiting for."""
+        settings, here = self.settings, len(self.members)
+        left = self._gathering.since + settings.join_timeout_s - now
+        match self.state:
+            case GroupState.GATHERING:
+                hosts = [member.join.host for member in self.members]
+                if now < self._gathering.not_before:
+                    return self._cause
+                reachability = self.members.reachability
+                if reachability is not None and reachability.until is not None:
+                    return "the nodes try to reach each other (--health-check=network)"
+                if here < settings.needed:
+                    cause = self._gathering.departure
+                    if not cause and self.generation != NO_GENERATION:
+                        cause = self._cause
+                    return group_messages.too_few(
+                        hosts, settings.needed, settings.max_nodes, left, cause
+                    )
+                if not self._has_enough():
+                    late = [member.join.host for member in self.members.not_ready()]
+                    return group_messages.not_ready(late, left)
+                return group_messages.last_call(hosts, settings.max_nodes, settings.last_call_s)
+            case GroupState.RUNNING:
+                nodes, silent = (
+                    pluralize(len(self.roster), "node"),
+                    self.members.silence.explain(now),
+                )
+                runs = f"generation {self.generation.number} runs on {nodes}"
+                return f"{runs}; {silent}" if silent else runs
+            case GroupState.STOPPING if self.roster.active:
+                late = [self.members[node].join.host for node in sorted(self.roster.active)]
+                silent = self.members.silence.explain(now)
+                cause = f"{self._cause}; {silent}" if silent else self._cause
+                return f"waiting for workers to stop on {format_names(late)} ({cause})"
+            case GroupState.STOPPING | GroupState.RECOVERING:
+                return group_messages.coming_back(self.roster.lost, self.generation.number)
+            case GroupState.ENDED:
+                return "the job is over"
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        roster = self.roster
+        roster.check()
+        live = roster.group_ranks.keys()
+        assert all(node in self.members for node in live)
+        assert not any(self.members.is_ready(node) for node in roster.active)
+        stopping = self._ending.stopping
+        assert stopping is None or not stopping.dropped & live
+        assert len(roster) <= self.settings.max_nodes
+        assert self.restart <= self._most_restarts()
+        assert self.generation.number <= self._numbers.latest.number
+        assert (self.end is not None) == (self.state is GroupState.ENDED)
+        assert self.end is None or self.members.reachability is None
+        stops = self.state in (GroupState.STOPPING, GroupState.RECOVERING)
+        assert stops or not self.members.leaving
+        assert self._ending.agreement is None or self.state is GroupState.RUNNING
+        if self.state is GroupState.RUNNING:
+            assert len(roster) >= self.settings.min_nodes
+            assert not roster.lost
+            assert roster.active == live - roster.done.keys()
+        assert (
+            roster.active
+            or self._recover_until is not None
+            or self.state is not GroupState.STOPPING
+        )
+
+    # Messages of nodes.
+
+    def _on_join(self, join: Join, now: float) -> None:
+        if self.end is not None:
+            self._send(join.node, self.end)
+            return
+        if holder := self.members.silent_holder(join):
+            if self.members.is_first_try(join):  # it tries again until the holder is lost
+                self._send(join.node, Note(group_messages.held_by_silent(join, holder)))
+            self._effects.append(Drop(join.node))
+            return
+        if refusal := self.members.refusal(join):
+            self._send(join.node, JobEnded(EXIT_USAGE, refusal, (), None))
+            if self.state is GroupState.GATHERING:  # the others would wait in vain
+                self._tell_all(f"{join.host} can't join: {refusal}")
+            return
+        if not self.members and self.state is GroupState.GATHERING:
+            self._gathering.since = now
+        if join.met_coordinator and join.node not in self.members:
+            self._others_may_run(now)
+        for node, text in self.members.admit(join, now):
+            self._send(node, Note(text))
+        self._wait_reasons.after_join(now)
+        if join.announce is not None and self._is_news(join.node, join.announce):
+            self._on_announce(self.members[join.node], join.announce, now)
+        elif join.node in self.roster:  # it has no workers, or never got its GenerationFormed
+            if self.state is GroupState.RUNNING:
+                self._stop(f"{join.host} came back without its workers", now)
+            elif self.state is GroupState.STOPPING:
+                self.roster.active.add(join.node)  # until its NodeReady comes
+                self._stop_joined(join.node, now)
+
+    def _on_announce(self, member: Member, announce: Announce, now: float) -> None:
+        """Handle a node that joins with the workers of a generation, or after they have ended."""
+        generation, node = announce.generation, member.node
+        place, size = announce.group_rank, announce.group_world_size
+        possible = 0 <= place < size <= self.settings.max_nodes and generation.number < _MAX_NUMBER
+        self._numbers.hear_of(generation)
+        nothing_known = self.state in (GroupState.GATHERING, GroupState.RECOVERING)
+        if possible and nothing_known and self._outranks(announce):
+            for older in list(self.roster.group_ranks):
+                self._supersede(self.members[older], now)
+            self.state, self.generation = GroupState.RECOVERING, generation
+            self.restart = min(max(self.restart, announce.restart), self._most_restarts())
+            self.roster, self._ending = Roster([None] * size), _Ending(now)
+            self.roster.may_be_over = announce.may_be_over
+            self._recover_until = self._until_others_are_back(now)
+        live = self.state in (GroupState.RUNNING, GroupState.RECOVERING, GroupState.STOPPING)
+        known = possible and live and (generation, size) == (self.generation, len(self.roster))
+        stopping = self._ending.stopping
+        known = known and not (stopping is not None and node in stopping.dropped)
+        if not known or not self.roster.take(node, place):
+            self._supersede(member, now)
+            return
+        self.roster.may_be_over = self.roster.may_be_over and announce.may_be_over
+        self._ending.addresses[node] = member.join.address
+        if self.state is GroupState.RECOVERING:
+            self._ending.saves |= announce.saves
+        self.roster.mark_succeeded(announce.succeeded)
+        self.roster.mark_gone(announce.gone)
+        if node not in self.roster.done:
+            self.roster.active.add(node)
+        if self.state is GroupState.STOPPING:
+            self._stop_joined(node, now)
+            return
+        if self.state is GroupState.RUNNING:
+            self._confirm([node])
+            if self._ending.agreement is not None:
+                self._send(node, CheckpointLimit(self.generation, self._ending.agreement.limit))
+        if announce.done:
+            self._succeed(node, now)
+        elif self.state is GroupState.RECOVERING and not (announce.may_be_over or announce.ended):
+            # It could only be left behind once its lease was over: this generation is live. To wait
+            # for the others first would have its workers frozen.
+            self._send(node, Confirm(self.generation, recovers=True))
+
+    def _is_news(self, node: str, announce: Announce) -> bool:
+        """Return whether this says more than that a node comes without workers."""
+        if not announce.ended or self.state is GroupState.RECOVERING:
+            return True
+        if self.state is GroupState.GATHERING:
+            return self.generation == NO_GENERATION
+        stopping = self.state is GroupState.STOPPING
+        return stopping and node not in self.roster and announce.generation == self.generation
+
+    def _outranks(self, announce: Announce) -> bool:
+        """Return whether a generation may be the live one, and not the one announced before."""
+        number, before = announce.generation.number, self.generation.number
+        if self.state is GroupState.RECOVERING and announce.generation != self.generation:
+            sure, sure_before = not announce.may_be_over, not self.roster.may_be_over
+            return (sure, number) > (sure_before, before)
+        return number > before
+
+    def _until_others_are_back(self, now: float) -> float:
+        """Return until when nodes may come with workers that a former coordinator let run: their
+        leases are over `lost_after_s` after this one has begun.
+        """
+        assert self._began_at is not None
+        return max(now + self.settings.rejoin_s, self._began_at + self.settings.lost_after_s)
+
+    def _others_may_run(self, now: float) -> None:
+        """Form no first generation while workers may run that a former coordinator let run."""
+        if self.generation == NO_GENERATION and not self._gathering.unknown_may_run_until:
+            self._gathering.unknown_may_run_until = self._until_others_are_back(now)
+
+    def _sleep(self, now: float) -> None:
+        """Give nodes time to be heard after this process has slept: what they have sent meanwhile
+        has not been read yet.
+        """
+        self.members.silence.sleep(now)
+        stopping, read_by = self._ending.stopping, now + _READ_S
+        if stopping is not None and stopping.drop_at is not None:
+            stopping.drop_at = max(stopping.drop_at, read_by)
+        if self._recover_until is not None:
+            self._recover_until = max(self._recover_until, read_by)
+
+    def _hear(self, member: Member, now: float) -> None:
+        """Go on with a silent node that is heard again."""
+        self.members.hear(member, now)
+        stopping = self._ending.stopping
+        if stopping is not None and stopping.drop_at is None and member.node in self.roster.active:
+            stopping.wait_for(member.join.stop_s, now)
+
+    def _succeed(self, node: str, now: float) -> None:
+        self.roster.finish(node, now)
+        self._success_reports.is_pending = True
+        if self._ending.agreement is not None:
+            self._ending.agreement.remove(node)
+        if self.roster.active:
+            self._note_early_exit(node, now)
+
+    def _note_early_exit(self, node: str, now: float) -> None:
+        from relight.core.group.early_exits import EarlyExits
+
+        ending, group_rank = self._ending, self.roster.group_ranks[node]
+        ending.early_exits = ending.early_exits or EarlyExits(ending.formed_at)
+        ending.early_exits.finish(group_rank, now)
+        ending.hosts[group_rank] = self.members[node].join.host
+
+    def _supersede(self, member: Member, now: float) -> None:
+        announce = member.join.announce
+        its_own = self.generation if announce is None else announce.generation
+        cause = "the other nodes continued without this node"
+        self._send(member.node, StopWorkers(its_own, cause, gently=False))
+        if member.node in self.roster:
+            self.roster.remove(member.node)
+            self._ending.membership_changed = True
+            if self.state is GroupState.RUNNING:
+                self._stop(f"{member.join.host} is in another generation", now)
+
+    def _on_message(self, member: Member, message: FromAgent, now: float) -> None:
+        node = member.node
+        current = node in self.roster and getattr(message, "generation", None) == self.generation
+        match message:
+            case NodeReady():
+                self._numbers.hear_of(message.generation)
+                self._numbers.hear_of(message.latest)
+                if node in self.roster and not (current or member.idle):
+                    return  # an outdated message
+                self._on_ready(member, message, current, now)
+            case NodesProbed() if self.members.reachability is not None:
+                self.members.reachability.answer(node, message)
+            case WorkerFailed(_, reason, blames_peer) if current:
+                if not self._ending.failure_cause:
+                    self._ending.failure_cause = reason
+                    if blames_peer:
+                        self._ending.blamed_at, self._ending.blamed_by = now, node
+                if self.state is GroupState.RUNNING:
+                    stop = StopWorkers(
+                        self.generation, reason, gently=False, takes_stacks=blames_peer
+                    )
+                    self._stop(reason, now, stop)
+            case NodeQuiet(_, quiet_s, limit_s) if current:
+                self.roster.set_quiet(node, now - quiet_s, limit_s if quiet_s else 0.0)
+            case NodePace() if current:
+                self._compare_pace(node, message, now)
+            case WorkersSucceeded() if current and self.state in (
+                GroupState.RUNNING,
+                GroupState.RECOVERING,
+            ):
+                self._succeed(node, now)
+            case NodePreempted() if current:
+                self._ending.preempted[node] = message
+            case CheckpointCalls(_, limit, calls) if current and self._ending.agreement is not None:
+                self._ending.agreement.answer(node, limit, calls)
+            case NodesGone(_, gone) if current:
+                self.roster.mark_gone(gone)
+            case NodeLeaving(reason) if self.end is not None:
+                self._lose(member, f"left: {reason}", now, orderly=True)
+            case NodeLeaving(reason, waits):
+                self.members.leaving[node] = waits
+                self._lose(member, f"left: {reason}", now, orderly=True)
+
+    def _compare_pace(self, node: str, pace: NodePace, now: float) -> None:
+        """Compare the ranks of all nodes while all of them run; tell which are slow."""
+        from relight.core.group import straggler_detector
+
+        roster = self.roster
+        if self.state is not GroupState.RUNNING or roster.is_ending:
+            return
+        if roster.slow_ranks is None:
+            joins = [self.members[each].join for each in roster.order if each is not None]
+            places = ranks.places([NodeSlots(join.local_world_size, join.role) for join in joins])
+            hosts = [join.host for join in joins]
+            roster.slow_ranks = straggler_detector.PaceComparison(zip(places, hosts, strict=True))
+        change = roster.slow_ranks.hear(roster.group_ranks[node], pace, now)
+        if change is not None:
+            age_s = now - change.since if change.nodes else 0.0
+            told = SlowRanks(self.generation, change.nodes, age_s)
+            for each in roster.group_ranks:
+                self._send(each, told)
+
+    def _on_ready(self, member: Member, ready: NodeReady, current: bool, now: float) -> None:
+        node = member.node
+        if node in self.roster.active or node in self.roster.done:
+            if current:
+                self._ending.add(ready, member.join.host, now)
+            if self.state is GroupState.RUNNING:
+                self._stop(
+                    self._ending.failure_cause or f"workers ended on {member.join.host}", now
+                )
+            self.roster.deactivate(node)
+        if self.generation == NO_GENERATION:  # a new coordinator learns how many restarts were used
+            self.restart = max(self.restart, min(ready.restart, self._most_restarts()))
+            if self._numbers.latest.number >= 0:
+                self._others_may_run(now)
+        asks = ready.prober is not None and self.end is None
+        if asks and self.members.reachability is None:
+            from relight.core.group.reachability import Reachability
+
+            self.members.reachability = Reachability(self._numbers.origin)
+        self.members.set_ready(member, ready)
+        self._wait_reasons.is_pending = True
+
+    def _lose(self, member: Member, what: str, now: float, *, orderly: bool = False) -> None:
+        node, was_ready = member.node, self.members.is_ready(member.node)
+        self.members.lose(member, now)
+        self._wait_reasons.is_pending = True
+        if node not in self.roster:
+            if orderly and self.state is GroupState.GATHERING:
+                self._gathering.departure = f"{member.join.host} {what}"
+                if not was_ready:  # it is unfit: too few nodes may be left for a coordinator
+                    self._wait_reasons.at = now
+            return
+        had_ended_well, group_rank = node in self.roster.done, self.roster.group_ranks[node]
+        self.roster.remove(node)
+        if had_ended_well:
+            return  # the others don't need it
+        if self.state is GroupState.RECOVERING and not orderly:
+            self.roster.mark_gone((group_rank,))  # its workers have ended, or their lease has
+        elif self.state is GroupState.RECOVERING and self._ending.saves:
+            self._ending.membership_changed = True  # it has saved; others may still do so
+        else:
+            self._ending.membership_changed = self._ending.has_lost_node = True
+            if not orderly:
+                self._ending.failed_host = member.join.host
+            if self.state in (GroupState.RUNNING, GroupState.RECOVERING):
+                self._stop(f"{member.join.host} {what}", now)
+            elif self.state is GroupState.STOPPING:
+                self._cause = f"{member.join.host} {what}"
+
+    # What follows from them.
+
+    def _advance(self, now: float) -> None:
+        """Go on as far as possible."""
+        silence = self.members.silence
+        for node in silence.lost(now):
+            self._effects.append(Drop(node))
+            self._lose(self.members[node], f"was lost: {silence.reason(node, now)}", now)
+        for line in silence.news(now):
+            self._tell_all(line)
+        reachability = self.members.reachability
+        if reachability is not None and reachability.is_over(now):
+            self._leave_out_unreachable(reachability, now)
+        if self._recover_until is not None:
+            self._wait_for_lost(self._recover_until, now)
+        if self.state is GroupState.RUNNING:
+            self._while_running(now)
+        stopping = self._ending.stopping
+        if self.state is GroupState.STOPPING and self.roster.active and stopping is not None:
+            self._watch_stop(stopping, now)
+        if (
+            self.state is GroupState.STOPPING
+            and not self.roster.active
+            and self._recover_until is None
+        ):
+            self._after_stop(now)
+        if self.state not in (GroupState.STOPPING, GroupState.RECOVERING):
+            self._let_go()
+        if self.state is GroupState.GATHERING:
+            self._while_gathering(now)
+        if self._wait_reasons.is_pending and now >= self._wait_reasons.at:
+            self._send_wait_reasons(now)
+
+    def _let_go(self) -> None:
+        """Tell nodes that have left, and wait for that, that all workers have stopped."""
+        for node, waits in self.members.leaving.items():
+            if waits:
+                reason = "this node has left; the workers of the other nodes have stopped"
+                self._send(node, JobEnded(EXIT_OK, reason, (), None, others_run=True))
+        self.members.leaving.clear()
+
+    def _wait_for_lost(self, until: float, now: float) -> None:
+        lost = self.roster.lost > 0
+        recovering = self.state is GroupState.RECOVERING
+        unsure = not lost and recovering and (self._may_be_over() or self._awaits_report())
+        if now < until and (self.roster.missing > 0 or unsure):
+            return
+        self._recover_until = None
+        self._ending.membership_changed |= lost
+        if not recovering:
+            return
+        if self._ending.saves and not self._ending.failure_cause:
+            self._confirm(self.roster.group_ranks)  # frozen workers can't save
+        if lost:
+            self._stop("a node was lost when the coordinator was lost", now)
+        elif self._ending.failure_cause or self.roster.has_idle():
+            self._stop(
+                self._ending.failure_cause or "workers ended while there was no coordinator", now
+            )
+        elif self._ending.saves:
+            self._stop("the workers saved a checkpoint and left", now)
+        else:
+            self.state = GroupState.RUNNING
+            self._success_reports.is_pending = False
+            self._confirm(self.roster.group_ranks)
+
+    def _may_be_over(self) -> bool:
+        """Return whether nodes may announce a later generation than that one. None do if all nodes
+        that it can have had are here, without workers.
+        """
+        return self.roster.may_be_over and not self._are_all_here(self.generation)
+
+    def _awaits_report(self) -> bool:
+        """Return whether a node whose workers have ended has not said yet how they did."""
+        return any(self.members[node].idle for node in self.roster.active)
+
+    def _confirm(self, nodes: Iterable[str]) -> None:
+        """Tell nodes that their generation goes on, and who has succeeded: the next coordinator
+        learns it from them.
+        """
+        confirmation = Confirm(self.generation, self.roster.succeeded)
+        for node in nodes:
+            self._send(node, confirmation)
+
+    def _while_running(self, now: float) -> None:
+        if not self.roster.active:
+            self._finish(JobEnded(EXIT_OK, "all workers succeeded", (), None))
+            return
+        if self._ending.agreement is not None:
+            self._go_on_agreeing(self._ending.agreement, now)
+            return
+        for node, preempted in self._ending.preempted.items():
+            if node in self.roster:
+                cause = f"{self.members[node].join.host} is preempted: {preempted.reason}"
+                self._agree(cause, preempted.limit_s, now)
+                return
+        quiet = self.roster.all_quiet()
+        if quiet is not None and now >= quiet.too_long_at:
+            self._stop_hung(now - quiet.since, now)
+            return
+        early = self._ending.early_exits
+        if early is not None and early.is_due(now):
+            self._tell_early_exits(early, now)
+        if self._success_reports.is_pending and now >= self._success_reports.at:
+            self._success_reports.is_pending, self._success_reports.at = (
+                False,
+                now + _SUCCESSES_EVERY_S,
+            )
+            self._confirm(sorted(self.roster.active))
+        for node, done_at in list(self.roster.done.items()):
+            if now < done_at + self.settings.exit_barrier_s:
+                break
+            self.roster.remove(node)
+            self.members.remove(self.members[node], now)
+            reason = "its workers succeeded; others still run"
+            self._send(node, JobEnded(EXIT_OK, reason, (), None, others_run=True))
+        newcomers = self._newcomers(now)
+        if newcomers and not self._must_try(newcomers, now):
+            cause = f"{format_names([member.join.host for member in newcomers])} joined"
+            if self.settings.gently:
+                self._agree(cause, 0.0, now)
+            else:
+                self._ending.membership_changed = True
+                self._stop(cause, now)
+
+    def _tell_early_exits(self, early: "EarlyExits", now: float) -> None:
+        """Tell all nodes that the workers of some have succeeded while others still run."""
+        from relight.core.group.early_exits import of_nodes
+
+        finished = [self._ending.hosts[group_rank] for group_rank in early.at]
+        here = [node for node in self.roster.order if node in self.roster.active]
+        running = [self.members[node].join.host for node in here if node is not None]
+        self._tell_all(of_nodes(finished, early.ages(now), running))
+
+    def _stop_hung(self, quiet_s: float, now: float) -> None:
+        """Stop workers that do nothing, as after a failure."""
+        cause = f"no rank has made progress for {format_duration(quiet_s)}"
+        self._ending.hung, self._ending.failure_cause = True, cause
+        stop = StopWorkers(
+            self.generation, cause, gently=False, takes_stacks=True,
+            limit_s=_STACKS_S if len(self.roster) > 1 else 0.0,
+        )  # fmt: skip
+        self._stop(cause, now, stop)
+
+    def _agree(self, cause: str, limit_s: float, now: float) -> None:
+        """Begin to agree with the workers on when they save and leave."""
+        from relight.core.group.checkpoint_barrier import Agreement
+
+        agreement = self._ending.agreement = Agreement(self.roster.active, cause, limit_s, now)
+        self._send_limit(agreement)
+
+    def _send_limit(self, agreement: "Agreement") -> None:
+        for node in agreement.nodes:
+            self._send(node, CheckpointLimit(self.generation, agreement.limit))
+
+    def _go_on_agreeing(self, agreement: "Agreement", now: float) -> None:
+        before = agreement.limit
+        call = agreement.conclude(now, self.members.silence)
+        if call is not None:
+            self._ending.membership_changed = True
+            last = StopWorkers(
+                self.generation, agreement.cause, gently=True,
+                checkpoint_at=call, limit_s=agreement.limit_s,
+            )  # fmt: skip
+            self._stop(agreement.cause, now, last)
+        elif agreement.limit != before:
+            self._send_limit(agreement)
+
+    def _stop(self, cause: str, now: float, message: StopWorkers | None = None) -> None:
+        """Stop the workers of all nodes: at once, or as a message says."""
+        gently = self._ending.saves and not self._ending.failure_cause
+        stop = message or StopWorkers(self.generation, cause, gently=gently)
+        self.state, self._cause, self._ending.agreement = GroupState.STOPPING, cause, None
+        self.roster.reactivate()
+        stopping = self._ending.stopping = _Stopping(stop, now)
+        for node in self.roster.group_ranks:
+            if node in self.roster.active:
+                stopping.wait_for(self.members[node].join.stop_s, now)
+                self._send(node, stop)
+
+    def _stop_joined(self, node: str, now: float) -> None:
+        """Handle a node that joins during a stop."""
+        stopping = self._ending.stopping
+        assert stopping is not None
+        if stopping.drop_at is None:
+            stopping.wait_for(self.members[node].join.stop_s, now)
+        self._send(node, stopping.message)
+        if stopping.message.gently:
+            # Frozen workers can't save. Not before the call at which all do so: a confirmation also
+            # ends the hold of workers that counted calls.
+            self._confirm([node])
+
+    def _watch_stop(self, stopping: _Stopping, now: float) -> None:
+        """Report which nodes a stop waits for, and drop nodes that should be ready by now."""
+        if stopping.tell_at is not None and now >= stopping.tell_at:
+            waited_for = len(self.members) > len(self.roster.active)  # other nodes wait
+            stopping.tell_at = None if waited_for else now + _TELL_STOP_AFTER_S
+            if waited_for:
+                self._tell_all(self.explain(now))
+        if stopping.drop_at is None or now < stopping.drop_at:
+            return
+        stopping.drop_at = None
+        here = [self.members[node] for node in sorted(self.roster.active)]
+        late = [
+            member for member in here
+            if member.join.stop_s is not None and member.node not in self.members.silence
+        ]  # fmt: skip
+        for member in late:
+            stopping.dropped.add(member.node)
+            self._effects.append(Drop(member.node))
+            self.roster.remove(member.node)
+            self.members.lose(member, now)
+        if late:
+            self._ending.membership_changed = True
+            self._recover_until = now + self.settings.lost_after_s  # until their leases are over
+            hosts = [member.join.host for member in late]
+            self._cause = f"{format_names(hosts)} did not stop in time"
+            self._tell_all(group_messages.dropped(hosts))
+
+    def _tell_all(self, text: str) -> None:
+        for member in self.members:
+            self._send(member.node, Note(text))
+
+    def _after_stop(self, now: float) -> None:
+        """After all workers have stopped: restart after a failure, go on after a change, or end."""
+        ending = self._ending
+        self.state, self._gathering.since = GroupState.GATHERING, now
+        self._gathering.not_before = 0.0
+        self._gathering.departure = ""
+        if ending.blamed_at is not None and self._was_silent(ending.blamed_at):
+            ending.membership_changed = True  # the failure followed from it
+        if ending.failure_cause and not ending.membership_changed:
+            self._after_failure(ending, now)
+        elif ending.has_lost_node and self.settings.smart:
+            from relight.core.group.restart_budget import GenerationRun
+
+            run = GenerationRun(now - ending.formed_at, ending.progressed)
+            delay_s = self._restarts(now).after_lost_node(run)
+            if delay_s:
+                self._cause += f"; the workers start in {format_duration(delay_s, digits=1)}"
+            self._wait_before_next(delay_s, now)
+
+    def _was_silent(self, failed_at: float) -> bool:
+        """Return whether a peer that a failed worker blames was silent then: the one that it names,
+        else any.
+        """
+        ending = self._ending
+        reports = (failure.report for failure in ending.failures if failure.report is not None)
+        text = " ".join(report.message for report in reports)
+        named = {node for node, address in ending.addresses.items() if address and address in text}
+        suspects = {*(named or ending.addresses), ending.blamed_by}
+        return self.members.silence.explains(failed_at, suspects)
+
+    def _after_failure(self, ending: _Ending, now: float) -> None:
+        from relight.core.group import restart_decision  # large, and only needed after a failure
+
+        ended = restart_decision.GenerationEnd(
+            ending.failures, sorted(ending.succeeded_ranks), self._cause, ending.formed_at,
+            ending.progressed, ending.hung, ending.world_size,
+        )  # fmt: skip
+        outcome = restart_decision.judge(ended, self._restarts(now), self.restart, now)
+        if isinstance(outcome, JobEnded):
+            self._finish(outcome)
+        else:
+            self.restart, self._cause = self.restart + 1, outcome.cause
+            ending.failed_host = outcome.host
+            self._wait_before_next(outcome.delay_s, now)
+
+    def _restarts(self, now: float) -> "RestartHistory":
+        from relight.core.group.restart_budget import RestartHistory
+
+        if self.history is None:
+            self.history = RestartHistory(self.settings, self.restart, self._numbers.origin, now)
+        return self.history
+
+    def _most_restarts(self) -> int:
+        return _MAX_NUMBER if self.settings.budget_renews else self.settings.max_restarts
+
+    def _wait_before_next(self, delay_s: float, now: float) -> None:
+        if delay_s:
+            self._gathering.since = self._gathering.not_before = now + delay_s
+            self._wait_reasons.is_pending, self._wait_reasons.at = True, now
+
+    def _while_gathering(self, now: float) -> None:
+        if not self.members:
+            return
+        if self._has_enough():
+            if self._gathering.enough_since is None:
+                self._gathering.enough_since = now
+            if now >= self._forms_at():
+                self._form(now)
+            return
+        self._gathering.enough_since = None
+        if now >= self._gives_up_at():
+            after = format_duration(self.settings.join_timeout_s)
+            reason = self.explain(now).partition(" (join timeout")[0]
+            self._finish(JobEnded(EXIT_GROUP, f"gave up after {after}: {reason}", (), None))
+
+    def _forms_at(self) -> float:
+        """Return when the nodes that are ready form a generation, if none comes or goes."""
+        if self.generation != NO_GENERATION:
+            silence = self.members.silence  # a survivor that is silent keeps its place meanwhile
+            back = (silence.lost_at(node) for node in silence if node in self.roster)
+            return max(self._gathering.not_before, *back, 0.0)
+        over = 0.0 if self._is_full() else min(self._last_call_until(), self._gives_up_at())
+        return max(over, self._others_run_until())
+
+    def _gives_up_at(self) -> float:
+        return self._gathering.since + self.settings.join_timeout_s
+
+    def _has_enough(self) -> bool:
+        return self.members.count_ready() >= self.settings.needed
+
+    def _others_run_until(self) -> float:
+        """Return until when workers of an unknown generation may run, 0 if none can. They may if
+        nodes know of an earlier coordinator. If they know its last generation, all nodes that it
+        can have had may be here; nodes of no generation may all have come later than its nodes.
+        """
+        until, latest = self._gathering.unknown_may_run_until, self._numbers.latest
+        return 0.0 if latest.number >= 0 and self._are_all_here(latest) else until
+
+    def _are_all_here(self, generation: GenerationId) -> bool:
+        """Return whether all nodes that a generation can have had are here, without workers."""
+        return self.members.count_ready_from(generation) >= self.settings.max_nodes
+
+    def _is_full(self) -> bool:
+        """Return whether the first generation can start without waiting for more nodes."""
+        most = self.settings.max_nodes
+        return self.members.count_ready() >= most and (
+            self.settings.needed == most or len(self.members.regular()) >= most
+        )
+
+    def _last_call_until(self) -> float:
+        """Return until when the group waits for more nodes, if no other joins."""
+        last_call_s = self.settings.last_call_s
+        since = self._gathering.enough_since
+        if since is None:
+            since = min((member.arrived_at for member in self.members.ready()), default=0.0)
+        latest = self.members.latest_regular_arrival(since)
+        return min(latest + last_call_s, since + _LAST_CALLS * last_call_s)
+
+    def _form(self, now: float) -> None:
+        """Form the next generation of the ready nodes, up to the maximum."""
+        members = self._in_rank_order(now)
+        if self._must_try(members, now):
+            return
+        first = members[0]
+        assert first.ready is not None
+        if note := self.members.note_on(members):
+            self._send(first.node, Note(note))
+        self.generation, failed_host = self._numbers.next(), self._ending.failed_host
+        self.state, self._ending = GroupState.RUNNING, _Ending(now)
+        self._ending.addresses = {member.node: member.join.address for member in members}
+        self.members.silence.begin_generation()
+        self.roster = Roster([member.node for member in members])
+        self._success_reports.is_pending = False
+        self._gathering.enough_since = None
+        self._wait_reasons.is_pending = len(self.members) > len(self.roster)
+        address, port = first.join.address, first.ready.port
+        generation = Generation(
+            self.generation, self.restart, address, port, self._cause, failed_host
+        )
+        nodes = [NodeSlots(m.join.local_world_size, m.join.role) for m in members]
+        self._ending.world_size = sum(slots.local_world_size for slots in nodes)
+        for member, place in zip(members, ranks.places(nodes), strict=True):
+            self.members.start(member)
+            self._send(member.node, GenerationFormed(generation, place))
+
+    def _must_try(self, members: list[Member], now: float) -> bool:
+        """Return whether these nodes, those that run workers, and those that are ready too, first
+        try to reach each other.
+        """
+        reachability = self.members.reachability
+        if reachability is None:
+            return False
+        if self.state is GroupState.RUNNING:
+            here = (self.members[node] for node in self.roster.order if node is not None)
+            members = [*here, *members]
+        if reachability.until is None and reachability.must_try(m.node for m in members):
+            every = {m.node: m.join.address for m in (*members, *self.members.ready())}
+            for node, message in reachability.begin(every.items(), now):
+                self._send(node, message)
+        return reachability.until is not None
+
+    def _leave_out_unreachable(self, reachability: "Reachability", now: float) -> None:
+        """Leave out nodes that others could not reach, as is known now."""
+        from relight.core.group.reachability import REMEDY
+
+        hosts = {member.node: member.join.host for member in self.members}
+        staying = () if self.state is GroupState.GATHERING else self.roster.group_ranks
+        for node, why in reachability.conclude(hosts, staying):
+            member, host = self.members[node], hosts[node]
+            report = (
+                f"error: the health check of {host} failed ({why}): this node leaves the job",
+                f"  hint: {REMEDY}",
+            )
+            reason = f"its health check failed: {why}"
+            leaves = f"the node leaves: {reason}"
+            self._send(node, JobEnded(EXIT_MACHINE, leaves, report, None, others_run=True))
+            self._lose(member, f"left: {reason}", now, orderly=True)
+            self._tell_all(f"{host} left: {reason}")
+
+    def _in_rank_order(self, now: float) -> list[Member]:
+        ready, most = self.members.candidates(now), self.settings.max_nodes
+        if self.generation == NO_GENERATION:
+            ready = self.members.first(ready)
+        taken = {member.node for member in ready}
+        survivors = [node if node in taken else None for node in self.roster.order]
+        newcomers = [m.node for m in ready if m.node not in self.roster]
+        order = ranks.arrange(survivors, newcomers, most)
+        numbers = {m.node: m.join.node_rank for m in ready if m.join.node_rank >= 0}
+        return [self.members[node] for node in ranks.as_numbered(order, numbers)]
+
+    def _finish(self, end: JobEnded) -> None:
+        self.state, self.end, self._ending.agreement = GroupState.ENDED, end, None
+        self.members.reachability = None
+        for member in self.members:
+            self._send(member.node, end)
+
+    def _send_wait_reasons(self, now: float) -> None:
+        """Send waiting nodes the reason for the wait."""
+        if self.state is GroupState.RUNNING and len(self.members) == len(self.roster.group_ranks):
+            self._wait_reasons.is_pending = False  # no node waits
+            return
+        if self.state is GroupState.GATHERING:
+            members, spare, text = list(self.members), False, self.explain(now)
+        elif self.state is GroupState.RUNNING:
+            members = [member for member in self.members if member.node not in self.roster]
+            spare = self.roster.is_ending or len(self.roster) >= self.settings.max_nodes
+            what = "is kept as a spare" if spare else "will join soon"
+            text = f"{self.explain(now)}; this node {what}"
+        else:
+            return
+        self._wait_reasons.is_pending = False
+        for member in members:
+            self._send(member.node, WaitReason(text, spare, self.generation))
+            self._wait_reasons.at = now + _WAIT_EVERY_S
+
+    def _has_room(self) -> bool:
+        """Return whether waiting nodes may be let in. A job that is about to end lets in none."""
+        may = self.members.count_ready() > 0 and not self.roster.is_ending
+        silent = any(node in self.roster for node in self.members.silence)
+        return may and not silent and len(self.roster) < self.settings.max_nodes
+
+    def _let_in_at(self) -> float:
+        """Return when waiting nodes are let in: together, if within one last call."""
+        times = sorted(member.may_enter_at for member in self.members.ready())
+        together = [at for at in times if at <= times[0] + self.settings.last_call_s]
+        return max(together[-1], self._last_call_until())
+
+    def _newcomers(self, now: float) -> list[Member]:
+        """Return the nodes to let in now."""
+        if not self._has_room():
+            return []
+        regular, room = self.members.regular(), self.settings.max_nodes - len(self.roster)
+        if len(regular) < room and now < self._let_in_at():
+            return []
+        return [member for member in self.members.ready() if now >= member.may_enter_at][:room]
+
+    def _send(self, node: str, message: FromCoordinator) -> None:
+        self._effects.append(Send(node, message))

@@ -1,0 +1,157 @@
+"""The stacks of the ranks of all nodes: what each agent answers to `Stacks`, and what follows."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from relight.base import fields
+from relight.base.text import format_ranks
+from relight.base.typed import NamedTuple
+from relight.core.diagnosis.stack_text import (
+    Frame,
+    ProcessStack,
+    ThreadStack,
+    few_or_many,
+    main_thread,
+)
+from relight.core.group.cluster_query import LIMIT_S
+
+_MOST_FRAMES = (100, 30, 10, 3)
+"""Innermost frames of each stack: the first number with which an answer fits into a message."""
+
+
+class SharedStack(NamedTuple):
+    """What ranks of a node have in common: the state of their processes, and the frames of their
+    main threads with the system call that these wait in (core/diagnosis/stack_text). `why` there is
+    no stack is empty if there is one. `pids` are in the order of `ranks`.
+    """
+
+    ranks: tuple[int, ...]
+    pids: tuple[int, ...]
+    state: str
+    waits_in: str
+    frames: tuple[Frame, ...]
+    why: str
+
+
+class NodeStacks(NamedTuple):
+    """The stacks of the workers of one node, and their generation, -1 if there is none."""
+
+    generation: int
+    stacks: tuple[SharedStack, ...]
+
+
+class RankStack(NamedTuple):
+    """The stack of a rank, or the reason why there is none, and where its process is."""
+
+    node: str
+    pid: int
+    stack: ProcessStack | str
+
+
+def written(generation: int, stacks: Mapping[int, tuple[int, ProcessStack | str]]) -> str:
+    """Return the answer of a node in JSON, short enough for a message between nodes.
+
+    Args:
+        generation: of its workers.
+        stacks: by rank: a pid, and the stack or the reason why there is none.
+    """
+    text = ""
+    for most in _MOST_FRAMES:
+        text = json.dumps(fields.to_json(NodeStacks(generation, _shared(stacks, most))))
+        if len(text) <= fields.MAX_ANSWER:
+            break
+    return text
+
+
+def read(answer: str | bytes | None) -> NodeStacks | None:
+    """Return the answer of a node; None if there is none, or it makes no sense."""
+    try:
+        found = fields.record(NodeStacks, fields.decode(answer or ""))
+    except fields.Malformed:
+        return None
+    return found if isinstance(found, NodeStacks) else None
+
+
+def by_rank(nodes: Iterable[tuple[str, NodeStacks | None]]) -> dict[int, RankStack]:
+    """Return the stacks of all ranks: of two with one number, that of the later generation.
+
+    Args:
+        nodes: what each has answered.
+    """
+    answered = [(name, found) for name, found in nodes if found is not None]
+    answered.sort(key=lambda each: each[1].generation)
+    return {
+        rank: RankStack(name, pid, _stack(shared, pid))
+        for name, found in answered
+        for shared in found.stacks
+        for rank, pid in zip(shared.ranks, shared.pids, strict=False)
+    }
+
+
+def named(found: Mapping[int, RankStack], ranks: Sequence[int]) -> str:
+    """Return the name of ranks, with their node if they are on one."""
+    nodes = {found[rank].node for rank in ranks}
+    return few_or_many(ranks) + (f" on {nodes.pop()}" if len(nodes) == 1 else "")
+
+
+def lines_of_nodes(
+    nodes: Sequence[tuple[str, NodeStacks | None]],
+    found: Mapping[int, RankStack],
+    count: int,
+    world_size: int,
+) -> Iterator[str]:
+    """Return lines that say which ranks are where, and which stacks are missing.
+
+    Args:
+        nodes: what each has answered.
+        found: the same by rank.
+        count: how many nodes the job has.
+        world_size: how many ranks the job has.
+    """
+    for name, answer in nodes:
+        ranks = sorted(rank for rank, each in found.items() if each.node == name)
+        if answer is None:
+            yield f"{name}: no answer within {LIMIT_S:g} s"
+        else:
+            yield f"{name}: {format_ranks(ranks) if ranks else 'runs no workers'}"
+    if len(nodes) < count:
+        yield f"only {len(nodes)} of {count} nodes could be asked: the coordinator does not answer"
+    missing = [rank for rank in range(world_size) if rank not in found]
+    if missing:
+        yield f"no stack of {format_ranks(missing)}"
+
+
+def numbered(hosts: Iterable[str]) -> list[str]:
+    """Return names of nodes: their hosts, which a second node on a host has with a number."""
+    count = Counter[str]()
+    names = []
+    for host in hosts:
+        count[host] += 1
+        names.append(host if count[host] == 1 else f"{host} #{count[host]}")
+    return names
+
+
+def _shared(
+    stacks: Mapping[int, tuple[int, ProcessStack | str]], most: int
+) -> tuple[SharedStack, ...]:
+    ranks_of: dict[tuple[str, str, tuple[Frame, ...], str], dict[int, int]] = {}
+    for rank, (pid, stack) in sorted(stacks.items()):
+        if isinstance(stack, str):
+            key: tuple[str, str, tuple[Frame, ...], str] = ("", "", (), stack)
+        else:
+            thread = main_thread(stack)
+            frames = thread.frames[:most] if thread is not None else ()
+            key = stack.state, thread.waits_in if thread is not None else "", frames, ""
+            pid = stack.pid
+        ranks_of.setdefault(key, {})[rank] = pid
+    return tuple(
+        SharedStack(tuple(pids), tuple(pids.values()), *key) for key, pids in ranks_of.items()
+    )
+
+
+def _stack(shared: SharedStack, pid: int) -> ProcessStack | str:
+    if shared.why:
+        return shared.why
+    thread = ThreadStack(0, "", shared.waits_in, True, shared.frames)
+    return ProcessStack(pid, shared.state, (thread,) if shared.frames else ())

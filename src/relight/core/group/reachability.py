@@ -1,0 +1,180 @@
+"""Which nodes are left out because others can't reach them (--health-check=network).
+
+    IDLE      nothing is known of the nodes of the next generation
+      | it could be formed                                      -> TRYING
+    TRYING    all nodes that are ready were told where the others are; each connects to all others
+      | all have answered, or it takes too long                 -> KNOWN: some nodes are left out
+    KNOWN     a generation of the others may be formed
+      | one of them runs workers, or a node is new              -> IDLE
+
+A pair of nodes fails if one of them can't reach the other. The node with the most failed pairs is
+left out first, then the one with the most of the remaining pairs, until no pair is left. If two
+have as many, it is the one that more nodes fail to connect to, as a firewall shuts out what comes
+in; then the one with the higher rank. Deliberately not here: sockets, and what a generation is.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from hashlib import sha256
+
+from relight.base.text import format_names
+from relight.core.group.messages import NodesProbed, StartProbes, Target
+
+_PATIENCE_S = 3.5
+"""How long it may take: the probes end after 2.5 s."""
+_MOST_PEERS = 200
+"""Of more nodes, each tries as many, those that follow it: messages and open files have limits."""
+_COOKIE_DIGITS = 32
+REMEDY = (
+    "open all TCP ports between the nodes, as gloo and NCCL connect to any; relight doctor on all "
+    "nodes says more"
+)
+
+Failed = Mapping[tuple[int, int], str]
+"""Why a node, the first number, could not connect to another one, the second number."""
+
+
+class Reachability:
+    """What the nodes of a group know of the network between them.
+
+    Args:
+        secret: known to this group alone; the nodes tell their own probes by a digest of it.
+    """
+
+    def __init__(self, secret: str) -> None:
+        self.until: float | None = None
+        """When the nodes must have answered; None while they don't try."""
+        self._secret = secret
+        self._probers: dict[str, Target] = {}
+        self._known: set[str] = set()  # nodes that reach each other
+        self._cookie = ""
+        self._tries = 0
+        self._nodes: list[str] = []  # by number, in the order of their ranks
+        self._silent: set[str] = set()  # those that have not answered, also if they are gone
+        self._failed: dict[tuple[int, int], str] = {}
+
+    @property
+    def state(self) -> str:
+        """The state, in the words of the module."""
+        if self.until is not None:
+            return "trying"
+        return "known" if self._known else "idle"
+
+    def set_ready(self, node: str, prober: Target | None) -> None:
+        """Note where a node that has no workers can be probed, None for nowhere. If it has begun to
+        try before, while its workers ran or before its connection broke, its answer is awaited.
+        """
+        self._known.discard(node)
+        if prober is None:
+            self._probers.pop(node, None)
+        else:
+            self._probers[node] = prober
+
+    def remove(self, node: str) -> None:
+        """Note that a node is gone. It may come back, with its answer."""
+        self._probers.pop(node, None)
+        self._known.discard(node)
+
+    def must_try(self, nodes: Iterable[str]) -> bool:
+        """Return whether it is not known that these nodes reach each other."""
+        probed = self._probers.keys() & set(nodes)
+        return len(probed) > 1 and not probed <= self._known
+
+    def begin(
+        self, addresses: Iterable[tuple[str, str]], now: float
+    ) -> list[tuple[str, StartProbes]]:
+        """Let nodes try to reach each other.
+
+        Args:
+            addresses: the nodes in the order of their ranks, and where each can be reached.
+            now: the time.
+
+        Returns:
+            What to send to whom. Each node has the number 0 for itself, the next one 1, and so on.
+        """
+        self._tries += 1
+        self._cookie = sha256(f"{self._secret} {self._tries}".encode()).hexdigest()[:_COOKIE_DIGITS]
+        there = {node: address for node, address in addresses if node in self._probers}
+        targets = tuple(self._probers[node]._replace(address=at) for node, at in there.items())
+        self._nodes, self._silent, self._failed = list(there), set(there), {}
+        self._known, self.until = set(), now + _PATIENCE_S
+        size, twice = min(len(targets), 1 + _MOST_PEERS), targets + targets
+        return [
+            (node, StartProbes(self._cookie, 0, twice[number : number + size]))
+            for number, node in enumerate(self._nodes)
+        ]
+
+    def answer(self, node: str, answer: NodesProbed) -> None:
+        """Take a node's answer."""
+        if answer.cookie != self._cookie or node not in self._silent:
+            return
+        self._silent.discard(node)
+        self._probers[node] = answer.prober
+        number, count = self._nodes.index(node), len(self._nodes)
+        for target, why in answer.unreached:
+            if 0 < target < count:
+                self._failed[number, (number + target) % count] = why
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the answers of all nodes that are here have come, or take too long."""
+        if self.until is None:
+            return False
+        return now >= self.until or not any(node in self._probers for node in self._silent)
+
+    def conclude(self, hosts: Mapping[str, str], staying: Collection[str]) -> list[tuple[str, str]]:
+        """Return the nodes to leave out, and why.
+
+        Args:
+            hosts: the nodes that are connected, and their names.
+            staying: those that are not left out, as they run workers.
+        """
+        self.until = None
+        here = [number for number, node in enumerate(self._nodes) if node in hosts]
+        may_leave = {number for number in here if self._nodes[number] not in staying}
+        failed = {pair: why for pair, why in self._failed.items() if set(pair) <= set(here)}
+        found = left_out(failed, may_leave)
+        self._known = {self._nodes[number] for number in here if number not in found}
+        named = [hosts.get(node, node) for node in self._nodes]
+        return [
+            (self._nodes[number], explain(number, {p: failed[p] for p in pairs}, named))
+            for number, pairs in found.items()
+        ]
+
+
+def left_out(failed: Failed, may_leave: Collection[int]) -> dict[int, list[tuple[int, int]]]:
+    """Return which nodes to leave out, each with its failed pairs, the worst first.
+
+    Args:
+        failed: the attempts that failed.
+        may_leave: who may be left out; a failed pair of two others is ignored.
+    """
+    left = {pair for pair in failed if not set(pair).isdisjoint(may_leave)}
+    found: dict[int, list[tuple[int, int]]] = {}
+    while left:
+        peers = Counter(number for pair in {(min(p), max(p)) for p in left} for number in pair)
+        shut_out = Counter(target for _, target in left)
+        worst = max(may_leave, key=lambda n: (peers[n], shut_out[n], n))
+        found[worst] = sorted(pair for pair in left if worst in pair)
+        left.difference_update(found[worst])
+    return found
+
+
+def explain(number: int, failed: Failed, hosts: list[str]) -> str:
+    """Return why a node is left out.
+
+    Args:
+        number: the node.
+        failed: the attempts that count against it.
+        hosts: the names of all nodes.
+    """
+    inward = [(one, why) for (one, target), why in failed.items() if target == number]
+    outward = [(target, why) for (one, target), why in failed.items() if one == number]
+    texts = []
+    for attempts, text in (
+        (inward, "{peers} can't connect to its free ports ({why})"),
+        (outward, "it can't connect to the free ports of {peers} ({why})"),
+    ):
+        if attempts:
+            peers = format_names([hosts[peer] for peer, _ in attempts])
+            texts.append(text.format(peers=peers, why=", ".join(sorted({w for _, w in attempts}))))
+    return f"network: {'; '.join(texts)}"

@@ -1,0 +1,154 @@
+"""Decides whether workers may be started again after a failure, and when: `--max-restarts` and
+`--restart-policy`.
+
+    always   a failure is followed by a restart while the budget lasts, at once (as in torchrun)
+    smart    as always, but: the same exception at the same line, twice without progress between,
+             ends the job; each generation that ended without progress makes the next one wait
+             longer; progress refills the budget
+
+A budget over time (`--max-restarts=3/1h`) counts only the restarts within that time, and progress
+refills it under both policies.
+
+Progress is a step that the job had not reached before (`relight.worker.progress`), or a new
+checkpoint (`--checkpoints`). Where neither is known, a generation that has run for `_STABLE_S`
+counts as progress, but does not refill the budget.
+
+Invariants: there are never more restarts in the window than the budget, unless there was progress
+between them; a wait is at most `_LONGEST_S`.
+
+A new coordinator knows how many restarts the job has had, but not when. If the budget can be
+refilled, it counts them as of now, and keeps one: a lost coordinator must not end the job.
+
+Loaded only after a failure, or after a lost node under `smart`.
+"""
+
+from collections.abc import Hashable
+
+from relight.base.text import format_duration
+from relight.base.typed import NamedTuple
+from relight.core.group.group_types import GroupSettings
+
+_FIRST_S, _LONGEST_S = 1.0, 60.0
+"""The second wait under `smart`, and the longest; the first restart is at once."""
+_STABLE_S = 300.0
+_PRIME = 999_983
+_REPEATED = "the same exception at the same line came again, without progress between"
+
+
+class Decision(NamedTuple):
+    """Whether there is a restart, after `delay_s` seconds. `reason` says which of how many it is,
+    or why there is none.
+    """
+
+    restarts: bool
+    reason: str
+    delay_s: float = 0.0
+
+
+class GenerationRun(NamedTuple):
+    """How a generation went, as far as restarts depend on it.
+
+    `progressed`: whether there was progress, None if that is not known. `symptoms`: what an equal
+    failure has in common with this one, if it is likely to come again in the same way; None if it
+    may have been an accident (`core/diagnosis/failure_text.repeatable`).
+    """
+
+    seconds: float
+    progressed: bool | None
+    symptoms: Hashable | None = None
+
+
+class RestartHistory:
+    """The restarts of one job so far.
+
+    Args:
+        settings: what the user asked for.
+        restarts: restarts that the job has had under another coordinator.
+        origin: a random text, so that jobs that failed at the same time wait for different times.
+        now: the time.
+    """
+
+    def __init__(self, settings: GroupSettings, restarts: int, origin: str, now: float) -> None:
+        self._settings = settings
+        self._origin = origin
+        if settings.budget_renews:
+            restarts = min(restarts, max(settings.max_restarts - 1, 0))
+        self._times = [now] * restarts  # those that count
+        self._symptoms: Hashable | None = None
+        self._streak = 0  # generations in a row that ended without progress
+        self._repeats = 0  # failures in a row that were as the one before
+
+    def after_failure(self, run: GenerationRun, restart: int, now: float) -> Decision:
+        """Decide after workers failed.
+
+        Args:
+            run: how the generation went.
+            restart: restarts so far.
+            now: the time.
+        """
+        settings = self._settings
+        self._take(run)
+        if run.progressed and settings.budget_renews:
+            self._times.clear()
+        if settings.restart_window_s:
+            self._times = [at for at in self._times if at > now - settings.restart_window_s]
+        is_repeated = run.symptoms is not None and run.symptoms == self._symptoms
+        self._symptoms = run.symptoms
+        self._repeats = self._repeats + 1 if is_repeated else 0
+        if is_repeated and settings.smart:
+            return Decision(False, _REPEATED)
+        if len(self._times) >= settings.max_restarts:
+            return Decision(False, self._used_up())
+        self._times.append(now)
+        delay_s = self._delay_s()
+        wait = f" in {format_duration(delay_s, digits=1)}" if delay_s else ""
+        return Decision(True, f"{self._which(restart + 1)}{wait}", delay_s)
+
+    def after_lost_node(self, run: GenerationRun) -> float:
+        """Return how many seconds the next generation waits after a node was lost."""
+        self._take(run)
+        return self._delay_s()
+
+    def _take(self, run: GenerationRun) -> None:
+        progressed = run.seconds >= _STABLE_S if run.progressed is None else run.progressed
+        self._streak = 0 if progressed else self._streak + 1
+        if progressed:
+            self._symptoms, self._repeats = None, 0
+
+    def _delay_s(self) -> float:
+        if not self._settings.smart or self._streak < 2:
+            return 0.0
+        whole = min(_FIRST_S * 2.0 ** min(self._streak - 2, 30), _LONGEST_S)
+        number = int.from_bytes(f"{self._origin} {self._streak}".encode(), "big")
+        chance = number % _PRIME / _PRIME
+        return round(whole * (0.5 + chance / 2), 3)
+
+    def _which(self, number: int) -> str:
+        settings, used = self._settings, len(self._times)
+        if settings.restart_window_s:
+            within = format_duration(settings.restart_window_s)
+            return f"restart {number}, {used} of {settings.max_restarts} within {within}"
+        if settings.smart and used != number:
+            return f"restart {number}, {used} of {settings.max_restarts} since the last progress"
+        return f"restart {number} of {settings.max_restarts}"
+
+    def _used_up(self) -> str:
+        settings = self._settings
+        reason = why_no_restart(settings)
+        if self._repeats > 1:
+            reason += f"; --restart-policy=smart would have saved {self._repeats - 1} of them"
+        return reason
+
+
+def why_no_restart(settings: GroupSettings) -> str:
+    """Return why there is no restart, after as many as the user allowed."""
+    budget, within = settings.max_restarts, ""
+    if budget == 0:
+        return "no restarts were allowed (--max-restarts=0)"
+    if settings.restart_window_s:
+        within = f" within {format_duration(settings.restart_window_s)}"
+    elif settings.smart:
+        within = " since the last progress"
+    if budget == 1:
+        return f"the one restart{within} is used up"
+    return f"all {budget} restarts{within} are used up"

@@ -1,0 +1,123 @@
+"""Decides what follows a failure of workers: a restart with its cause, or the end of the job.
+
+There is one budget for the job: `--max-restarts` counts failures on any node; a change of
+membership is not counted (core/group/restart_budget). Loaded only after a failure.
+"""
+
+from collections.abc import Sequence
+
+from relight.base.errors import EXIT_FAILED, EXIT_HUNG
+from relight.base.typed import NamedTuple
+from relight.core.diagnosis import failure_text as failures
+from relight.core.diagnosis.causes import Certainty
+from relight.core.diagnosis.failure_text import Diagnosis
+from relight.core.failure import Failure
+from relight.core.group.messages import JobEnded
+from relight.core.group.restart_budget import GenerationRun, RestartHistory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.diagnosis.hang_text import Hang
+
+_MOST_SAME = 1000
+"""Most ranks that are named as failed in the same way: all nodes are told of them."""
+
+
+class GenerationEnd(NamedTuple):
+    """How a generation ended.
+
+    `succeeded_ranks`: the ranks that had succeeded before the failures. `stop_cause`: why it was
+    stopped, for the case that no failure was reported. `progressed`: see
+    `core/group/restart_budget`. `hung`: it was stopped because its workers did nothing.
+    `world_size`: 0 if it is not known.
+    """
+
+    failures: Sequence[Failure]
+    succeeded_ranks: Sequence[int]
+    stop_cause: str
+    formed_at: float
+    progressed: bool | None = None
+    hung: bool = False
+    world_size: int = 0
+
+
+class Restart(NamedTuple):
+    """The workers are started again after `delay_s` seconds; `cause` is shown to users. `host` is
+    that of the root cause, empty if it is not known.
+    """
+
+    cause: str
+    delay_s: float
+    host: str
+
+
+def judge(
+    ended: GenerationEnd, history: RestartHistory, restart: int, now: float
+) -> Restart | JobEnded:
+    """Return what follows.
+
+    Args:
+        ended: how the generation ended.
+        history: the restarts that count.
+        restart: restarts so far.
+        now: the time.
+    """
+    diagnosis = _diagnose(ended)
+    can_repeat = isinstance(diagnosis, Diagnosis)  # a hang may be an accident of the network
+    symptoms = failures.repeatable(diagnosis.root) if diagnosis and can_repeat else None
+    run = GenerationRun(now - ended.formed_at, ended.progressed, symptoms)
+    decision = history.after_failure(run, restart, now)
+    if not decision.restarts:
+        return end(ended, decision.reason, now)
+    cause = diagnosis.headline() if diagnosis else ended.stop_cause
+    host = diagnosis.root.host if diagnosis else ""
+    return Restart(f"{cause}; {decision.reason}", decision.delay_s, host)
+
+
+def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
+    """Return the end of a job that must not restart, even if restarts are left.
+
+    Args:
+        ended: how the generation ended.
+        reason: why the job does not restart.
+        now: the time.
+    """
+    diagnosis, cause = _diagnose(ended), ended.stop_cause
+    if diagnosis is None:
+        code = EXIT_HUNG if ended.hung else EXIT_FAILED
+        return JobEnded(code, cause, (f"{cause}; {reason}",), None, verdict=reason)
+    root = diagnosis.root
+    report = diagnosis.render(formed_at=ended.formed_at, ended=root.when, verdict=reason)
+    root = root._replace(at=root.at - now)  # needs no common clock
+    same = tuple(failure.rank for failure in diagnosis.same[:_MOST_SAME])
+    if not isinstance(diagnosis, Diagnosis):
+        certainty = Certainty.UNKNOWN if diagnosis.is_tied else Certainty.LIKELY
+        return JobEnded(
+            diagnosis.exit_code, cause, tuple(report), root, same_ranks=same, verdict=reason,
+            ranks=(root.rank, *same), certainty=certainty.value, why=diagnosis.cause,
+        )  # fmt: skip
+    found = diagnosis.verdict
+    symptom = found.symptom._replace(at=found.symptom.at - now)
+    return JobEnded(
+        exit_code=diagnosis.exit_code,
+        reason=cause if ended.hung else "the workers failed",
+        report=tuple(report),
+        root=root,
+        same_ranks=same,
+        verdict=reason,
+        ranks=diagnosis.ranks[:_MOST_SAME],
+        certainty=found.certainty.value,
+        why=found.why,
+        symptom=None if found.symptom is found.root else symptom,
+    )
+
+
+def _diagnose(ended: GenerationEnd) -> "Diagnosis | Hang | None":
+    ends = [failure for failure in ended.failures if failure.exitcode]  # a peer may send anything
+    if ended.hung and all(failure.asked for failure in ends):
+        from relight.core.diagnosis import hang_text
+
+        return hang_text.diagnose(ends, ended.stop_cause)
+    if not ends:
+        return None
+    return failures.diagnose(ends, ended.succeeded_ranks, ended.world_size)

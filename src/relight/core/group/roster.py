@@ -1,0 +1,162 @@
+"""The nodes of a generation, by group rank.
+
+A node that is gone leaves its group rank free; another node may take it in the next generation.
+Each node that is here is either active (its workers may run) or done (they have succeeded). A node
+that is done may also be gone: the others don't need it.
+
+Invariants are in `check`.
+"""
+
+from collections.abc import Sequence
+
+from relight.base.typed import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.group.straggler_detector import PaceComparison
+
+
+class AllQuiet(NamedTuple):
+    """No worker of any node has done anything `since` then; it is a failure at `too_long_at`."""
+
+    since: float
+    too_long_at: float
+
+
+class Roster:
+    """The nodes of a generation, and the progress of their workers.
+
+    Args:
+        nodes: by group rank; None for a node that is not here yet.
+    """
+
+    def __init__(self, nodes: Sequence[str | None] = ()) -> None:
+        self.order = list(nodes)
+        """By group rank; None where a node is gone."""
+        self.group_ranks = {
+            node: group_rank for group_rank, node in enumerate(nodes) if node is not None
+        }
+        self.active = set(self.group_ranks)
+        self.done: dict[str, float] = {}
+        """Nodes whose workers have succeeded, and when."""
+        self.may_be_over = False
+        """Whether no node that has announced the generation proves that there is no later one."""
+        self.slow_ranks: PaceComparison | None = None
+        """Set once a node reports its pace."""
+        self._quiet: dict[str, tuple[float, float]] = {}  # nodes whose workers do nothing
+        self._succeeded_at = 0.0  # when the workers of the latest node succeeded
+        self._done_and_gone: set[int] = set()  # group ranks of nodes that succeeded and are gone
+        self._gone: set[int] = set()  # group ranks of nodes whose workers have certainly ended
+
+    def __len__(self) -> int:
+        """Return how many nodes the generation has, including those that are gone."""
+        return len(self.order)
+
+    def __contains__(self, node: object) -> bool:
+        """Return whether a node of the generation is here."""
+        return node in self.group_ranks
+
+    @property
+    def done_and_gone(self) -> int:
+        """How many nodes are gone after their workers succeeded."""
+        return len(self._done_and_gone)
+
+    @property
+    def lost(self) -> int:
+        """How many nodes are gone, or not here yet, whose workers have not succeeded."""
+        return self.order.count(None) - len(self._done_and_gone)
+
+    @property
+    def missing(self) -> int:
+        """How many of the nodes that are lost may still come, or have workers that run."""
+        return self.order.count(None) - len(self._done_and_gone | self._gone)
+
+    @property
+    def succeeded(self) -> tuple[int, ...]:
+        """The group ranks of nodes whose workers have succeeded, also if the nodes are gone."""
+        return tuple(
+            sorted({*self._done_and_gone, *(self.group_ranks[node] for node in self.done)})
+        )
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the workers of at least one node have succeeded."""
+        return bool(self.done or self._done_and_gone)
+
+    def has_idle(self) -> bool:
+        """Return whether a node is here whose workers neither run nor have succeeded."""
+        return len(self.active) + len(self.done) < len(self.group_ranks)
+
+    def take(self, node: str, group_rank: int) -> bool:
+        """Give a node its group rank back if that is free; return whether the node has it."""
+        if self.order[group_rank] is None and node not in self.group_ranks:
+            self.order[group_rank] = node
+            self.group_ranks[node] = group_rank
+            self._done_and_gone.discard(group_rank)
+            self._gone.discard(group_rank)
+        return self.order[group_rank] == node
+
+    def finish(self, node: str, now: float) -> None:
+        """Note that the workers of a node have succeeded."""
+        self.active.discard(node)
+        self._quiet.pop(node, None)
+        self.done.setdefault(node, now)
+        self._succeeded_at = now
+
+    def mark_succeeded(self, group_ranks: Sequence[int]) -> None:
+        """Note whose workers have succeeded, as a former coordinator knew."""
+        for group_rank in group_ranks:
+            if 0 <= group_rank < len(self.order) and self.order[group_rank] is None:
+                self._done_and_gone.add(group_rank)
+
+    def mark_gone(self, group_ranks: Sequence[int]) -> None:
+        """Note whose workers have certainly ended, or been frozen, for good."""
+        for group_rank in group_ranks:
+            if 0 <= group_rank < len(self.order) and self.order[group_rank] is None:
+                self._gone.add(group_rank)
+
+    def set_quiet(self, node: str, since: float, limit_s: float) -> None:
+        """Note that the workers of a node have done nothing since a time, and how long they may;
+        `limit_s` is 0 if they do something again.
+        """
+        self._quiet.pop(node, None)
+        if limit_s and node in self.active:
+            self._quiet[node] = since, limit_s
+
+    def all_quiet(self) -> AllQuiet | None:
+        """Return since when no worker of any node does anything; None if one does, or none is
+        left.
+        """
+        if not self.active or len(self._quiet) < len(self.active):
+            return None
+        since = max(self._succeeded_at, *(since for since, _ in self._quiet.values()))
+        return AllQuiet(since, since + max(limit_s for _, limit_s in self._quiet.values()))
+
+    def deactivate(self, node: str) -> None:
+        """Note that a node has no workers any more."""
+        self.active.discard(node)
+        self._quiet.pop(node, None)
+        self.done.pop(node, None)
+
+    def remove(self, node: str) -> None:
+        """Remove a node; its group rank becomes free."""
+        group_rank = self.group_ranks.pop(node)
+        self.order[group_rank] = None
+        if node in self.done:
+            self._done_and_gone.add(group_rank)
+        self.deactivate(node)
+
+    def reactivate(self) -> None:
+        """Make nodes that are done active: they must restart with the others."""
+        self.active.update(self.done)
+        self.done.clear()
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert self.group_ranks == {
+            node: group_rank for group_rank, node in enumerate(self.order) if node
+        }
+        assert self.active | self.done.keys() <= self.group_ranks.keys()
+        assert not self.active & self.done.keys()
+        assert self._quiet.keys() <= self.active
+        assert all(self.order[rank] is None for rank in self._done_and_gone | self._gone)

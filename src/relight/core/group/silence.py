@@ -1,0 +1,194 @@
+"""Silent nodes: how long the group waits for them, and what users are told.
+
+    HEARD    | nothing was heard of a node for a while, or its connection has ended -> SILENT
+    SILENT   | it is heard again                                                    -> HEARD
+             | it has been silent for `lost_after_s`                                -> lost
+             | something proves that it is gone                                     -> lost
+
+Silence proves nothing: a switch fails over, a virtual machine migrates, a data loader uses every
+core. So the group waits for a silent node, and users are told after a second. All nodes may fall
+silent at the same moment, so one line for users covers many nodes, and a step costs the same for
+any number of them.
+"""
+
+import heapq
+from collections.abc import Iterator
+from itertools import takewhile
+
+from relight.base.typed import NamedTuple
+from relight.core.group import group_messages
+
+TELL_AFTER_S = 1.0
+"""A silence that is over sooner is not reported, and explains no failure."""
+_TELL_EVERY_S = 1.0
+"""Minimum time between two lines: nodes rarely fall silent at the same moment."""
+_AFTERMATH_S = 2.0
+"""How long after a silence a worker failure may still be due to it."""
+
+
+class Silent(NamedTuple):
+    """A node that was last heard at `heard_at`. `reason`: why its connection has ended, or empty.
+    `since`: from when its silence counts, later than `heard_at` if this process has slept since.
+    """
+
+    host: str
+    heard_at: float
+    reason: str
+    since: float = float("-inf")
+
+    @property
+    def tell_at(self) -> float:
+        """When users are told of it."""
+        return self.since + TELL_AFTER_S
+
+
+class Silence:
+    """The nodes that are silent.
+
+    Args:
+        lost_after_s: how long a silent node is waited for.
+    """
+
+    def __init__(self, lost_after_s: float) -> None:
+        self._lost_after_s = lost_after_s
+        self._nodes: dict[str, Silent] = {}
+        self._lost_at: list[tuple[float, str]] = []  # a heap; may have nodes that were heard again
+        self._untold: dict[str, None] = {}  # in the order in which they fell silent
+        self._returned: dict[str, float] = {}  # hosts that users were told of, and for how long
+        self._tell_at = 0.0
+        self._awake_at = float("-inf")
+        """Until when this process has slept."""
+        self._past: list[tuple[str, float, float]] = []
+        """The nodes that were silent for long enough to be told of, since and until when."""
+
+    def __contains__(self, node: object) -> bool:
+        return node in self._nodes
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._nodes)
+
+    def begin(self, node: str, silent: Silent) -> None:
+        """Note that a node is silent. If that is known, its connection may have ended since."""
+        before = self._nodes.get(node)
+        if before is None:
+            self._untold[node] = None
+            self._wait_for(node, silent)
+        else:
+            self._nodes[node] = before._replace(reason=silent.reason or before.reason)
+
+    def sleep(self, now: float) -> None:
+        """Record that this process has slept until now. That counts against no node, but each gets
+        at most twice `lost_after_s` in all.
+        """
+        self._awake_at = now
+        for node, silent in self._nodes.items():
+            self._wait_for(node, silent)
+
+    def _wait_for(self, node: str, silent: Silent) -> None:
+        heard_at = silent.heard_at
+        since = max(heard_at, min(self._awake_at, heard_at + self._lost_after_s))
+        if since != silent.since:
+            self._nodes[node] = silent._replace(since=since)
+            heapq.heappush(self._lost_at, (since + self._lost_after_s, node))
+
+    def end(self, node: str, now: float) -> None:
+        """Note that a node is heard again, or gone."""
+        silent = self._nodes.pop(node, None)
+        if silent is None:
+            return
+        if now >= silent.tell_at:
+            self._past.append((node, silent.since, now))
+            if node not in self._untold:
+                self._returned[silent.host] = now - silent.since
+        self._untold.pop(node, None)
+
+    def forget(self, node: str, now: float) -> None:
+        """Note that a node is gone: users are told why elsewhere."""
+        silent = self._nodes.get(node)
+        self.end(node, now)
+        if silent is not None:
+            self._returned.pop(silent.host, None)
+
+    def begin_generation(self) -> None:
+        """Forget silences that were over before."""
+        self._past.clear()
+
+    def reason(self, node: str, now: float) -> str:
+        """Return why a silent node is lost."""
+        silent = self._nodes[node]
+        why = f" ({silent.reason})" if silent.reason else ""
+        return f"no heartbeat for {now - silent.since:.1f} s{why}"
+
+    def lost(self, now: float) -> list[str]:
+        """Return the nodes that have been silent for too long."""
+        overdue: dict[str, None] = {}  # the heap may name a node twice
+        while self._lost_at and self._lost_at[0][0] <= now:
+            lost_at, node = heapq.heappop(self._lost_at)
+            if self._is_current(lost_at, node):
+                overdue[node] = None
+        return list(overdue)
+
+    def lost_at(self, node: str) -> float:
+        """Return when a silent node will be lost."""
+        return self._nodes[node].since + self._lost_after_s
+
+    def explains(self, failed_at: float, suspects: set[str]) -> bool:
+        """Return whether a worker that blames a peer may have failed because of a silence of one of
+        these nodes.
+        """
+        past = [(node, since, until) for node, since, until in self._past]
+        present = [(node, silent.since, float("inf")) for node, silent in self._nodes.items()]
+        return any(
+            node in suspects and since <= failed_at <= until + _AFTERMATH_S
+            for node, since, until in (*past, *present)
+        )
+
+    def deadline(self) -> float | None:
+        """Return when something is due, None if nothing is."""
+        while self._lost_at and not self._is_current(*self._lost_at[0]):
+            heapq.heappop(self._lost_at)
+        times = [self._lost_at[0][0]] if self._lost_at else []
+        if self._untold:
+            first = self._nodes[next(iter(self._untold))]
+            times.append(max(self._tell_at, first.tell_at))
+        if self._returned:
+            times.append(self._tell_at)
+        return min(times, default=None)
+
+    def news(self, now: float) -> list[str]:
+        """Return the lines for users that are due."""
+        if now < self._tell_at:
+            return []
+        due = list(takewhile(lambda node: now >= self._nodes[node].tell_at, self._untold))
+        silent = [self._nodes[node] for node in due]
+        lines = []
+        if silent:
+            for node in due:
+                del self._untold[node]
+            lines.append(group_messages.silent(
+                [each.host for each in silent], now - silent[0].since, self._lost_after_s
+            ))  # fmt: skip
+        if self._returned:
+            lines.append(
+                group_messages.heard_again(list(self._returned), max(self._returned.values()))
+            )
+            self._returned.clear()
+        if lines:
+            self._tell_at = now + _TELL_EVERY_S
+        return lines
+
+    def explain(self, now: float) -> str:
+        """Return in words which nodes are silent; empty if none is for long enough."""
+        long = [each for each in self._nodes.values() if now >= each.tell_at]
+        if not long:
+            return ""
+        hosts = [each.host for each in long]
+        return group_messages.silent(
+            hosts, now - min(each.since for each in long), self._lost_after_s
+        )
+
+    def _is_current(self, lost_at: float, node: str) -> bool:
+        return node in self._nodes and self.lost_at(node) == lost_at

@@ -1,0 +1,299 @@
+"""Which ranks are slower than the others, and for how long (--watch-slow-ranks).
+
+Ranks that train together all make the same steps; the slow one is the one for which the others
+wait. What counts is the share of the time in which a rank is *busy*: it does not wait for its peers
+in a collective. A rank that needs 20 % more time for its work is busy for 20 % more of the time
+than the others, however often they meet and whatever their way to exchange tensors costs. If the
+ranks report their steps and do not make equally many, a rank's busy time counts for a step.
+
+All nodes report equal windows (`NodePace`). In each window a rank is compared with the median of
+the others. It is slow if, over the last windows, most of the time, that is
+
+- at least 5 %,
+- beyond the noise: so many standard errors above 0, measured on its own windows, as the greatest of
+  as many equal ranks as there are would hardly reach,
+- beyond the spread of the others: where all ranks differ, none of them is the odd one out.
+
+What happens now and then, such as a checkpoint that rank 0 writes, is ignored. A rank is named when
+this has been so for several windows on end, and no longer named when it has been so for none of as
+many. Windows in which the job does not train don't count.
+"""
+
+from collections.abc import Iterable, Sequence
+from math import log, sqrt
+
+from relight.base.text import format_ranks, pluralize
+from relight.base.typed import NamedTuple
+from relight.core.group.messages import NodePace, SlowNode
+from relight.core.ranks import Place
+
+WINDOWS = 12
+"""So many windows are compared."""
+_PERSISTS = 12
+"""A rank has been slow, or not, for so many windows before that is told."""
+_LEAST = 0.05
+"""Ranks that are slower by less are not named."""
+_LOW = 0.4
+"""Not the median itself, but what so many windows are below: some may hold a checkpoint."""
+_LEAST_LOOKS = 10
+_MOST_WAITING = 0.97
+"""If most ranks wait longer in a window, nothing trains: one of them is in another phase."""
+_TO_DEVIATION = 1.4826
+"""From the median absolute deviation to the standard deviation of a normal distribution."""
+_ERROR_OF_MEDIAN = 1.2533
+"""The standard error of a median, in those of a mean."""
+_SPREADS = 2.0
+"""So many standard deviations of the others a slow rank is above them."""
+_OTHER_STEPS = 0.05, 3
+"""Ranks don't make the same steps if they differ by more than both this share and this number."""
+_MOST_NAMED = 4
+"""Most nodes in a line."""
+
+
+class Change(NamedTuple):
+    """The slow ranks, by node, and since when on the coordinator's clock."""
+
+    nodes: tuple[SlowNode, ...]
+    since: float
+
+
+class _NodeRanks(NamedTuple):
+    host: str
+    ranks: range
+
+
+class _GroupWindow(NamedTuple):
+    """By rank: the share of the time in which it waited, and how many steps it has done."""
+
+    waited: tuple[float, ...]
+    steps: tuple[int, ...]
+
+
+class PaceComparison:
+    """Compares the ranks of one generation.
+
+    Args:
+        nodes: the place of each node, in the order of their group ranks, and its host.
+    """
+
+    def __init__(self, nodes: Iterable[tuple[Place, str]]) -> None:
+        self._nodes = [
+            _NodeRanks(host, range(place.first_rank, place.first_rank + place.local_world_size))
+            for place, host in nodes
+        ]
+        size = sum(len(node.ranks) for node in self._nodes)
+        self._heard: dict[int, NodePace] = {}
+        self._windows: list[_GroupWindow] = []
+        self._steps_reported = False
+        self._streaks = [0] * size  # windows for which a rank has not been what it is called
+        self._since = [0.0] * size  # when the streak began
+        self._slow: dict[int, float] = {}  # the slow ranks, and since when
+        self._told: frozenset[int] = frozenset()
+        self._untold = 0  # windows since then
+
+    def hear(self, group_rank: int, pace: NodePace, now: float) -> Change | None:
+        """Take the report of a node; return the slow ranks if they have changed."""
+        if len(self._streaks) < 2:
+            return None
+        if {len(pace.looks), len(pace.waits), len(pace.steps)} != {
+            len(self._nodes[group_rank].ranks)
+        }:
+            return None
+        self._heard[group_rank] = pace
+        if len(self._heard) < len(self._nodes):
+            return None
+        paces = [pace for _, pace in sorted(self._heard.items())]
+        self._heard = {}
+        return self._compare(paces, now)
+
+    def _compare(self, paces: Sequence[NodePace], now: float) -> Change | None:
+        looks = [each for pace in paces for each in pace.looks]
+        steps = tuple(each for pace in paces for each in pace.steps)
+        if min(looks) < _LEAST_LOOKS:
+            return None  # frozen, or still starting
+        waits = [each for pace in paces for each in pace.waits]
+        waited = tuple(
+            min(max(wait, 0), look) / look for wait, look in zip(waits, looks, strict=True)
+        )
+        self._steps_reported = self._steps_reported or max(steps) > 0
+        if max(steps) <= 0 if self._steps_reported else _median(sorted(waited)) > _MOST_WAITING:
+            return None
+        self._windows = [*self._windows[-WINDOWS + 1 :], _GroupWindow(waited, steps)]
+        if len(self._windows) < WINDOWS:
+            return None
+        busy = self._busy()
+        slower = [_median(sorted(each)) for each in _beside_others(busy)]
+        self._count(slower, self._stand_out(busy), now)
+        return self._change(busy)
+
+    def _busy(self) -> list[list[float]]:
+        """Return the time in which each rank was busy, for a step, window by window."""
+        factors = self._time_for_a_step()
+        return [
+            [(1 - window.waited[rank]) * factor for window in self._windows]
+            for rank, factor in enumerate(factors)
+        ]
+
+    def _stand_out(self, busy: Sequence[Sequence[float]]) -> set[int]:
+        """Return the ranks that stand out, alone or as those of a node that does."""
+        found = set(_outliers(busy))
+        if 1 < len(self._nodes) < len(busy):
+            means = [
+                [sum(busy[rank][window] for rank in node.ranks) / len(node.ranks)
+                 for window in range(WINDOWS)]
+                for node in self._nodes
+            ]  # fmt: skip
+            for index in _outliers(means):
+                own = self._nodes[index].ranks
+                others = [rank for rank in range(len(busy)) if rank not in own]
+                found.update(r for r in own if _low(_above(busy, [r], others)) >= _LEAST / 2)
+        return found
+
+    def _time_for_a_step(self) -> list[float]:
+        """Return the time from a step to the next by rank, in those of the median rank; 1 where all
+        ranks make the same steps, or don't report them.
+        """
+        sums = [sum(column) for column in zip(*(w.steps for w in self._windows), strict=True)]
+        middle = _median(sorted(sums))
+        share, number = _OTHER_STEPS
+        if min(sums) <= 0 or max(sums) - min(sums) <= max(share * middle, number):
+            return [1.0] * len(sums)
+        return [middle / each for each in sums]
+
+    def _count(self, slower: Sequence[float], outliers: "set[int]", now: float) -> None:
+        """Count for how many windows each rank has been another than it is called."""
+        for rank, by in enumerate(slower):
+            differs = by < _LEAST / 2 if rank in self._slow else rank in outliers
+            self._streaks[rank] = self._streaks[rank] + 1 if differs else 0
+            if self._streaks[rank] == 1:
+                self._since[rank] = now
+            elif self._streaks[rank] == _PERSISTS:
+                self._streaks[rank] = 0
+                if self._slow.pop(rank, None) is None:
+                    self._slow[rank] = self._since[rank]
+
+    def _change(self, busy: Sequence[Sequence[float]]) -> Change | None:
+        """Return the slow ranks if that is to be told: soon, but not before the others that are
+        about to be called slow, so that the ranks of a node are told together.
+        """
+        ranks = frozenset(self._slow)
+        self._untold = self._untold + 1 if ranks != self._told else 0
+        if not self._untold or (any(self._streaks) and self._untold < _PERSISTS):
+            return None
+        self._told, self._untold = ranks, 0
+        nodes = [self._slow_node(node, busy) for node in self._nodes]
+        slow = tuple(node for node in nodes if node.ranks)
+        return Change(slow, min(self._slow.values(), default=0.0))
+
+    def _slow_node(self, node: _NodeRanks, busy: Sequence[Sequence[float]]) -> SlowNode:
+        """Return the slow ranks of a node, beside the ranks that are not slow."""
+        ranks = tuple(rank for rank in node.ranks if rank in self._slow)
+        others = [rank for rank in range(len(busy)) if rank not in self._slow]
+        is_whole = len(ranks) == len(node.ranks)
+        if not ranks or not others:
+            return SlowNode(node.host, ranks, is_whole, 0.0, 0.0)
+        waited = [
+            _median_of(shares, others) - _median_of(shares, ranks) for shares, _ in self._windows
+        ]
+        slower = _above(busy, ranks, others)
+        by, wait = (max(0.0, _median(sorted(each))) for each in (slower, waited))
+        return SlowNode(node.host, ranks, is_whole, by, wait)
+
+
+def _outliers(busy: Sequence[Sequence[float]]) -> list[int]:
+    """Return which of several ranks, or nodes, are slower than the others beyond all chance.
+
+    Args:
+        busy: for each, its time window by window.
+    """
+    slower = _beside_others(busy)
+    lows, medians = map(_low, slower), [_median(sorted(each)) for each in slower]
+    # The greatest of n equal ones is about sqrt(2 ln n) standard errors above the others.
+    errors = 1 + sqrt(2 * log(max(len(busy), 4)))
+    found = []
+    for index, by in enumerate(lows):
+        if by < _LEAST:
+            continue
+        error = _ERROR_OF_MEDIAN * _deviation(slower[index]) / sqrt(WINDOWS)
+        spread = _deviation([*medians[:index], *medians[index + 1 :]])
+        if by > errors * error and by > _SPREADS * spread:
+            found.append(index)
+    return found
+
+
+def _beside_others(busy: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return by which share each is above the median of the others, window by window."""
+    rows = [_beside_each_other(values) for values in zip(*busy, strict=True)]
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _beside_each_other(values: Sequence[float]) -> list[float]:
+    order = sorted(range(len(values)), key=values.__getitem__)
+    result = [0.0] * len(values)
+    for position, rank in enumerate(order):
+        others = _median([values[other] for other in _without(order, position)])
+        result[rank] = values[rank] / others - 1 if others > 0 else 0.0
+    return result
+
+
+def _without(order: Sequence[int], position: int) -> Sequence[int]:
+    """Return the two entries in the middle, or the one, of a sorted list that lacks an entry."""
+    left = len(order) - 1
+    middle = {(left - 1) // 2, left // 2}
+    return [order[each + (each >= position)] for each in sorted(middle)]
+
+
+def _above(
+    busy: Sequence[Sequence[float]], ranks: Sequence[int], others: Sequence[int]
+) -> list[float]:
+    """Return by which share some ranks are above others, window by window."""
+    pairs = ((_median_of(row, ranks), _median_of(row, others)) for row in zip(*busy, strict=True))
+    return [own / theirs - 1 if theirs > 0 else 0.0 for own, theirs in pairs]
+
+
+def _low(windows: Sequence[float]) -> float:
+    return sorted(windows)[int(_LOW * len(windows))]
+
+
+def _median_of(values: Sequence[float], ranks: Sequence[int]) -> float:
+    return _median(sorted(values[rank] for rank in ranks))
+
+
+def _median(ordered: Sequence[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def _deviation(values: Iterable[float]) -> float:
+    """Return the standard deviation as the median absolute deviation estimates it."""
+    ordered = sorted(values)
+    middle = _median(ordered)
+    return _TO_DEVIATION * _median(sorted(abs(value - middle) for value in ordered))
+
+
+def describe(nodes: Sequence[SlowNode], since: str) -> str:
+    """Return the slow ranks in one line.
+
+    Args:
+        nodes: as the coordinator tells them.
+        since: the time of day.
+    """
+    if not nodes:
+        return "no rank is slower than the others any more"
+    return "; ".join(_named(node, since) for node in nodes[:_MOST_NAMED]) + (
+        f"; and ranks on {pluralize(len(nodes) - _MOST_NAMED, 'more node')}"
+        if len(nodes) > _MOST_NAMED
+        else ""
+    )
+
+
+def _named(node: SlowNode, since: str) -> str:
+    several = len(node.ranks) > 1
+    if several and node.is_whole:
+        who = f"all ranks of {node.host}"
+    else:
+        who = f"{format_ranks(node.ranks)} on {node.host}"
+    text = f"{who} {'are' if several else 'is'} {node.slower:.0%} slower than the others"
+    if node.waited >= _LEAST / 2:
+        text += f": they wait for {'them' if several else 'it'} {node.waited:.0%} of the time"
+    return f"{text}, since {since}"

@@ -1,0 +1,428 @@
+"""Elects the coordinator among the hosts of an endpoint that lists several, by leases.
+
+Each host of the list has at most one elector: the agent that holds the endpoint's port there. The
+coordinator is the elector that holds unexpired votes of a majority of the hosts, and only while it
+does. If the number of hosts is even, half of them are a majority if they include the first host.
+
+    FOLLOWER     a coordinator was seen, or this elector has just started
+      | none was seen for `vote_s`                              -> CANDIDATE
+    CANDIDATE    asks the others whether they would vote for it (PROBE; the answer commits nobody).
+                 If a majority would, it waits a moment for each host with a lower number among
+                 them, then asks for votes
+      | it holds the votes of a majority                        -> COORDINATOR, BecomeCoordinator
+      | it hears a coordinator, or of one in an answer          -> FOLLOWER, votes are given back
+      | a lower candidate asks for votes or holds one, or 0.7 of `vote_s` (votes.ROUND) brought no
+        majority:
+        it gives its votes back and probes again
+    COORDINATOR  renews its votes four times in `vote_s`; no other host displaces it
+      | its votes expired                                       -> FOLLOWER
+
+How votes are given and counted is in `core/link/votes`. One-way links do no harm: a candidate asks
+for votes only after a majority has answered its probes.
+
+With `alone`, a host that has seen no coordinator for three times `vote_s` needs only its own vote.
+The user asks for that explicitly: two halves of a partitioned network may then both have a
+coordinator. When they meet again, the one without a majority steps down, or else the one with
+the higher number.
+
+Invariants (`check`): a coordinator's lease is valid; a host that asks for votes or coordinates has
+its own vote; a follower holds no votes. Over all hosts, without `alone`: two leases are never valid
+at once.
+
+If this process was suspended, its lease may have expired, and it notices that only in its next
+step: call `coordinates` before acting as the coordinator.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+
+from relight.base.typed import NamedTuple
+from relight.core.link.votes import (
+    ALONE,
+    LEAD,
+    MARGIN,
+    PROBE,
+    STAGGER,
+    VOTE,
+    Ballot,
+    Campaign,
+    Voter,
+    VoteRelease,
+    VoteReply,
+    VoteRequest,
+)
+from relight.events.event_types import Tick
+
+ALONE_AFTER = 3
+"""In `vote_s`: how long no coordinator was seen before one host may go on alone."""
+
+
+class ElectionState(Enum):
+    """The state of this host in the election."""
+
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"
+    COORDINATOR = "coordinator"
+
+
+class BallotReceived(NamedTuple):
+    """Event: a message came from another host of the list."""
+
+    message: Ballot
+
+
+Event = BallotReceived | Tick
+
+
+class SendBallot(NamedTuple):
+    """Effect: send a message to a host of the list; it may get lost."""
+
+    host: int
+    message: Ballot
+
+
+class BecomeCoordinator(NamedTuple):
+    """Effect: this host coordinates from now on, while `coordinates`."""
+
+
+Effect = SendBallot | BecomeCoordinator
+
+
+class _Sightings:
+    """When the other hosts, and a coordinator among them, were last seen alive.
+
+    Args:
+        now: the time; no coordinator was seen before.
+        vote_s: who was not seen for so long counts as gone.
+    """
+
+    def __init__(self, now: float, vote_s: float) -> None:
+        self.coordinator_at = now - vote_s
+        """When a coordinator was last alive, as far as this host knows."""
+        self._vote_s = vote_s
+        self._coordinator = -1
+        self._host_at: dict[int, float] = {}
+        self._heard = (-1, float("-inf"))
+        """The coordinator that this host itself heard, and when."""
+
+    def host(self, host: int, now: float) -> None:
+        """Note that a host lives."""
+        self._host_at[host] = now
+
+    def is_silent(self, host: int, now: float) -> bool:
+        """Return whether nothing was heard of a host for long enough."""
+        return now - self._host_at.get(host, float("-inf")) >= self._vote_s
+
+    def coordinator(self, now: float) -> int:
+        """Return the coordinator, -1 if none is known."""
+        return self._coordinator if now - self.coordinator_at < self._vote_s else -1
+
+    def heard(self, now: float) -> tuple[int, float]:
+        """Return the coordinator that this host itself has heard, -1 for none, and how many seconds
+        ago.
+        """
+        coordinator, at = self._heard
+        return (coordinator, now - at) if now - at < self._vote_s else (-1, 0.0)
+
+    def hear(self, coordinator: int, now: float) -> None:
+        """Note a coordinator that this host itself has heard."""
+        self._heard = (coordinator, now)
+
+    def see(self, coordinator: int, at: float) -> bool:
+        """Note a coordinator that was alive at a time; return whether that is news."""
+        if at < self.coordinator_at:
+            return False
+        self._coordinator, self.coordinator_at = coordinator, at
+        return True
+
+    def forget_coordinator(self) -> None:
+        """Forget the coordinator, as this host is elected."""
+        self._coordinator = -1
+        self._heard = (-1, float("-inf"))
+
+    def forget(self, host: int, now: float) -> None:
+        """Note that a host coordinates no longer, if it did."""
+        if self._heard[0] == host:
+            self._heard = (-1, float("-inf"))
+        if self._coordinator == host:
+            self._coordinator = -1
+            self.coordinator_at = min(self.coordinator_at, now - self._vote_s)
+
+
+class Election:
+    """The elector of one host.
+
+    Args:
+        hosts: the hosts of the endpoint, the same list in the same order everywhere.
+        me: the index of this one.
+        incarnation: random text of this process.
+        now: the time in this host's clock.
+        vote_s: how long a vote counts; equal everywhere.
+        alone: whether one host may take over without a majority.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        me: int,
+        incarnation: str,
+        now: float,
+        *,
+        vote_s: float = 1.0,
+        alone: bool = False,
+    ) -> None:
+        self.state = ElectionState.FOLLOWER
+        self.hosts = tuple(hosts)
+        self.me = me
+        self._incarnation = incarnation
+        self._vote_s = vote_s
+        self._may_stand_alone = alone
+        # With one host, no other candidate can have had its vote.
+        votes_from = now + vote_s if len(self.hosts) > 1 else now
+        self._voter = Voter(votes_from, vote_s)
+        self._campaign = Campaign(me, len(self.hosts), vote_s)
+        self._sightings = _Sightings(votes_from, vote_s)
+        self._listening_since = now
+        self._last_step = now
+        self._send_at = now
+        self._alone = False
+        self._led_by: set[str] = set()
+        """The processes that this host itself has heard coordinate, two at most."""
+        self._follows_another = False
+        """Whether a host that votes for this one has heard another process coordinate."""
+        self._effects: list[Effect] = []
+
+    @property
+    def follows_another(self) -> bool:
+        """Whether another process has coordinated before, as far as this host and its voters know.
+        Two majorities share a host, so one of them knows, unless it was restarted.
+        """
+        return bool(self._led_by) or self._follows_another
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event and return the effects.
+
+        Events that change nothing: messages of another list or to an earlier incarnation, requests
+        that were overtaken, answers to votes given back, a Tick too early.
+        """
+        self._effects = []
+        if now - self._last_step > 1.5 * self._vote_s:  # this process was suspended: listen first
+            self._listening_since = now
+        self._last_step = now
+        if self.state is ElectionState.COORDINATOR and self.lease_until() <= now:
+            self._step_down(now)
+        match event:
+            case BallotReceived(VoteRequest() as request) if self._is_other(request.candidate):
+                self._on_request(request, now)
+            case BallotReceived(VoteReply() as reply) if self._is_other(reply.voter):
+                if (reply.candidate, reply.incarnation) == (self.me, self._incarnation):
+                    self._on_reply(reply, now)
+            case BallotReceived(VoteRelease() as release) if self._is_other(release.candidate):
+                self._on_release(release, now)
+        self._advance(now)
+        return self._effects
+
+    def deadline(self) -> float:
+        """Return when the next Tick is due."""
+        if self.state is ElectionState.COORDINATOR:
+            return min(self._send_at, self.lease_until())
+        if self.state is ElectionState.CANDIDATE:
+            return self._send_at
+        return self._stands_at()
+
+    def coordinates(self, now: float) -> bool:
+        """Return whether this host is the coordinator at this moment."""
+        return self.state is ElectionState.COORDINATOR and now < self.lease_until()
+
+    def lease_until(self) -> float:
+        """Return until when this host holds enough votes; minus infinity if it does not."""
+        return self._campaign.own_until if self._alone else self._campaign.elected_until
+
+    def coordinator(self, now: float) -> int:
+        """Return the index of the coordinator, -1 if this host knows none."""
+        if self.coordinates(now):
+            return self.me
+        return self._sightings.coordinator(now)
+
+    def is_silent(self, host: int, now: float) -> bool:
+        """Return whether nothing was heard of another host for `vote_s`."""
+        return self._sightings.is_silent(host, now)
+
+    def explain(self, now: float) -> str:
+        """Return in words what this host is waiting for."""
+        known = self.coordinator(now)
+        if known == self.me:
+            by = " by its own vote alone" if self._alone else ""
+            return f"this host, {self.hosts[self.me]}, is the coordinator{by}"
+        if known >= 0:
+            return f"{self.hosts[known]} is the coordinator"
+        silent = [
+            host for i, host in enumerate(self.hosts) if i != self.me and self.is_silent(i, now)
+        ]
+        needed = _needed(self.hosts)
+        if silent:
+            return f"{needed}; no answer from {', '.join(silent)}"
+        left = self._voter.votes_from - now
+        if left > 0:
+            return f"{needed}; this host has just started and votes in {left:.1f} s"
+        return f"{needed}; all of them answer, and choose now"
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        is_coordinator = self.state is ElectionState.COORDINATOR
+        asking = self._campaign.is_asking
+        assert not asking or self.state is ElectionState.CANDIDATE
+        assert self._voter.is_for(self.me) == (asking or is_coordinator)
+        assert self._campaign.has_votes == (asking or is_coordinator)
+        assert not self._alone or (self._may_stand_alone and is_coordinator)
+        assert not is_coordinator or self._last_step < self.lease_until()
+        self._campaign.check(self._last_step)
+        assert self.deadline() > self._last_step
+
+    def _is_other(self, index: int) -> bool:
+        return 0 <= index < len(self.hosts) and index != self.me
+
+    def _on_request(self, request: VoteRequest, now: float) -> None:
+        candidate, incarnation, sent, stage = request
+        if not self._voter.is_news(request):
+            return
+        self._sightings.host(candidate, now)
+        if stage in (LEAD, ALONE):
+            if self._alone and (stage == LEAD or candidate < self.me):
+                self._step_down(now)
+            if len(self._led_by) < 2:
+                self._led_by.add(incarnation)
+            if self.state is not ElectionState.COORDINATOR:
+                self._sightings.hear(candidate, now)
+                self._see(candidate, now, now)
+        elif stage == VOTE and self._campaign.is_asking and candidate < self.me:
+            self._give_back(now)
+        leader, age_s = self._sightings.heard(now)
+        granted = self._voter.is_free_for(candidate, now) and leader in (-1, candidate)
+        if granted and stage != PROBE:
+            self._voter.give(request, now)
+        if self.state is ElectionState.COORDINATOR:
+            leader = self.me
+        holder = leader if leader >= 0 else self._voter.candidate(now)
+        reply = VoteReply(
+            self.me, candidate, incarnation, sent, stage, granted, holder, leader >= 0, age_s,
+            knows_another=bool(self._led_by - {incarnation}),
+        )  # fmt: skip
+        self._effects.append(SendBallot(candidate, reply))
+
+    def _on_reply(self, reply: VoteReply, now: float) -> None:
+        campaign, holder = self._campaign, reply.holder
+        is_coordinator = self.state is ElectionState.COORDINATOR
+        self._sightings.host(reply.voter, now)
+        if not campaign.add(reply, now):
+            return
+        self._follows_another |= reply.granted and reply.knows_another
+        if is_coordinator and reply.granted and self.lease_until() == campaign.own_until:
+            self._send_at = campaign.own_until + (0.25 - MARGIN) * self._vote_s
+        if reply.granted or is_coordinator or not self._is_other(holder):
+            return
+        if reply.leads:
+            self._see(holder, now - max(0.0, reply.age_s), now)
+        elif campaign.is_asking and holder < self.me:
+            self._give_back(now)
+
+    def _on_release(self, release: VoteRelease, now: float) -> None:
+        if self._voter.release(release):
+            self._sightings.host(release.candidate, now)
+            self._sightings.forget(release.candidate, now)
+
+    def _see(self, coordinator: int, at: float, now: float) -> None:
+        """Note a live coordinator, and stop being a candidate."""
+        is_news = self._sightings.see(coordinator, at)
+        if is_news and self.state is ElectionState.CANDIDATE and now - at < self._vote_s:
+            self._give_back(now)
+            self.state = ElectionState.FOLLOWER
+
+    def _advance(self, now: float) -> None:
+        """Do everything that is due."""
+        campaign = self._campaign
+        if self.state is ElectionState.FOLLOWER and now >= self._stands_at():
+            self.state = ElectionState.CANDIDATE
+            self._send_at = now
+        if self.state is ElectionState.CANDIDATE:
+            is_free = self._voter.is_free_for(self.me, now)
+            if not campaign.is_asking and campaign.is_ready(now, own_vote_is_free=is_free):
+                campaign.ask(now)
+                self._take_own_vote(now)
+                self._send_at = now
+            if campaign.is_asking:
+                if campaign.elected_until > now:
+                    self._become_coordinator()
+                elif campaign.has_failed(now):
+                    self._give_back(now)
+        if self.state is ElectionState.CANDIDATE and self._may_go_alone(now):
+            self._alone = True
+            self._take_own_vote(now)
+            self._become_coordinator()
+        elif self._alone and campaign.elected_until > now:
+            self._alone = False
+        if self.state is ElectionState.FOLLOWER or now < self._send_at:
+            return
+        stage = PROBE
+        if self.state is ElectionState.COORDINATOR:
+            stage = ALONE if self._alone else LEAD
+        elif campaign.is_asking:
+            stage = VOTE
+        if stage != PROBE:
+            self._take_own_vote(now)
+        self._send_at = now + self._vote_s / 10  # repeated until answered: packets get lost
+        self._tell_all(VoteRequest(self.me, self._incarnation, now, stage))
+
+    def _stands_at(self) -> float:
+        """Return when this host becomes a candidate if it sees no coordinator."""
+        return max(self._sightings.coordinator_at + self._vote_s, self._voter.votes_from)
+
+    def _may_go_alone(self, now: float) -> bool:
+        silent_since = max(self._sightings.coordinator_at, self._listening_since)
+        limit_s = (ALONE_AFTER + self.me * STAGGER) * self._vote_s
+        return (
+            self._may_stand_alone
+            and now >= silent_since + limit_s
+            and self._voter.is_free_for(self.me, now)
+        )
+
+    def _take_own_vote(self, now: float) -> None:
+        self._voter.give(VoteRequest(self.me, self._incarnation, now, VOTE), now)
+        self._campaign.add_own(now)
+
+    def _become_coordinator(self) -> None:
+        self.state = ElectionState.COORDINATOR
+        self._campaign.win()
+        self._send_at = self._last_step
+        self._sightings.forget_coordinator()
+        self._effects.append(BecomeCoordinator())
+
+    def _give_back(self, now: float) -> None:
+        """Return all votes and promises to their voters, including this host's own."""
+        if self._campaign.end(now):
+            self._voter.take_back(self.me)
+            self._tell_all(VoteRelease(self.me, self._incarnation, now))
+        self._send_at = now + self._vote_s / 10
+
+    def _step_down(self, now: float) -> None:
+        self.state = ElectionState.FOLLOWER
+        self._alone = False
+        self._give_back(now)
+        self._listening_since = now
+
+    def _tell_all(self, message: Ballot) -> None:
+        self._effects += [SendBallot(i, message) for i in range(len(self.hosts)) if i != self.me]
+
+
+def _needed(hosts: Sequence[str]) -> str:
+    count = len(hosts)
+    if count == 2:
+        return f"{hosts[0]}, the first of the 2 hosts of the endpoint, is needed to choose one"
+    if count % 2:
+        return (
+            f"{count // 2 + 1} of {count} hosts of the endpoint are needed to choose a coordinator"
+        )
+    return (
+        f"{count // 2} of {count} hosts of the endpoint with {hosts[0]}, or {count // 2 + 1}"
+        " without it, are needed to choose a coordinator"
+    )

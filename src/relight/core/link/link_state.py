@@ -1,0 +1,524 @@
+"""One agent's link to the coordinator of its job: its state, until when the workers here may run,
+when to try again.
+
+    SEEKING    no coordinator is known; the finder is asked where it is
+      | it is in this process                                  -> HOSTING
+      | a coordinator answers at the place that was found      -> JOINING
+      | none does for long enough, or all refuse this node     -> OVER, GiveUp
+    JOINING    connected; nothing yet says that the workers here may run
+      | the coordinator is now in this process                 -> HOSTING
+      | it confirms their generation, or forms one             -> CONNECTED, and their lease begins
+      | the connection ends, or no echo comes for too long     -> SEEKING
+    CONNECTED  each echo of a heartbeat renews the lease
+      | the coordinator is now in this process                 -> HOSTING
+      | the connection ends, or no echo comes for too long     -> SEEKING; the lease is not renewed
+      | no echo comes for a moment: the finder is asked again,
+      | and a second connection takes the place of the first,
+      | once a coordinator has answered over it                -> JOINING
+    HOSTING    the coordinator is in this process; the lease lasts as long as that is certain
+      | it coordinates no longer                               -> SEEKING, the lease is over
+    OVER       the agent has left, or has to give up
+
+TCP retransmits what a cut has swallowed after 0.2 s, 0.4 s and so on: after a cut of 8 s, a
+connection stays silent for 4.6 s more, while a new one opens immediately. Until then, datagrams
+show each end that the other is alive, but some firewalls drop them all, and messages need a
+connection.
+
+Once the coordinator has said that the job has ended, this node seeks no other one: the end of the
+connection, or of hosting, leads to OVER. Otherwise it could join another run of the job, and no
+workers would ever start here.
+
+Until when the workers may run follows from these states by the rules of `core/link/lease`.
+
+Invariants (`check`): there is a session in JOINING and CONNECTED, and in no other state; OVER is
+final. Deliberately not here: sockets, timers, names, the content of messages.
+"""
+
+from enum import Enum
+
+from relight.base.errors import EXIT_GROUP, EXIT_USAGE
+from relight.base.text import format_duration
+from relight.base.typed import NamedTuple
+from relight.core.link.lease import Lease, Refusal
+from relight.events.event_types import Tick
+
+RETRY_S = 0.2
+SLOW_RETRY_S = 1.0
+"""Delay before the next try if the peer said nothing, or turned this node away."""
+TURNED_AWAY_S = 30.0
+"""How long to try again after a coordinator turned this node away: it may belong to an earlier run
+of the job, with another token, which is about to end.
+"""
+_SHOW_TIMES = 5
+_SHOW_AFTER_S = 0.2
+"""Not immediately: the first datagram imports hashlib for its authentication code."""
+BURST_S = 0.05
+"""Seconds between heartbeats while the last one has no echo."""
+REDIAL_S = 1.5
+"""A connection without an echo for this long is replaced. There may be a new coordinator."""
+REDIAL_LIMIT_S = 2.0
+"""Time limit of a second connection before the next one: the peer may be far away, or busy."""
+STALL_S = 0.5
+"""If a timer of this process is later than this, an apparent silence may be its own fault."""
+LATE_INTERVALS = 1.6
+"""In heartbeat intervals. If an echo takes longer, packets may be lost, and TCP would delay later
+heartbeats: they are then sent as datagrams, too. A firewall may drop those, so the connection
+carries as many as before.
+"""
+FIRST_DATAGRAMS = 3
+"""How many datagrams are sent in a row when an echo is late. Where an echo takes 0.4 s, later ones
+come back after the shortest lease (1 s) is over; fewer might all be lost.
+"""
+FIRST_DATAGRAMS_S = 0.01
+"""Seconds between these."""
+
+
+class LinkState(Enum):
+    """The state of the link."""
+
+    SEEKING = "seeking"
+    JOINING = "joining"
+    CONNECTED = "connected"
+    HOSTING = "hosting"
+    OVER = "over"
+
+
+class LinkSettings(NamedTuple):
+    """The settings of the job that concern the link. Times in seconds.
+
+    `where` is the endpoint, as shown to users. `interval_s` is the time between heartbeats. A
+    coordinator that is silent for `lost_after_s` is lost. The agent gives up if it finds no
+    first coordinator within `seek_s`, or no new one within `join_timeout_s` of losing the last one.
+    """
+
+    where: str
+    interval_s: float
+    lease_s: float
+    lost_after_s: float
+    seek_s: float
+    join_timeout_s: float
+
+
+class Opened(NamedTuple):
+    """Event: a coordinator at this address has answered."""
+
+    peer: str
+
+
+class Heard(NamedTuple):
+    """Event: the coordinator sent a message. `lets_run`: it permits the workers here to run."""
+
+    lets_run: bool
+
+
+class Echoed(NamedTuple):
+    """Event: the echo of a heartbeat has come, over the connection or as a datagram."""
+
+    number: int
+    over_connection: bool = True
+
+
+class Broken(NamedTuple):
+    """Event: the connection has ended, or could not be made. `turned_away`: the coordinator refuses
+    this node. `stepped_down`: it said itself that it coordinates no longer.
+    """
+
+    reason: str
+    refusal: Refusal = Refusal.NOTHING
+    turned_away: bool = False
+    stepped_down: bool = False
+
+
+class SecondFailed(NamedTuple):
+    """Event: a second connection, beside one that is silent, did not lead to a coordinator: it was
+    refused, or who answers there knows of none.
+    """
+
+    refusal: Refusal
+
+
+class NothingFound(NamedTuple):
+    """Event: the finder has found no coordinator; ask again after `again_s`."""
+
+    reason: str
+    again_s: float = RETRY_S
+
+
+class Dialing(NamedTuple):
+    """Event: the finder has named an address, and a connection to it is being made."""
+
+
+class Hosting(NamedTuple):
+    """Event: the coordinator is in this process, for certain until then; repeated when extended."""
+
+    until: float
+
+
+class SteppedDown(NamedTuple):
+    """Event: the coordinator is in this process no longer; seek again after `again_s`."""
+
+    again_s: float = 0.0
+
+
+class JobOver(NamedTuple):
+    """Event: the coordinator said that the job has ended, for all nodes."""
+
+
+class Left(NamedTuple):
+    """Event: the agent is done with the job."""
+
+
+Event = (
+    Dialing
+    | Opened
+    | Heard
+    | Echoed
+    | Broken
+    | SecondFailed
+    | NothingFound
+    | Hosting
+    | SteppedDown
+    | JobOver
+    | Left
+    | Tick
+)
+
+
+class Seek(NamedTuple):
+    """Effect: ask the finder. `beside`: there is a connection; keep it until a coordinator answers
+    over another one, for which it has `REDIAL_LIMIT_S`.
+    """
+
+    beside: bool = False
+
+
+class SendHeartbeat(NamedTuple):
+    """Effect: send a heartbeat, over the connection, as a datagram, or both."""
+
+    number: int
+    over_connection: bool
+    as_datagram: bool
+
+
+class Disconnect(NamedTuple):
+    """Effect: close the connection, if there is one, without a message."""
+
+
+class LetWorkersRun(NamedTuple):
+    """Effect: the workers may run until then."""
+
+    until: float
+
+
+class CoordinatorLost(NamedTuple):
+    """Effect: the coordinator that this node was connected to is gone."""
+
+
+class Say(NamedTuple):
+    """Effect: print a message to the user."""
+
+    text: str
+
+
+class GiveUp(NamedTuple):
+    """Effect: this agent ends, with an exit code and the reason."""
+
+    exit_code: int
+    reason: str
+
+
+Effect = Seek | SendHeartbeat | Disconnect | LetWorkersRun | CoordinatorLost | Say | GiveUp
+
+
+class _Session:
+    """A connection to a coordinator, and the heartbeats that were sent over it."""
+
+    def __init__(self, peer: str, now: float) -> None:
+        self.peer = peer
+        self.opened_at = now
+        self.heard = False
+        """Whether a coordinator has sent a message, over this connection or the one before."""
+        self.late = 0
+        """How many heartbeats in a row were sent while the echo was late."""
+        self.over_connection_at = now
+        """When the last echo came over the connection."""
+        self.redial_at = now + REDIAL_S
+        self.datagrams_arrive = False
+        self._shown = 0
+        self._sent_at: dict[int, float] = {}
+        self._number = 0
+
+    def shows_address(self, now: float) -> bool:
+        """Return whether to send a datagram only to show the other end where they come from, and
+        to find out whether they arrive.
+        """
+        if (
+            self.datagrams_arrive
+            or self._shown >= _SHOW_TIMES
+            or now < self.opened_at + _SHOW_AFTER_S
+        ):
+            return False
+        self._shown += 1
+        return True
+
+    def send(self, now: float) -> int:
+        """Note a new heartbeat; return its number."""
+        self._number += 1
+        self._sent_at[self._number] = now
+        return self._number
+
+    def echo(self, number: int) -> float | None:
+        """Note an echo; return when the heartbeat was sent, None if a later one was echoed."""
+        sent_at = self._sent_at.get(number)
+        if sent_at is not None:
+            self._sent_at = {n: at for n, at in self._sent_at.items() if at > sent_at}
+        return sent_at
+
+
+class _Search:
+    """The search for a coordinator, from the loss of the last one until one is heard."""
+
+    def __init__(self, now: float) -> None:
+        self.since = now
+        self.turned_away = ""
+        """Why a coordinator turned this node away; empty once a coordinator accepts it."""
+        self.turned_away_since = now
+        self._said: set[str] = set()
+
+    def turn_away(self, reason: str, now: float) -> None:
+        """Note that a coordinator turned this node away."""
+        if not self.turned_away:
+            self.turned_away, self.turned_away_since = reason, now
+
+    def is_news(self, reason: str, now: float) -> bool:
+        """Return whether to print why the search goes on: each reason once, none in the first
+        second.
+        """
+        if reason in self._said or now - self.since < 1:
+            return False
+        self._said.add(reason)
+        return True
+
+
+class Link:
+    """The state machine of one agent's link.
+
+    Args:
+        settings: the settings of the job.
+        now: the time.
+    """
+
+    def __init__(self, settings: LinkSettings, now: float) -> None:
+        self.state = LinkState.SEEKING
+        self.settings = settings
+        self.echoed_at = float("-inf")
+        """Send time of the last heartbeat that has an echo."""
+        self._awake_at = float("-inf")
+        """Until when this process itself has slept."""
+        self._job_over = False
+        self._lease = Lease(settings.lease_s)
+        self._session: _Session | None = None
+        self._search = _Search(now)
+        self._due: float | None = now  # when to ask or send a heartbeat next
+        self._last = now
+        self._effects: list[Effect] = []
+
+    @property
+    def turned_away(self) -> str:
+        """Why a coordinator turned this node away; empty once a coordinator accepts it."""
+        return self._search.turned_away
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event and return the effects.
+
+        Events that change nothing: anything after OVER, an unknown echo, a Tick too early.
+        """
+        self._effects, self._last = [], now
+        if self.state is LinkState.OVER:
+            return []
+        leased_until, session = self._lease.until, self._session
+        match event:
+            case Opened(peer) if self.state not in (LinkState.HOSTING, LinkState.OVER):
+                self._open(peer, now)
+            case Heard(lets_run) if session is not None:
+                session.heard = True
+                if lets_run:
+                    self.state = LinkState.CONNECTED
+                    self._lease.confirm(self.echoed_at)
+            case Heard(lets_run) if self.state is LinkState.HOSTING and lets_run:
+                self._lease.confirm_here()
+            case Echoed(number, over_connection) if session is not None:
+                self._echo(session, number, over_connection=over_connection)
+            case Broken() if self.state is not LinkState.HOSTING:
+                self._break(event, now)
+            case SecondFailed(refusal) if session is not None:
+                session.redial_at = now + RETRY_S  # the network works
+                self._lease.on_refused_connection(refusal, now)
+            case Dialing() if self.state is LinkState.SEEKING:
+                self._due = None
+            case NothingFound(reason, again_s) if self.state is LinkState.SEEKING:
+                self._wait(reason, again_s, now)
+            case Hosting(until):
+                self._host(until, now)
+            case SteppedDown(again_s) if self.state is LinkState.HOSTING:
+                self._lease.stop_hosting(now)
+                if self._job_over:
+                    self._leave()
+                else:
+                    self.state, self._due = LinkState.SEEKING, now + again_s
+                    self._search = _Search(now)
+            case JobOver():
+                self._job_over = True
+            case Left():
+                self._leave()
+            case Tick() if self._due is not None and now >= self._due:
+                if session is not None:
+                    self._send_heartbeat(session, now)
+                elif self.state is LinkState.SEEKING:
+                    self._due = None  # until the finder answers, or the connection opens or fails
+                    self._effects.append(Seek())
+        if self._lease.until != leased_until:  # before `Seek`, which may call `step` again
+            self._effects.insert(0, LetWorkersRun(self._lease.until))
+        return self._effects
+
+    def deadline(self) -> float | None:
+        """Return when the next Tick is due, or None."""
+        return self._due
+
+    def explain(self, now: float) -> str:
+        """Return the state of the link in words."""
+        where = self.settings.where
+        match self.state:
+            case LinkState.SEEKING:
+                waited = format_duration(now - self._search.since)
+                return f"looking for the coordinator at {where} for {waited}"
+            case LinkState.JOINING:
+                return "the coordinator has not yet confirmed that workers may run here"
+            case LinkState.CONNECTED:
+                return f"connected to the coordinator, heard {now - self.echoed_at:.1f} s ago"
+            case LinkState.HOSTING:
+                return "this node coordinates the group"
+            case LinkState.OVER:
+                return "this node has left the job"
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        connected = self.state in (LinkState.JOINING, LinkState.CONNECTED)
+        assert connected == (self._session is not None)
+        if connected:
+            assert self._due is not None
+            assert self.echoed_at <= self._last
+        if self.state in (LinkState.HOSTING, LinkState.OVER):
+            assert self._due is None
+        if self._job_over:
+            assert self.state is not LinkState.SEEKING
+        if self.state is not LinkState.OVER:
+            self._lease.check(self._last, hosting=self.state is LinkState.HOSTING)
+
+    def _wait(self, reason: str, seconds: float, now: float) -> None:
+        """Ask again after `seconds`, or give up; print a new reason."""
+        settings, search = self.settings, self._search
+        waited = now - search.since
+        if search.turned_away and now - search.turned_away_since > TURNED_AWAY_S:
+            text = f"the coordinator at {settings.where} refuses this node: {search.turned_away}"
+            self._give_up(EXIT_USAGE, text)
+            return
+        ever = self.echoed_at > float("-inf")
+        if waited > (settings.join_timeout_s if ever else settings.seek_s):
+            text = f"no coordinator at {settings.where} for {format_duration(waited)}: {reason}"
+            if search.turned_away and search.turned_away not in reason:
+                text += f"; the last one that answered refused this node: {search.turned_away}"
+            self._give_up(EXIT_GROUP, text)
+            return
+        if search.is_news(reason, now):
+            self._effects.append(Say(f"waiting for the coordinator at {settings.where}: {reason}"))
+        self._due = now + seconds
+
+    def _give_up(self, exit_code: int, reason: str) -> None:
+        # Only the agent leaves: the workers may run to the end of their lease.
+        self.state, self._due = LinkState.OVER, None
+        self._effects.append(GiveUp(exit_code, reason))
+
+    def _leave(self) -> None:
+        self.state, self._due, self._session = LinkState.OVER, None, None
+        self._effects.append(Disconnect())
+
+    def _open(self, peer: str, now: float) -> None:
+        self.state = LinkState.JOINING
+        before, session = self._session, _Session(peer, now)
+        # One beside another goes on with that: if it breaks at once, a coordinator was lost.
+        session.heard = before is not None and before.heard
+        self._session = session
+        self.echoed_at = now
+        self._lease.on_unconfirmed_coordinator()
+        self._search.turned_away = ""
+        self._send_heartbeat(session, now)
+
+    def _break(self, event: Broken, now: float) -> None:
+        if self._job_over:
+            self._leave()
+            return
+        reason, refusal, turned_away, stepped_down = event
+        session, self._session = self._session, None
+        self.state, self._due = LinkState.SEEKING, None
+        self._lease.on_refused_connection(refusal, now)
+        if turned_away:
+            self._search.turn_away(reason, now)
+        if session is not None and session.heard:
+            self._search = _Search(now)
+            lost = f"lost the coordinator at {session.peer}: {reason}; reconnecting"
+            self._effects += [Say(lost), CoordinatorLost()]
+            if now - session.opened_at >= SLOW_RETRY_S:
+                self._effects.append(Seek())
+            else:  # it may close the next connection as early
+                self._due = now + RETRY_S
+        else:
+            mute = session is not None and not stepped_down
+            self._wait(reason, SLOW_RETRY_S if turned_away or mute else RETRY_S, now)
+
+    def _host(self, until: float, now: float) -> None:
+        if self.state is LinkState.HOSTING:
+            self._lease.host(until)
+            return
+        self.state, self._due, self._session = LinkState.HOSTING, None, None
+        self._lease.begin_hosting(until, now)
+        self._effects.append(Disconnect())
+
+    def _send_heartbeat(self, session: _Session, now: float) -> None:
+        settings = self.settings
+        if self._due is not None and now > self._due + STALL_S:
+            # Whether it was silent is not known. It has twice the patience in all.
+            self._awake_at = min(now, self.echoed_at + settings.lost_after_s)
+        silent_s = now - self.echoed_at
+        if now - max(self.echoed_at, self._awake_at) > settings.lost_after_s:
+            self._effects.append(Disconnect())
+            self._break(Broken(f"no heartbeat from it for {silent_s:.1f} s"), now)
+            return
+        redial_at = max(session.redial_at, session.over_connection_at + REDIAL_S)
+        if now >= redial_at and not self._job_over:
+            session.redial_at = now + REDIAL_LIMIT_S
+            self._effects.append(Seek(beside=True))
+        late = silent_s > settings.interval_s * LATE_INTERVALS
+        if session.shows_address(now):
+            show = SendHeartbeat(session.send(now), over_connection=False, as_datagram=True)
+            self._effects.append(show)
+        session.late = session.late + 1 if late else 0
+        number = session.send(now)
+        is_regular = not late or number % max(1, round(settings.interval_s / BURST_S)) == 0
+        self._effects.append(SendHeartbeat(number, is_regular, as_datagram=late))
+        if late:
+            self._due = now + (FIRST_DATAGRAMS_S if session.late < FIRST_DATAGRAMS else BURST_S)
+        else:
+            self._due = now + settings.interval_s
+
+    def _echo(self, session: _Session, number: int, *, over_connection: bool) -> None:
+        if over_connection:
+            session.over_connection_at = self._last
+        else:
+            session.datagrams_arrive = True
+        sent_at = session.echo(number)
+        if sent_at is None:
+            return
+        self.echoed_at = max(self.echoed_at, sent_at)
+        if self.state is LinkState.CONNECTED:
+            self._lease.renew(self.echoed_at)

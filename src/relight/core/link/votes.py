@@ -1,0 +1,245 @@
+"""Votes with a time limit: the one that a host gives, and those that it receives.
+
+A host votes for one candidate at a time; its vote binds it for `vote_s` from when it received the
+request. The candidate counts on the vote for a tenth less, and from when it *sent* the request. So
+for the candidate the vote expires first. That needs no common clock, only clocks of about the same
+speed. A restarted host does not know its earlier votes, so it votes for nobody during its first
+`vote_s`. Therefore no two hosts hold unexpired votes of a majority at once.
+"""
+
+from collections.abc import Collection
+
+from relight.base.typed import NamedTuple
+
+MARGIN = 0.9
+"""The part of a vote's time that its candidate counts on."""
+STAGGER = 0.3
+"""In `vote_s`: how long a candidate waits for each lower-numbered candidate."""
+ROUND = 0.7
+"""In `vote_s`: how long a candidate asks for votes before it gives them back."""
+
+PROBE, VOTE, LEAD, ALONE = "probe", "vote", "lead", "alone"
+"""Kinds of requests. A candidate asks `would you vote for me` (PROBE) and `vote for me` (VOTE); a
+coordinator renews votes, elected by a majority (LEAD) or by its own vote only (ALONE). All but a
+probe bind the voter.
+"""
+
+
+class VoteRequest(NamedTuple):
+    """A candidate or the coordinator asks for a vote. `sent` is in its own clock.
+
+    `incarnation` is random and belongs to one process alone.
+    """
+
+    candidate: int
+    incarnation: str
+    sent: float
+    stage: str
+
+
+class VoteReply(NamedTuple):
+    """The answer; `candidate`, `incarnation`, `sent` and `stage` are copied from the request.
+
+    If `leads`, `holder` is a coordinator that the voter itself heard `age_s` seconds ago. Otherwise
+    it is the candidate that has its vote, -1 for none. `knows_another`: the voter has heard another
+    process than the candidate coordinate.
+    """
+
+    voter: int
+    candidate: int
+    incarnation: str
+    sent: float
+    stage: str
+    granted: bool
+    holder: int
+    leads: bool
+    age_s: float
+    knows_another: bool = False
+
+
+class VoteRelease(NamedTuple):
+    """A candidate gives back all votes for requests sent up to `sent`."""
+
+    candidate: int
+    incarnation: str
+    sent: float
+
+
+Ballot = VoteRequest | VoteReply | VoteRelease
+
+
+class Voter:
+    """The vote that this host gives. This host needs its own vote, too, to become coordinator.
+
+    Args:
+        votes_from: it votes for nobody before that time.
+        vote_s: how long a vote counts.
+    """
+
+    def __init__(self, votes_from: float, vote_s: float) -> None:
+        self.votes_from = votes_from
+        self._vote_s = vote_s
+        self._given: VoteRequest | None = None
+        """The request that has the vote."""
+        self._until = float("-inf")
+        """Until when, in this host's clock."""
+        self._latest: dict[int, tuple[str, float]] = {}
+        """The last request of each candidate: its incarnation and when it was sent."""
+
+    def is_news(self, request: VoteRequest) -> bool:
+        """Note a request; return False for an outdated or repeated one."""
+        candidate, incarnation, sent, _ = request
+        last = self._latest.get(candidate)
+        if last is not None and last[0] == incarnation and sent <= last[1]:
+            return False
+        self._latest[candidate] = (incarnation, sent)
+        return True
+
+    def is_free_for(self, candidate: int, now: float) -> bool:
+        """Return whether the vote can go to a candidate."""
+        return now >= self.votes_from and self.candidate(now) in (-1, candidate)
+
+    def is_for(self, candidate: int) -> bool:
+        """Return whether a candidate has the vote, or was the last to have it."""
+        return self._given is not None and self._given.candidate == candidate
+
+    def candidate(self, now: float) -> int:
+        """Return the candidate that has the vote, -1 for none."""
+        return self._given.candidate if self._given is not None and now < self._until else -1
+
+    def give(self, request: VoteRequest, now: float) -> None:
+        """Vote for a candidate."""
+        self._given, self._until = request, now + self._vote_s
+
+    def take_back(self, candidate: int) -> None:
+        """Take the vote back if a candidate has it."""
+        if self.is_for(candidate):
+            self._given = None
+
+    def release(self, release: VoteRelease) -> bool:
+        """Take a released vote back; return whether the candidate has sent no request since."""
+        candidate, incarnation, sent = release
+        given = self._given
+        if given is not None and given[:2] == (candidate, incarnation) and given.sent <= sent:
+            self._given = None
+        last = self._latest.get(candidate)
+        return last is not None and last[0] == incarnation and last[1] <= sent
+
+
+class Campaign:
+    """The promises of votes for this host, the votes, and how long it has asked for them.
+
+    Args:
+        me: the index of this host.
+        hosts: how many hosts vote.
+        vote_s: how long a vote counts.
+    """
+
+    def __init__(self, me: int, hosts: int, vote_s: float) -> None:
+        self._me = me
+        self._hosts = hosts
+        self._vote_s = vote_s
+        self._promised_at: dict[int, float] = {}
+        """Who would vote for this host, and when it was asked."""
+        self._ready_since: float | None = None
+        """When a majority had promised its votes."""
+        self._asking_since: float | None = None
+        self._until: dict[int, float] = {}
+        """Who votes for this host, and until when that counts."""
+        self._void_until = float("-inf")
+        """Answers to requests sent up to then are ignored: their votes were given back."""
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether it asks for votes, and is not elected yet."""
+        return self._asking_since is not None
+
+    @property
+    def has_votes(self) -> bool:
+        """Whether this host has votes, its own or others."""
+        return bool(self._until)
+
+    @property
+    def own_until(self) -> float:
+        """Until when this host's own vote counts."""
+        return self._until[self._me]
+
+    @property
+    def elected_until(self) -> float:
+        """Until when the votes of a majority count; minus infinity if they are too few."""
+        voters: set[int] = set()
+        for until, voter in sorted(((u, v) for v, u in self._until.items()), reverse=True):
+            voters.add(voter)
+            if is_majority(voters, self._hosts):
+                return until
+        return float("-inf")
+
+    def is_ready(self, now: float, *, own_vote_is_free: bool) -> bool:
+        """Return whether to ask for votes: a majority has promised them, and each lower-numbered
+        host had its chance.
+        """
+        fresh = {v for v, at in self._promised_at.items() if now - at < ROUND * self._vote_s}
+        if not (own_vote_is_free and is_majority({*fresh, self._me}, self._hosts)):
+            self._ready_since = None
+            return False
+        if self._ready_since is None:
+            self._ready_since = now
+        lower = sum(1 for voter in fresh if voter < self._me)
+        return now >= self._ready_since + lower * STAGGER * self._vote_s
+
+    def ask(self, now: float) -> None:
+        """Begin to ask for votes."""
+        self._asking_since = now
+        self._ready_since = None
+        self._promised_at.clear()
+
+    def has_failed(self, now: float) -> bool:
+        """Return whether it has asked for votes for long enough."""
+        since = self._asking_since
+        return since is not None and now >= since + ROUND * self._vote_s
+
+    def add_own(self, now: float) -> None:
+        """Count this host's own vote, given now."""
+        self._until[self._me] = now + MARGIN * self._vote_s
+
+    def add(self, reply: VoteReply, now: float) -> bool:
+        """Count another host's answer; return False if it came too late to count."""
+        voter, sent = reply.voter, reply.sent
+        if not self._void_until < sent <= now:
+            return False
+        if reply.stage == PROBE:
+            if reply.granted:
+                self._promised_at[voter] = max(sent, self._promised_at.get(voter, sent))
+            else:
+                self._promised_at.pop(voter, None)
+        elif reply.granted and self._until:
+            until = sent + MARGIN * self._vote_s
+            self._until[voter] = max(until, self._until.get(voter, until))
+        return True
+
+    def win(self) -> None:
+        """Note that this host is elected."""
+        self._asking_since = None
+
+    def end(self, now: float) -> bool:
+        """Give up all votes and promises; return whether there were votes."""
+        had_votes = bool(self._until)
+        self._promised_at.clear()
+        self._ready_since = None
+        if had_votes:
+            self._until.clear()
+            self._asking_since = None
+            self._void_until = now
+        return had_votes
+
+    def check(self, now: float) -> None:
+        """Assert the invariants."""
+        assert self._until or not self.is_asking
+        assert (self._me in self._until) == bool(self._until)
+        assert max(self._until.values(), default=now) <= now + MARGIN * self._vote_s
+
+
+def is_majority(voters: Collection[int], hosts: int) -> bool:
+    """Return whether votes of these hosts are a majority: two majorities always share a host."""
+    twice = 2 * len(voters)
+    return twice > hosts or (twice == hosts and 0 in voters)

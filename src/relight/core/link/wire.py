@@ -1,0 +1,152 @@
+"""Encodes and decodes messages between agents and their coordinator.
+
+Each side first sends the line `relight 3`: the name and the version of the protocol. A peer with
+another version is refused, and told why. A version of relight may add fields with defaults, and
+messages that are only sent to peers whose hello says that they know them (`relays`, `answers`);
+anything else raises `PROTOCOL`. Frames follow:
+a length of 4 bytes (big-endian) and that many bytes of JSON, one object whose key `type` names the
+message. Nothing else is ever decoded: no pickle, no classes, no references. Frames above the limit,
+invalid JSON and other values are `Malformed`, and end the connection.
+
+The first byte of a stream shows the client: 0 is a client of torch's TCPStore, 0x16 is TLS.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+
+from relight import __version__
+from relight.base.fields import Malformed, Message, decode
+
+PROTOCOL = 3
+GREETING = b"relight %d\n" % PROTOCOL
+MAX_FRAME = 4 * 1024 * 1024
+"""Bytes of the largest frame: enough for a failure report of many ranks."""
+MAX_HELLO = 4 * 1024
+"""Bytes of the largest frame from a peer that has not proved its identity."""
+
+_NAME = b"relight "
+_MAX_GREETING = 16
+_MAX_VERSION = 40
+_length = struct.Struct(">I")
+
+
+class OtherVersion(Malformed):
+    """The peer speaks another version of the protocol."""
+
+
+def body_of(message: Message, limit: int = MAX_FRAME) -> bytes:
+    """Return the JSON of a message.
+
+    Raises:
+        ValueError: the message is too large, or contains a number that JSON can't express.
+    """
+    body = _encode(message).encode()
+    if len(body) > limit:
+        raise ValueError(f"a message of {len(body)} bytes is above the limit of {limit}")
+    return body
+
+
+def frame(payload: bytes) -> bytes:
+    """Return the frame around a payload."""
+    return _length.pack(len(payload)) + payload
+
+
+def encode(message: Message) -> bytes:
+    """Return the frame of a message.
+
+    Raises:
+        ValueError: as for `body_of`.
+    """
+    return frame(body_of(message))
+
+
+class Decoder:
+    """Cuts a stream of bytes into messages.
+
+    Args:
+        limit: bytes of the largest frame to accept; may be raised once the peer is authenticated.
+
+    Attributes:
+        unseal: turns the payload of a frame into JSON, or raises `Malformed`. If set between two
+            messages, it applies to those that follow.
+        body: the JSON of the last message.
+    """
+
+    def __init__(self, limit: int = MAX_HELLO) -> None:
+        self.limit = limit
+        self.unseal: Callable[[bytes], bytes] | None = None
+        self.body = b""
+        self._buffer = bytearray()
+        self._greeted = False
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Yield the messages that `data` completes, each under the limits at that moment.
+
+        Raises:
+            Malformed: the peer does not speak this protocol. The stream is then useless.
+        """
+        buffer = self._buffer
+        buffer += data
+        if not self._greeted:
+            self._greeted = _cut_greeting(buffer)
+        while self._greeted and len(buffer) >= 4:
+            (length,) = _length.unpack_from(buffer)
+            if length > self.limit:
+                raise Malformed(f"a frame of {length} bytes is above the limit of {self.limit}")
+            if len(buffer) - 4 < length:
+                return
+            payload = bytes(buffer[4 : 4 + length])
+            del buffer[: 4 + length]
+            self.body = payload if self.unseal is None else self.unseal(payload)
+            yield parse(self.body)
+
+
+def _cut_greeting(buffer: bytearray) -> bool:
+    """Remove the first line from the buffer; return whether it was complete."""
+    if buffer.startswith(GREETING):
+        del buffer[: len(GREETING)]
+        return True
+    if GREETING.startswith(buffer):
+        return False
+    start = bytes(buffer[:_MAX_GREETING])
+    if start.startswith(_NAME):
+        version, newline, _ = start[len(_NAME) :].partition(b"\n")
+        if version.isdigit() and newline:
+            name = _version_in(buffer[len(_NAME) + len(version) + 1 :])
+            theirs = f"relight {name}" if name else "another version of relight"
+            raise OtherVersion(
+                f"it runs {theirs} (protocol {version.decode()}), this node relight {__version__} "
+                f"(protocol {PROTOCOL}); install the same version on all nodes"
+            )
+        if (version.isdigit() or not version) and len(start) < _MAX_GREETING:
+            return False
+    if start[0] in (0x15, 0x16):
+        raise Malformed("it uses TLS, and this side does not (tls_cert, tls_key, tls_ca)")
+    raise Malformed(f"it began with {start!r}")
+
+
+def _version_in(data: bytes | bytearray) -> str:
+    """Return the version of relight in a hello, as far as one has come; empty if it has none."""
+    try:
+        (length,) = _length.unpack_from(data)
+        name = parse(bytes(data[4 : 4 + min(length, MAX_HELLO)])).get("version")
+    except (struct.error, Malformed):
+        return ""
+    fits = isinstance(name, str) and name.isprintable() and len(name) <= _MAX_VERSION
+    return str(name) if fits else ""
+
+
+def parse(body: bytes) -> Message:
+    """Parse the body of a frame as a message.
+
+    Raises:
+        Malformed: it is not a message.
+    """
+    message = decode(body)
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise Malformed("not an object with a type")
+    return message
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode

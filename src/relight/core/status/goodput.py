@@ -1,0 +1,392 @@
+"""Where the time of a job goes: the wall time of each generation, split into phases, from the
+events of one agent.
+
+    rendezvous  from the end of the last generation's workers, or the job's beginning, until the
+                generation is formed
+    spawn       until all workers of the node have been started
+    imports     until the first worker of the job connects to the store (init_process_group)
+    init        until all workers of the job have
+    first_step  until a worker first calls relight.worker.progress
+    productive  until a failure, the order to stop, or the end of the last worker
+    lost        the part of that after the last checkpoint (--checkpoints), if the generation ended
+                before its workers were done
+    detect      from a failure until it is noticed
+    teardown    until all workers have exited
+
+A phase is None where nothing tells when it ended, and its time is in `unknown` then: imports and
+init without init_process_group, or where the store is on another node; first_step and productive
+without progress(). `lost` needs --checkpoints. `detect` is known for failures of this node.
+"""
+
+from relight.base.text import format_duration, pluralize
+from relight.base.typed import Any, NamedTuple
+from relight.events.event_types import (
+    CheckpointFound,
+    Ended,
+    Event,
+    FailureNoticed,
+    Formed,
+    GroupStopped,
+    NotRestarting,
+    SignalReceived,
+    SpawnerLost,
+    StepsReported,
+    StoreReached,
+    WorkerExited,
+    WorkerStarted,
+)
+
+_SHORT_S = 60.0
+"""Nobody asks where the time of a shorter job goes, if its steps are not known."""
+_MOST_SHOWN = 20
+"""Generations and nodes in an account."""
+_MOST_HOSTS = 1000
+_WORDS = {
+    "productive": "productive", "lost": "lost since the last checkpoint", "detect": "detect",
+    "teardown": "teardown", "rendezvous": "rendezvous", "spawn": "spawn", "imports": "imports",
+    "init": "init", "first_step": "first step", "unknown": "unknown",
+}  # fmt: skip
+
+
+class Phases(NamedTuple):
+    """Seconds of each phase; None where that is not known, and the time is in `unknown`, except for
+    `lost` and `detect`: their time is in `productive` then.
+    """
+
+    rendezvous: float | None = None
+    spawn: float | None = None
+    imports: float | None = None
+    init: float | None = None
+    first_step: float | None = None
+    productive: float | None = None
+    lost: float | None = None
+    detect: float | None = None
+    teardown: float | None = None
+    unknown: float = 0.0
+
+
+class GenerationPhases(NamedTuple):
+    """The phases of one generation."""
+
+    generation: int
+    phases: Phases
+
+
+class NodeFailures(NamedTuple):
+    """How often the job failed because of a node, and the time that workers ran for each time."""
+
+    host: str
+    failures: int
+    mtbf_s: float
+
+
+class Account(NamedTuple):
+    """Where the time has gone so far, as one agent knows it.
+
+    Times are in seconds. `goodput` is the productive share of the wall time, None if no worker has
+    called progress(); `is_most`: it is that at most, as what was lost with failures is not known.
+    `mttr_s` is the mean time from a failure until `repaired_by` of the next generation: first_step,
+    init or spawn, what the events tell. `mtbf_s` is the time that workers ran, for each failure.
+    `nodes` are those with the most failures, 20 at most; `latest` are the last 20 generations.
+    """
+
+    wall_s: float
+    total: Phases
+    goodput: float | None
+    is_most: bool
+    generations: int
+    failures: int
+    mttr_s: float | None
+    repaired_by: str
+    mtbf_s: float | None
+    nodes: tuple[NodeFailures, ...]
+    latest: tuple[GenerationPhases, ...]
+
+
+class _Generation:
+    """What is known of one generation; times are None until then.
+
+    Args:
+        formed: its event.
+        at: when that was.
+        since: when the workers before it had ended, or the job began.
+        failed_before: when the one before it failed; None if it did not.
+    """
+
+    def __init__(
+        self, formed: Formed, at: float, since: float, failed_before: float | None
+    ) -> None:
+        self.formed, self.formed_at = formed, at
+        self.since, self.failed_before = since, failed_before
+        self.started: float | None = None
+        self.reached: float | None = None
+        self.met: float | None = None
+        self.first: float | None = None
+        self.checkpoint: float | None = None
+        self.failed: float | None = None
+        self.noticed: float | None = None
+        self.is_of_user = False
+        """Whether a signal to the agent has ended it."""
+        self.running = 0
+        self.exited: float | None = None
+
+    @property
+    def ended(self) -> float | None:
+        """When its last worker has exited."""
+        return None if self.running else self.exited
+
+    def take(self, event: Event, t: float, time: float) -> None:
+        """Take an event of it."""
+        match event:
+            case WorkerStarted():
+                self.started, self.running = t, self.running + 1
+            case StoreReached(workers=workers, world_size=world_size):
+                self.reached = t if self.reached is None else self.reached
+                self.met = t if workers >= world_size else self.met
+            case StepsReported(first=first):
+                self.first = first
+            case CheckpointFound(saved=saved):
+                self.checkpoint = t - (time - saved)
+            case FailureNoticed(after_s=after_s):
+                self._notice(t)
+                if self.failed is None and self.noticed is not None and not self.is_of_user:
+                    self.failed = min(t - after_s, self.noticed)
+            case WorkerExited(exitcode=exitcode):
+                if exitcode:
+                    self._notice(t)
+                self.running, self.exited = self.running - 1, t
+            case SignalReceived():
+                self.is_of_user = self.noticed is None
+                self._notice(t)
+            case GroupStopped() | SpawnerLost():
+                self._notice(t)
+
+    def _notice(self, t: float) -> None:
+        """Note a failure or an order to stop; workers that have ended are not concerned."""
+        if self.noticed is None and self.ended is None:
+            self.noticed = t
+
+    def worked_until(self, now: float) -> float:
+        """Return when its workers failed, were stopped, or ended; `now` while they run."""
+        known = (self.failed, self.noticed, self.ended, now)
+        return next(at for at in known if at is not None)
+
+    def ran_s(self, now: float) -> float:
+        """Return for how long its workers have run."""
+        return 0.0 if self.started is None else max(0.0, self.worked_until(now) - self.started)
+
+    def repair(self) -> tuple[float, str] | None:
+        """Return how long it took from the failure before it until its workers went on with the
+        work, and by which phase that is known.
+        """
+        if self.failed_before is not None:
+            marks = ((self.first, "first_step"), (self.met, "init"), (self.started, "spawn"))
+            for at, phase in marks:
+                if at is not None:
+                    return at - self.failed_before, phase
+        return None
+
+    def phases(self, now: float, *, knows_checkpoints: bool) -> Phases:
+        """Return its phases until `now`."""
+        until = self.worked_until(now)
+        found = {"rendezvous": self.formed_at - self.since}
+        at, unknown, is_told = self.formed_at, 0.0, True
+        marks = (self.started, self.reached, self.met, self.first)
+        for phase, mark in zip(("spawn", "imports", "init", "first_step"), marks, strict=True):
+            if mark is None:
+                is_told = False
+                continue
+            mark = max(at, min(mark, until))
+            if is_told:
+                found[phase] = mark - at
+            else:
+                unknown += mark - at  # this phase and those before it can't be told apart
+            at, is_told = mark, True
+        if self.first is None:
+            unknown += until - at
+        else:
+            lost = 0.0
+            if self.noticed is not None and knows_checkpoints:
+                saved = at if self.checkpoint is None else max(at, self.checkpoint)
+                lost = until - min(saved, until)
+            if self.noticed is None or knows_checkpoints:
+                found["lost"] = lost
+            found["productive"] = until - at - lost
+        if self.failed is not None and self.noticed is not None:
+            found["detect"] = self.noticed - self.failed
+        end = self.noticed if self.noticed is not None else self.ended
+        if end is not None:
+            found["teardown"] = max(0.0, now - end)
+        return Phases(**found, unknown=unknown)
+
+
+class Ledger:
+    """Keeps the account of one agent's job.
+
+    Args:
+        began: when the agent began, on the clock of the events.
+        knows_checkpoints: whether the events tell of checkpoints (--checkpoints).
+    """
+
+    def __init__(self, began: float, *, knows_checkpoints: bool) -> None:
+        self._began = began
+        self._knows_checkpoints = knows_checkpoints
+        self._generation: _Generation | None = None
+        self._ended_at: float | None = None
+        self._total = Phases()
+        self._latest: list[GenerationPhases] = []
+        self._generations = 0
+        self._ran_s = 0.0
+        self._failures = 0
+        self._by_host: dict[str, int] = {}
+        self._repairs = 0
+        self._repairs_s = 0.0
+        self._repaired_by = ""
+
+    def step(self, event: Event, t: float, time: float) -> None:
+        """Take an event; none counts after the end of the job.
+
+        Args:
+            event: the event.
+            t: when, on the monotonic clock, in seconds.
+            time: the same in seconds since 1970.
+        """
+        if self._ended_at is not None:
+            return
+        now = self._generation
+        match event:
+            case Formed():
+                self._begin(event, t)
+            case NotRestarting(failed_host=host):
+                self._count_failure(host)
+            case Ended():
+                self._ended_at = t
+            case _ if now is not None:
+                now.take(event, t, time)
+
+    def cold_restart(self) -> tuple[float, float] | None:
+        """Return how long the last restart took, from the failure until all workers had met, and
+        how much of that their start took until the first of them came; None if that is not known.
+        """
+        now = self._generation
+        if now is None or now.started is None or now.reached is None or now.met is None:
+            return None
+        if now.failed_before is None:
+            return None
+        return now.met - now.failed_before, now.reached - now.started
+
+    def account(self, now: float, first_step: float | None = None) -> Account:
+        """Return the account.
+
+        Args:
+            now: the time on the clock of the events.
+            first_step: when a worker of the generation that runs has first called progress(), of
+                which no event has told yet.
+        """
+        now = self._ended_at if self._ended_at is not None else now
+        total, latest, ran_s = self._total, self._latest, self._ran_s
+        repairs, repairs_s, by = self._repairs, self._repairs_s, self._repaired_by
+        current = self._generation
+        if current is not None:
+            if current.first is None:
+                current.first = first_step
+            phases = current.phases(now, knows_checkpoints=self._knows_checkpoints)
+            total, ran_s = _sum(total, phases), ran_s + current.ran_s(now)
+            latest = [*latest, GenerationPhases(current.formed.generation, phases)]
+            if (repair := current.repair()) is not None:
+                repairs, repairs_s, by = repairs + 1, repairs_s + repair[0], repair[1]
+        wall_s = max(0.0, now - self._began)
+        works = total.productive
+        return Account(
+            wall_s=wall_s,
+            total=total,
+            goodput=min(1.0, works / wall_s) if works is not None and wall_s else None,
+            is_most=self._failures > 0 and not self._knows_checkpoints,
+            generations=self._generations,
+            failures=self._failures,
+            mttr_s=repairs_s / repairs if repairs else None,
+            repaired_by=by,
+            mtbf_s=ran_s / self._failures if self._failures else None,
+            nodes=self._nodes(ran_s),
+            latest=tuple(latest[-_MOST_SHOWN:]),
+        )
+
+    def _begin(self, formed: Formed, t: float) -> None:
+        """Close the last generation, and begin the next one."""
+        last, since, failed_before = self._generation, self._began, None
+        if last is not None:
+            since = last.ended if last.ended is not None else t
+            phases = last.phases(since, knows_checkpoints=self._knows_checkpoints)
+            self._total = _sum(self._total, phases)
+            self._latest.append(GenerationPhases(last.formed.generation, phases))
+            del self._latest[:-_MOST_SHOWN]
+            self._ran_s += last.ran_s(since)
+            if (repair := last.repair()) is not None:
+                self._repairs_s += repair[0]
+                self._repairs, self._repaired_by = self._repairs + 1, repair[1]
+            if formed.restart > last.formed.restart or formed.failed_host:
+                self._count_failure(formed.failed_host)
+                failed_before = last.worked_until(since)
+        self._generation = _Generation(formed, t, since, failed_before)
+        self._generations += 1
+
+    def _count_failure(self, host: str) -> None:
+        self._failures += 1
+        if host and (host in self._by_host or len(self._by_host) < _MOST_HOSTS):
+            self._by_host[host] = self._by_host.get(host, 0) + 1
+
+    def _nodes(self, ran_s: float) -> tuple[NodeFailures, ...]:
+        found = sorted(self._by_host.items(), key=lambda each: (-each[1], each[0]))
+        return tuple(NodeFailures(host, n, ran_s / n) for host, n in found[:_MOST_SHOWN])
+
+
+def _sum(one: Phases, other: Phases) -> Phases:
+    """Return the sums of the phases; one that is not known adds nothing."""
+
+    def add(first: float | None, second: float | None) -> float | None:
+        return first if second is None else second if first is None else first + second
+
+    sums: dict[str, Any] = dict(zip(Phases._fields, map(add, one, other), strict=True))
+    return Phases(**sums)
+
+
+def is_worth_telling(account: Account) -> bool:
+    """Return whether an account says something: not of a short job that reports no steps."""
+    known = account.goodput is not None
+    return account.generations > 0 and (known or account.wall_s >= _SHORT_S)
+
+
+def in_words(account: Account) -> list[str]:
+    """Return an account in lines."""
+    wall = format_duration(account.wall_s, digits=1)
+    if account.goodput is None:
+        why = "nothing tells when the first step was (relight.worker.progress)"
+        lines = [f"goodput of {wall} is not known: {why}"]
+    else:
+        most = "at most " if account.is_most else ""
+        lines = [f"goodput {most}{account.goodput:.0%} of {wall}"]
+        if account.is_most:
+            lines[0] += ": what was lost since the last checkpoint is known with --checkpoints"
+    lines.append(f"time: {_times(account.total)}")
+    if account.failures:
+        text = pluralize(account.failures, "failure")
+        if account.mttr_s is not None:
+            by = _WORDS[account.repaired_by]
+            text += f", MTTR {format_duration(account.mttr_s, digits=1)} (until {by})"
+        if account.mtbf_s is not None:
+            text += f", MTBF {format_duration(account.mtbf_s, digits=1)}"
+        nodes = [f"{n.host} {n.failures}" for n in account.nodes[:5]]
+        if account.failures > 1 and nodes:
+            text += f"; by node: {', '.join(nodes)}{', …' if len(account.nodes) > 5 else ''}"
+        lines.append(text)
+    return lines
+
+
+def _times(phases: Phases) -> str:
+    """Return the phases that took the most time, the longest first."""
+    known = {name: seconds for name, seconds in phases._asdict().items() if seconds is not None}
+    shown = sorted(known, key=lambda name: -known[name])
+    parts = [
+        f"{_WORDS[n]} {format_duration(known[n], digits=1)}" for n in shown if known[n] >= 0.05
+    ]
+    return ", ".join(parts) or "none"

@@ -1,0 +1,164 @@
+"""What an agent says of its job at one moment, to `relight status`, `list`, `logs` and others.
+
+It travels as JSON over a Unix socket (agent/status/job_socket), and stays in a small file for a
+while when the job has ended (processes/running_jobs). base/fields checks it.
+"""
+
+from relight.base.typed import NamedTuple
+from relight.core.status.goodput import Account
+
+WAITING, RUNNING, STOPPING, DONE, ENDED = "waiting", "running", "stopping", "done", "ended"
+"""States of a node: it has no workers; they run; they are being stopped; all have succeeded, and it
+waits for other nodes; the job is over here."""
+
+
+class RankUse(NamedTuple):
+    """What a worker and all that it has started have used until `seen_at`: seconds of CPU time, and
+    the bytes of memory that they have now, shared pages counted for each process. `step` is the
+    last one that it has reported (`relight.worker.progress`), `step_age_s` seconds before
+    `seen_at`; None if it reports none.
+    """
+
+    seen_at: float
+    cpu_s: float
+    memory: int
+    step: int | None = None
+    step_age_s: float = 0.0
+
+
+class RankSnapshot(NamedTuple):
+    """One worker. `exitcode` is None while it runs; `asked` is the signal that asked it to stop
+    before it ended, 0 for none. `stdout` and `stderr` are the paths of its log
+    files, empty without them; `last_line` is the last that it printed, as far as the agent saw it.
+    `use` of one that has ended is what the agent saw last, None if nobody had asked before. `ended`
+    is when it did, 0 while it runs.
+    """
+
+    rank: int
+    local_rank: int
+    pid: int
+    exitcode: int | None
+    asked: int
+    stdout: str
+    stderr: str
+    last_line: str
+    use: RankUse | None = None
+    ended: float = 0.0
+
+
+class NodeSnapshot(NamedTuple):
+    """One agent and its workers. Times are seconds since 1970.
+
+    `id` is `NAME-PID`. `command` is the script and its arguments, without secrets; `directory` is
+    where they were given. `generation` is -1 before the first one. `cause` is why the generation
+    was formed. `exit_code` is None until the job has ended here, and `reason` says why it has;
+    `blamed` are the ranks that caused a failure, as far as is known, also on other nodes.
+    `run_directory` has the logs and the event log, if they are kept. `account` says where the time
+    has gone. `version` is the agent's version of relight.
+    """
+
+    id: str
+    name: str
+    pid: int
+    host: str
+    run_id: str
+    command: tuple[str, ...]
+    directory: str
+    role: str
+    started: float
+    taken: float
+    state: str
+    generation: int
+    restart: int
+    max_restarts: int
+    cause: str
+    node: int
+    nodes: int
+    world_size: int
+    exit_code: int | None
+    reason: str
+    run_directory: str
+    ranks: tuple[RankSnapshot, ...]
+    account: Account | None = None
+    version: str = ""
+    blamed: tuple[int, ...] = ()
+
+
+class Output(NamedTuple):
+    """A question to an agent: the end of what a worker has printed, where no file has it. `stream`
+    is stdout, stderr or combined. An agent whose node does not have the rank answers nothing.
+    """
+
+    local_rank: int
+    stream: str
+    rank: int | None = None
+
+
+class EventsAfter(NamedTuple):
+    """A question to an agent: the events that it has in memory whose numbers are above `number`, as
+    lines; with `follow`, then also each that comes, until the job is over here.
+    """
+
+    number: int
+    follow: bool
+
+
+class Stacks(NamedTuple):
+    """A question to an agent: where its workers are (core/group/node_stacks)."""
+
+
+class Everywhere(NamedTuple):
+    """A question to the agents of all nodes of the job, as it is put to each of them."""
+
+    question: str
+
+
+Question = Output | EventsAfter | Stacks | Everywhere
+
+
+class NodeAnswer(NamedTuple):
+    """What the agent on a host has answered; None if it did not, or not in time."""
+
+    host: str
+    answer: str | None
+
+
+class NodeAnswers(NamedTuple):
+    """The answer to `Everywhere`. It is empty while the agent has no coordinator."""
+
+    nodes: tuple[NodeAnswer, ...]
+
+
+class WholeJob(NamedTuple):
+    """A job on all its nodes, as an agent of it sees it: first that agent's own. `silent` are the
+    hosts whose agents have not answered.
+    """
+
+    nodes: tuple[NodeSnapshot, ...]
+    silent: tuple[str, ...] = ()
+
+
+def early_exits(job: WholeJob) -> str:
+    """Return which ranks have finished while others still run, in one line; empty for none."""
+    own = job.nodes[0]
+    ranks = [(node, rank) for node, rank in ranks_of(job) if node.generation == own.generation]
+    ended = [rank for _, rank in ranks if rank.exitcode == 0 and not rank.asked and rank.ended]
+    running = [rank.rank for node, rank in ranks if rank.exitcode is None and node.state == RUNNING]
+    if own.state not in (RUNNING, DONE) or not (ended and running):
+        return ""
+    from relight.core.group.early_exits import of_ranks
+
+    ages_s = [max(0.0, own.taken - rank.ended) for rank in ended]
+    return of_ranks([rank.rank for rank in ended], ages_s, running)
+
+
+def ranks_of(job: WholeJob) -> list[tuple[NodeSnapshot, RankSnapshot]]:
+    """Return the ranks of all nodes, each with its node, in the order of the ranks: of two with one
+    number, the one of the later generation. A node that waits still tells how its last ones ended.
+    """
+    found = {
+        each.rank: (node, each)
+        for node in sorted(job.nodes, key=lambda node: node.generation)
+        for each in node.ranks
+    }
+    return [found[rank] for rank in sorted(found)]

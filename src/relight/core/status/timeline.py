@@ -1,0 +1,244 @@
+"""The events of a node -> its lane on a timeline: a bar for each phase, marks for what happened.
+
+A lane is what one agent has recorded, so a node whose first events are lost (a ring has only the
+latest) begins with the first generation that is known.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from relight.base.typed import NamedTuple
+from relight.events.event_text import describe
+from relight.events.event_types import (
+    CheckpointFound,
+    Ended,
+    Event,
+    Formed,
+    GroupStopped,
+    Restarting,
+    SignalReceived,
+    StepsReported,
+    StoreReached,
+    WorkerExited,
+    WorkersFrozen,
+    WorkerStarted,
+)
+
+FAILURE, ARRIVAL, DEPARTURE, CHECKPOINT, END = (
+    "failure", "arrival", "departure", "checkpoint", "end",
+)  # fmt: skip
+"""Kinds of marks."""
+WAITING, SPAWN, RUNNING, TEARDOWN, FROZEN = "waiting", "spawn", "running", "teardown", "frozen"
+IMPORTS, INIT, FIRST_STEP = "imports", "init", "first_step"
+PRODUCTIVE, LOST = "productive", "lost"
+"""Phases, some of which only the node of the store knows, or workers that report their steps tell.
+Until then, and where nothing tells more, workers are `running`.
+"""
+_AT_WORK = (RUNNING, IMPORTS, INIT, PRODUCTIVE)
+
+
+class TimedEvent(NamedTuple):
+    """An event of a node, and when it was: in seconds since 1970, and on the monotonic clock of the
+    node, which times in some events are of.
+    """
+
+    at: float
+    event: Event
+    t: float = 0.0
+
+
+class Bar(NamedTuple):
+    """A phase of a generation on a node. `ended` is None while it lasts."""
+
+    generation: int
+    phase: str
+    began: float
+    ended: float | None
+
+
+class Mark(NamedTuple):
+    """What happened at one moment."""
+
+    at: float
+    kind: str
+    text: str
+
+
+class Lane(NamedTuple):
+    """What one node did."""
+
+    bars: tuple[Bar, ...]
+    marks: tuple[Mark, ...]
+
+
+class GenerationRow(NamedTuple):
+    """A generation as its nodes have begun it, after so many restarts for failures. `ended` is None
+    for the one that lasts.
+    """
+
+    number: int
+    restart: int
+    began: float
+    ended: float | None
+    nodes: int
+    ranks: int
+    cause: str
+
+
+class Happened(NamedTuple):
+    """A failure in words."""
+
+    at: float
+    text: str
+
+
+class History(NamedTuple):
+    """What has happened in a job: the lane of each node by its name, generations, failures."""
+
+    lanes: dict[str, Lane]
+    generations: Sequence[GenerationRow]
+    failures: Sequence[Happened]
+
+
+def history(nodes: Mapping[str, Sequence[TimedEvent]], began: float) -> History:
+    """Return the history of a job.
+
+    Args:
+        nodes: the events of each node by its name; the generations are those of the first one.
+        began: when the job began, in seconds since 1970.
+    """
+    first: Sequence[TimedEvent] = next(iter(nodes.values()), ())
+    lanes = {name: lane(records, began) for name, records in nodes.items()}
+    return History(lanes, generations(first), failures(nodes.values()))
+
+
+def lane(records: Iterable[TimedEvent], began: float) -> Lane:
+    """Return the lane of a node.
+
+    Args:
+        records: its events, in order.
+        began: when the job began, in seconds since 1970.
+    """
+    drawing = _Drawing(began)
+    for at, event, t in records:
+        drawing.take(event, at, at - t)
+    return Lane(tuple(drawing.bars), tuple(drawing.marks))
+
+
+def generations(records: Iterable[TimedEvent]) -> list[GenerationRow]:
+    """Return the generations that a node has been in, in order."""
+    found: list[GenerationRow] = []
+    for at, event, _ in records:
+        if isinstance(event, Formed | Ended) and found and found[-1].ended is None:
+            found[-1] = found[-1]._replace(ended=at)
+        if isinstance(event, Formed):
+            size = event.nodes, event.world_size
+            numbers = event.generation, event.restart
+            found.append(GenerationRow(*numbers, at, None, *size, event.cause))
+    return found
+
+
+def failures(nodes: Iterable[Sequence[TimedEvent]]) -> list[Happened]:
+    """Return why the job was restarted or ended by a failure, each once although all nodes tell."""
+    found: dict[str, Happened] = {}
+    for records in nodes:
+        for at, event, _ in records:
+            match event:
+                case Restarting(_, _, reason):
+                    text = reason
+                case Ended(exit_code, reason) if exit_code:
+                    text = f"the end, exit code {exit_code}: {reason}"
+                case _:
+                    continue
+            if text not in found or found[text].at > at:
+                found[text] = Happened(at, text)
+    return sorted(found.values())
+
+
+class _Drawing:
+    """A lane while its events are read."""
+
+    def __init__(self, began: float) -> None:
+        self.bars: list[Bar] = []
+        self.marks: list[Mark] = []
+        self._generation = -1
+        self._nodes = 0
+        self._alive = 0
+        self._begin(WAITING, began)
+
+    def take(self, event: Event, at: float, offset: float) -> None:
+        """Take the next event; `offset` is what makes a monotonic time one since 1970."""
+        match event:
+            case Formed():
+                self._form(event, at)
+            case WorkerStarted():
+                self._alive += 1
+                if self._phase == RUNNING:  # of several workers, this one has started last
+                    self.bars.pop()
+                    self.bars[-1] = self.bars[-1]._replace(ended=None)
+                self._begin(RUNNING, at)
+            case StoreReached(_, workers, ranks) if self._phase in _AT_WORK:
+                if self._phase == RUNNING:
+                    self.bars[-1] = self.bars[-1]._replace(phase=IMPORTS)
+                self._begin(RUNNING if workers >= ranks else INIT, at)
+            case StepsReported(_, _, first, _):
+                self._split(first + offset, PRODUCTIVE)
+            case CheckpointFound(_, saved):
+                self.marks.append(Mark(saved, CHECKPOINT, "the last checkpoint"))
+                if any(bar.phase == TEARDOWN for bar in self._of_generation()):
+                    self._split(saved, LOST)
+            case WorkerExited():
+                self._exit(event, at)
+            case GroupStopped() | SignalReceived() if self._is_at_work:
+                self._begin(TEARDOWN, at)
+            case WorkersFrozen(frozen) if self._is_at_work:
+                self._begin(FROZEN if frozen else RUNNING, at)
+            case Ended(_, reason):
+                self._end(at)
+                self.marks.append(Mark(at, END, reason))
+
+    @property
+    def _phase(self) -> str:
+        last = self.bars[-1] if self.bars else None
+        return last.phase if last is not None and last.ended is None else ""
+
+    @property
+    def _is_at_work(self) -> bool:
+        return self._phase in (*_AT_WORK, SPAWN, FROZEN)
+
+    def _form(self, event: Formed, at: float) -> None:
+        self._generation, self._alive = event.generation, 0
+        self._begin(SPAWN, at)
+        before, self._nodes = self._nodes, event.nodes
+        if before and before != self._nodes:
+            kind = ARRIVAL if self._nodes > before else DEPARTURE
+            self.marks.append(Mark(at, kind, f"{before} -> {self._nodes} nodes: {event.cause}"))
+
+    def _exit(self, event: WorkerExited, at: float) -> None:
+        self._alive -= 1
+        if event.exitcode and self._is_at_work:
+            self.marks.append(Mark(at, FAILURE, describe(event)))
+            self._begin(TEARDOWN, at)
+        if self._alive <= 0 and self._phase != WAITING:
+            self._begin(WAITING, at)
+
+    def _begin(self, phase: str, at: float) -> None:
+        self._end(at)
+        self.bars.append(Bar(self._generation, phase, at, None))
+
+    def _end(self, at: float) -> None:
+        if self._phase:
+            self.bars[-1] = self.bars[-1]._replace(ended=max(at, self.bars[-1].began))
+
+    def _split(self, at: float, phase: str) -> None:
+        """Let a phase begin within one in which workers of this generation were at work."""
+        met = any(bar.phase == INIT for bar in self._of_generation())
+        for bar in self._of_generation():
+            if bar.phase in _AT_WORK and bar.ended is not None and bar.began <= at < bar.ended:
+                before = FIRST_STEP if met and bar.phase == RUNNING else bar.phase
+                parts = [bar._replace(phase=before, ended=at), bar._replace(phase=phase, began=at)]
+                place = self.bars.index(bar)
+                self.bars[place : place + 1] = parts
+                return
+
+    def _of_generation(self) -> list[Bar]:
+        return [bar for bar in self.bars if bar.generation == self._generation]

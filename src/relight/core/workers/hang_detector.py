@@ -1,0 +1,155 @@
+"""Whether the workers of a node still do anything (--hang-timeout): pure rules, no clock.
+
+A worker is
+
+    working     it, or a process that it has started, reads or writes, or maps memory
+    computing   it uses CPU time, and nothing else is seen of it: it may train on a GPU, or spin
+    idle        none of these
+
+A *sign* is what workers show on purpose: a byte of output, or a step of `relight.worker.progress`.
+
+The workers of a node are quiet
+
+- once all of them have been idle, without a sign, for `idle_s`; or
+- once no sign has come and none of them was working for `silent_s`, if signs had come regularly
+  before. Without this, a rank in an endless loop would look busy for ever.
+
+Both times grow with what the job has shown, to ten times the longest pause after which it went on,
+the first one only if the user has not set it. The job hangs if the workers of all nodes are quiet;
+that is decided by core/group/membership.
+"""
+
+from collections.abc import Mapping
+
+from relight.base.typed import NamedTuple
+from relight.base.values import HangTimeout
+
+_BUSY_CPU = 0.05
+"""Share of a CPU below which a worker is idle: the threads of torch that wait use less."""
+_BUSY_BYTES = 1024.0
+"""Bytes a second: the heartbeats of NCCL's monitor on the store are fewer."""
+_BUSY_FAULTS = 100.0
+"""Page faults a second: a loop that only waits has none."""
+_LEAST_CPU_S = 0.05
+"""The system counts CPU time in steps of 0.01 s: one step is no evidence."""
+_WINDOW_S = 1.0
+"""Use is measured over so long, or over the time between two observations if that is longer."""
+_TIMES = 10
+"""A pause is no hang until it is so many times as long as the longest one before."""
+_REGULAR = 5
+"""Signs come regularly after so many."""
+
+
+class Usage(NamedTuple):
+    """What a worker and all its descendants have used so far: seconds of CPU time, bytes passed to
+    read(2) and write(2), and page faults.
+    """
+
+    cpu_s: float
+    io_bytes: int
+    faults: int
+
+
+class Observation(NamedTuple):
+    """What is seen of a node's workers at one time.
+
+    `workers`: by local rank, without those that have ended. `signs`: bytes of output and the
+    highest step; any change is a sign.
+    """
+
+    workers: Mapping[int, Usage]
+    signs: tuple[int, int]
+
+
+class Quiet(NamedTuple):
+    """For how many seconds workers have been quiet, and how long they may be."""
+
+    seconds: float
+    limit_s: float
+
+
+class Activity:
+    """The activity of one node's workers in one generation.
+
+    Args:
+        limits: what the user allows.
+        every_s: the time between two observations.
+    """
+
+    def __init__(self, limits: HangTimeout, every_s: float) -> None:
+        self._limits = limits
+        self._every_s = every_s
+        self._recent: list[tuple[float, Observation]] = []  # the oldest is that of the window
+        self._active_at = 0.0  # when they were last seen to compute, to work or to give a sign
+        self._worked_at = 0.0  # when they were last seen to work or to give a sign
+        self._sign_at = 0.0
+        self._signs = 0
+        self._longest_pause_s = 0.0  # without any activity
+        self._longest_silence_s = 0.0  # without a sign
+
+    def observe(self, seen: Observation | None, now: float) -> Quiet | None:
+        """Return for how long the workers have been quiet if that is too long, else None.
+
+        Args:
+            seen: what is seen; None while they can't run, because they are frozen.
+            now: the time.
+        """
+        recent = self._recent
+        # After a longer time, this process or the machine itself has stood still.
+        if seen is None or not recent or now - recent[-1][0] > 4 * self._every_s:
+            self._recent = [] if seen is None else [(now, seen)]
+            self._active_at = self._worked_at = self._sign_at = now
+            return None
+        while len(recent) > 1 and now - recent[1][0] >= _WINDOW_S:
+            del recent[0]
+        before_at, before = recent[0]
+        seconds = now - before_at
+        if seen.signs != recent[-1][1].signs:
+            self._on_sign(now)
+        elif seconds < _WINDOW_S or _works(before.workers, seen.workers, seconds):
+            self._on_activity(now)
+            self._worked_at = now
+        elif _computes(before.workers, seen.workers, seconds):
+            self._on_activity(now)
+        recent.append((now, seen))
+        return self._quiet(now)
+
+    def _on_sign(self, now: float) -> None:
+        self._on_activity(now)
+        self._signs += 1
+        if self._signs > 1:  # the time before the first one is that of imports
+            self._longest_silence_s = max(self._longest_silence_s, now - self._sign_at)
+        self._worked_at = self._sign_at = now
+
+    def _on_activity(self, now: float) -> None:
+        self._longest_pause_s = max(self._longest_pause_s, now - self._active_at)
+        self._active_at = now
+
+    def _quiet(self, now: float) -> Quiet | None:
+        limits = self._limits
+        idle_s = limits.idle_s
+        if limits.adapts:
+            idle_s = max(idle_s, _TIMES * self._longest_pause_s)
+        if now - self._active_at >= idle_s:
+            return Quiet(now - self._active_at, idle_s)
+        silent_s = max(limits.silent_s, _TIMES * self._longest_silence_s)
+        if self._signs >= _REGULAR and now - self._worked_at >= silent_s:
+            return Quiet(now - self._worked_at, silent_s)
+        return None
+
+
+def _works(before: Mapping[int, Usage], now: Mapping[int, Usage], seconds: float) -> bool:
+    """Return whether a worker has read, written, mapped memory, or ended a process."""
+    if before.keys() != now.keys():
+        return True
+    for rank, usage in now.items():
+        io_bytes = usage.io_bytes - before[rank].io_bytes
+        faults = usage.faults - before[rank].faults
+        if io_bytes < 0 or io_bytes >= _BUSY_BYTES * seconds or faults >= _BUSY_FAULTS * seconds:
+            return True
+    return False
+
+
+def _computes(before: Mapping[int, Usage], now: Mapping[int, Usage], seconds: float) -> bool:
+    least_s = max(_BUSY_CPU * seconds, _LEAST_CPU_S)
+    return any(usage.cpu_s - before[rank].cpu_s >= least_s for rank, usage in now.items())

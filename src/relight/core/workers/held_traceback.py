@@ -1,0 +1,167 @@
+"""Decides which output of a worker is held back on a terminal: the traceback with which it ends.
+
+The failure report shows that traceback, and often several workers end with the same one. So it is
+held back until the workers have ended, and then shown once (core/workers/traceback_groups).
+Everything else that a worker prints, tracebacks that it has caught included, is shown at once.
+
+What tells them apart is the worker itself: while it prints an exception that it has caught, its
+main thread is in the middle of its program; while Python prints the exception that ends it, and
+shuts down after that, which takes torch seconds, the program is no longer on the stack. The agent
+looks at the stack from outside (host/stacks).
+
+    state     meaning                          events
+    PASSING   nothing is held                  a traceback begins: HELD, and look at the worker
+    HELD      everything is held, from the     it runs on: show all, PASSING
+              beginning of the traceback on    it ends: look again in a moment
+                                               can't be seen, twice: show all, PASSING
+                                               held too long, or too much: show all, PASSING
+    ENDED     the worker has ended             output follows what is held; if nothing is, it passes
+
+Invariants: what was shown and what is held, one after the other, is what the worker has printed.
+Until the worker has ended, something is held for five seconds at most, and it is looked at.
+
+A chunk of output that has no traceback costs some searches in its bytes. The worker is looked at
+four times a second at most, however many tracebacks it prints.
+"""
+
+_LONGEST_S = 5.0
+"""How long a traceback is held back while its worker has not ended."""
+_PAUSE_S = 0.25
+"""The time between two looks at the worker."""
+_MOST = 64 * 1024
+_HEADER = b"Traceback (most recent call last):"
+_GROUP = b"  + Exception Group "
+_FILE = b"  File "
+
+
+class HeldTraceback:
+    """The part of one worker's output that is held back. Times are in seconds, on one clock."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._is_certain = True
+        """Whether a traceback begins there; if not, the line is too short to tell."""
+        self._began = 0.0
+        self._looked_at = float("-inf")
+        self._due: float | None = None
+        self._seen: list[bool | None] = []
+        """What the looks at the worker have told since then."""
+        self._has_ended = False
+
+    @property
+    def held(self) -> bytes:
+        """What is held back."""
+        return bytes(self._held)
+
+    @property
+    def ends(self) -> bool:
+        """Whether the worker has ended, or was seen to end."""
+        return self._has_ended or True in self._seen
+
+    def is_late(self, now: float) -> bool:
+        """Return whether something is held that must be shown now."""
+        return self._due is not None and now >= self._began + _LONGEST_S
+
+    def output(self, data: bytes, now: float) -> bytes:
+        """Take output of the worker; return what to show now."""
+        if self._held and self._is_certain:
+            self._held += data
+            return self.release() if len(self._held) > _MOST else b""
+        if self._has_ended and not self._held:
+            return data
+        if self._held:
+            data = self.release() + data
+        begin, self._is_certain = _beginning(data)
+        if begin == len(data):
+            return data
+        self._held += data[begin:]
+        self._began = now
+        self._seen = []
+        if not self._has_ended:
+            first = now if self._is_certain else now + _PAUSE_S
+            self._due = max(first, self._looked_at + _PAUSE_S)
+        shown = data[:begin]
+        return shown + self.release() if len(self._held) > _MOST else shown
+
+    def deadline(self) -> float | None:
+        """Return when to look at the worker and to call `looked`; None for never."""
+        return self._due
+
+    def looked(self, ends: bool | None, now: float) -> bytes:
+        """Take what was seen of the worker; return what to show now.
+
+        Args:
+            ends: whether its main thread no longer runs its program; None if that can't be seen.
+            now: the time.
+        """
+        self._looked_at = now
+        if self._due is None:
+            return b""
+        self._seen.append(ends)
+        if ends is False or self.is_late(now) or self._seen[-2:] == [None, None]:
+            return self.release()
+        self._due = min(now + _PAUSE_S, self._began + _LONGEST_S)
+        return b""
+
+    def worker_ended(self) -> None:
+        """Note that the worker has failed: nothing has to be decided about it any more."""
+        self._has_ended = True
+        self._due = None
+
+    def release(self) -> bytes:
+        """Return all that is held, to be shown now."""
+        held = bytes(self._held)
+        self._held.clear()
+        self._due = None
+        return held
+
+    def check(self) -> None:
+        """Check the invariants."""
+        assert (self._due is not None) == (bool(self._held) and not self._has_ended)
+        assert self._due is None or self._due <= self._began + _LONGEST_S
+        assert len(self._held) <= _MOST
+
+
+def _beginning(data: bytes) -> tuple[int, bool]:
+    """Return where a traceback begins, `len(data)` if none does, and whether that is certain."""
+    header = data.find(_HEADER)
+    end = len(data) if header < 0 else header
+    place, is_whole = _place_of_syntax_error(data[:end], is_cut=header < 0)
+    if place < end:
+        return place, is_whole
+    line_at = max(data.rfind(b"\n", 0, end), data.rfind(b"\r", 0, end)) + 1
+    line = data[line_at:end]
+    if header < 0:
+        return (line_at, False) if line and _may_begin(line) else (end, True)
+    return (line_at if _without_rank(line) in (b"", _GROUP) else header), True
+
+
+def _place_of_syntax_error(data: bytes, *, is_cut: bool) -> tuple[int, bool]:
+    """Return where a SyntaxError in the script itself begins, and whether its first line is whole.
+    It has no header: first comes a place that has no function.
+    """
+    at = data.find(_FILE)
+    while at >= 0:
+        line, newline, _ = data[at:].partition(b"\n")
+        if data[at - 1 : at] in (b"", b"\n") and b" in " not in line:
+            if newline and b", line " in line:
+                return at, True
+            if not newline and is_cut:
+                return at, False
+        at = data.find(_FILE, at + 1)
+    return len(data), True
+
+
+def _may_begin(line: bytes) -> bool:
+    """Return whether a traceback may begin with a line that has not ended."""
+    if b"[rank".startswith(line):
+        return True
+    line = _without_rank(line)
+    return any(each.startswith(line) for each in (_HEADER, _GROUP + _HEADER, _FILE))
+
+
+def _without_rank(line: bytes) -> bytes:
+    """Return a line without the rank that torch puts before it."""
+    if not line.startswith(b"[rank"):
+        return line
+    return line.partition(b": ")[2]

@@ -1,0 +1,84 @@
+"""The memory that an agent shares with one worker: one page of 8-byte words, in the byte order of
+the machine.
+
+The worker makes it, at a path beside its error file (shared_page), when it first calls a function
+of `relight.worker`; the agent makes it if it has something to say before. Each word has one writer,
+which never reads it back to decide something. A bug of the script can write anything anywhere, so
+readers take words through the functions below: a word out of bounds is no report.
+A change of what words mean changes `SUFFIX`: workers that start after an upgrade may import another
+version than that of their agent, and the two then share nothing.
+"""
+
+from collections.abc import Callable
+
+SIZE = 4096
+"""Bytes of the file."""
+SUFFIX = ".shared"
+"""What the file's name has after the name of the error file."""
+
+LIMIT = 0
+"""By the agent: no worker may return from this call of `should_checkpoint` before AGREED is set, or
+LIMIT is changed; 0 for no limit."""
+AGREED = 1
+"""By the agent: from this call on, `should_checkpoint` returns True; 0 for never."""
+DEADLINE = 2
+"""By the agent: when the worker is stopped, in nanoseconds of the monotonic clock; 0 for never."""
+MOST_LEFT_S = 2e6
+"""The latest deadline from now, in seconds: that of the command line (`values.MOST_SECONDS`)."""
+
+CALLS = 8
+"""By the worker: how often it has called `should_checkpoint`."""
+STEP = 9
+"""By the worker: the step that it has reported last."""
+STEP_AT = 10
+"""By the worker: when, in nanoseconds of the monotonic clock; 0 if it has reported none."""
+FIRST_AT = 11
+"""By the worker: when it has reported the first."""
+MOST_CALLS = 1 << 60
+"""base/fields accepts no higher number of calls."""
+MOST_STEP = 1 << 62
+"""base/fields accepts no higher step."""
+
+
+def calls(page: memoryview) -> int:
+    """Return how often the worker has called `should_checkpoint`; 0 for nonsense."""
+    count = page[CALLS]
+    return count if count <= MOST_CALLS else 0
+
+
+def progress(page: memoryview, began: float, now: Callable[[], float]) -> tuple[int, float] | None:
+    """Return the step that the worker has reported last, and when; None if it has reported none.
+
+    Args:
+        page: the memory.
+        began: when its worker was started, or a moment before, on the monotonic clock.
+        now: returns the time on that clock.
+    """
+    step, at = page[STEP], page[STEP_AT] / 1e9
+    return (step, at) if at and step <= MOST_STEP and began <= at <= now() else None
+
+
+def span(page: memoryview, began: float, now: Callable[[], float]) -> tuple[float, float] | None:
+    """Return when the worker has first and last reported a step; None if it has reported none."""
+    first, last = page[FIRST_AT] / 1e9, page[STEP_AT] / 1e9
+    return (first, last) if first and began <= first <= last <= now() else None
+
+
+def left_s(page: memoryview, now: float) -> float | None:
+    """Return how long the agent lets the worker run, in seconds, negative if that is over; None if
+    the agent has set no deadline.
+    """
+    deadline = page[DEADLINE]
+    left = deadline / 1e9 - now
+    return left if deadline and abs(left) <= MOST_LEFT_S else None
+
+
+def leaves(page: memoryview, call: int) -> bool | None:
+    """Return whether a worker saves and leaves at this call of `should_checkpoint`; None while it
+    is held.
+    """
+    agreed = page[AGREED]
+    if agreed:
+        return bool(call >= agreed)
+    limit = page[LIMIT]
+    return None if limit and call >= limit else False

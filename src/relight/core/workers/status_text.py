@@ -1,0 +1,45 @@
+"""What the status line of a terminal says while the agent waits, and when it changes."""
+
+import re
+
+from relight.base.text import format_duration
+
+_LEFT = re.compile(r"(?<=\(join timeout in )(?:(\d+) h ?)?(?:(\d+) min ?)?(?:(\d+) s)?(?=\)$)")
+"""The end of a line of core/group/group_messages."""
+_CLEAR, _DIM, _PLAIN = "\r\x1b[K", "\x1b[2m", "\x1b[0m"
+
+
+def line(what: str, waited_s: float, columns: int) -> str:
+    """Return the line, in one row of the terminal.
+
+    Args:
+        what: what the agent waits for.
+        waited_s: for how long it has.
+        columns: the width of the terminal; 0 if that is not known.
+    """
+    text = f"relight: {format_duration(waited_s)}: {what}"
+    text = "".join(each if each.isprintable() else "?" for each in text)
+    most = (columns or 80) - 1  # in the last column, some terminals begin the next row
+    return text if len(text) <= most else text[: max(most - 1, 0)] + "…"
+
+
+def drawn(text: str, *, coloured: bool) -> str:
+    """Return what to write to a terminal to show a line in place of the one that is there."""
+    return _CLEAR + (f"{_DIM}{text}{_PLAIN}" if coloured and text else text)
+
+
+def until_next(waited_s: float) -> float:
+    """Return in how many seconds the line changes."""
+    return 1.0 - waited_s % 1.0
+
+
+def counted_down(text: str, passed_s: float) -> str:
+    """Return a line of `core/group/group_messages`, written some time ago, with the time that is
+    left now.
+    """
+
+    def now_left(match: "re.Match[str]") -> str:
+        hours, minutes, seconds = (int(each or 0) for each in match.groups())
+        return format_duration(max(0.0, hours * 3600 + minutes * 60 + seconds - passed_s))
+
+    return _LEFT.sub(now_left, text)

@@ -1,0 +1,233 @@
+"""The workers of one node through one generation: watch, stop, escalate.
+
+States and transitions:
+
+    RUNNING   all workers that have not ended are training
+      | one exits other than with 0, the agent gets a signal, or
+      | the coordinator stops the generation                   -> STOPPING
+      | they are told to save a checkpoint and leave           -> SAVING
+      | the last one exits with 0                              -> ENDED
+    SAVING    the same; one that fails does not cut short the saving of the others
+      | the agent gets a signal, or the coordinator stops them -> STOPPING
+      | the last one exits                                     -> ENDED
+    STOPPING  the rest were asked to stop, by SIGTERM or by the signal that the agent got
+      | the grace time is over, or a second signal             -> KILLING
+      | the last one exits                                     -> ENDED
+    KILLING   SIGKILL was sent to all of them and to everything that they started
+      | the last one exits                                     -> ENDED
+      | a minute passes (a process in an uninterruptible call) -> ENDED; it is named
+    any of these
+      | the spawner was lost: its workers count as killed      -> ENDED
+
+Invariants (`check`): a worker exits once; no worker is signalled after its exit; ENDED is final.
+The grace time starts once for all workers together. Deliberately not here: processes, time,
+restarts.
+"""
+
+import signal
+from enum import Enum
+
+from relight.base.text import format_duration
+from relight.base.typed import NamedTuple
+from relight.events.event_types import (
+    Event,
+    GroupStopped,
+    SignalReceived,
+    SpawnerLost,
+    Tick,
+    WorkerExited,
+)
+
+FOR_EVER = float("inf")
+"""The end of a lease that has none, as in a job of one node."""
+UNKILLABLE_AFTER_S = 60.0
+"""How long a process may take to exit after SIGKILL; then the agent waits for it no longer."""
+
+
+_LONGEST_S, _SHORTEST_S, _SHORTEST_REFUSED_S = 30.0, 10.0, 1.0
+
+
+def patience_s(grace_s: float, *, refused: bool) -> float:
+    """Return how long to wait, from SIGKILL on, for processes that workers have left: as long as
+    the grace time, within limits.
+
+    The kernel may need seconds to free the memory of a large process, during which a next worker
+    would find none. Nothing is gained by waiting for those that can't be killed at all.
+
+    Args:
+        grace_s: the grace time (--shutdown-timeout).
+        refused: the system has refused to signal any of them, as they are another user's.
+    """
+    shortest = _SHORTEST_REFUSED_S if refused else _SHORTEST_S
+    return min(max(grace_s, shortest), _LONGEST_S)
+
+
+class SupervisionState(Enum):
+    """The state of this node's workers."""
+
+    RUNNING = "running"
+    SAVING = "saving"
+    STOPPING = "stopping"
+    KILLING = "killing"
+    ENDED = "ended"
+
+
+UNSTOPPED = SupervisionState.RUNNING, SupervisionState.SAVING
+"""The states in which no worker was asked to stop."""
+
+
+class SaveAndLeave(NamedTuple):
+    """Event: the workers are told to save a checkpoint and leave."""
+
+
+class Signal(NamedTuple):
+    """Effect: send `number` to these workers."""
+
+    local_ranks: tuple[int, ...]
+    number: int
+
+
+class Kill(NamedTuple):
+    """Effect: kill all workers and all processes that they started."""
+
+
+class WorkerEnd(NamedTuple):
+    """How one worker ended. `asked` is the signal that it was sent last before, 0 for none;
+    `asked_s` is how many seconds before its end it was first asked.
+    """
+
+    local_rank: int
+    exitcode: int
+    at: float
+    asked: int
+    asked_s: float = 0.0
+
+
+Effect = Signal | Kill
+
+
+class Supervision:
+    """The state machine of one node's workers in one generation.
+
+    Args:
+        size: number of workers.
+        grace_s: seconds from asking workers to stop to killing them.
+    """
+
+    def __init__(self, size: int, grace_s: float) -> None:
+        self.state = SupervisionState.RUNNING
+        self.ends: dict[int, WorkerEnd] = {}
+        self.received = 0
+        """The signal that the agent received, 0 for none."""
+        self._size = size
+        self._alive = dict.fromkeys(range(size))
+        self._grace_s = grace_s
+        self._asked = 0
+        self._asked_at: float | None = None
+        self._deadline: float | None = None
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Local ranks of the workers that have not ended."""
+        return tuple(self._alive)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a worker ended other than with 0, or could not be ended at all."""
+        return any(end.exitcode for end in self.ends.values()) or (
+            self.state is SupervisionState.ENDED and bool(self._alive)
+        )
+
+    def step(self, event: Event | SaveAndLeave, now: float) -> list[Effect]:
+        """Take one event and return the effects.
+
+        Events that change nothing: anything after ENDED, a second exit of a worker, a Tick too
+        early.
+        """
+        if self.state is SupervisionState.ENDED:
+            return []
+        match event:
+            case WorkerExited(local_rank, exitcode) if local_rank in self._alive:
+                self._note_exit(local_rank, exitcode, now)
+                if not self._alive:
+                    return self._become_ended()
+                if exitcode and self.state is SupervisionState.RUNNING:
+                    return self._become_stopping(int(signal.SIGTERM), now)
+            case SaveAndLeave() if self.state is SupervisionState.RUNNING:
+                self.state = SupervisionState.SAVING
+            case GroupStopped() if self.state in UNSTOPPED:
+                return self._become_stopping(int(signal.SIGTERM), now)
+            case SignalReceived(number) if not self.received:
+                self.received = number
+                if self.state in UNSTOPPED:
+                    return self._become_stopping(number, now)
+                if self.state is SupervisionState.STOPPING:
+                    return [Signal(self.alive, number)]
+            case SignalReceived():
+                if self.state is SupervisionState.STOPPING:
+                    return self._become_killing(now)
+            case SpawnerLost():
+                for local_rank in self.alive:
+                    self._note_exit(local_rank, -signal.SIGKILL, now)
+                return self._become_ended()
+            case Tick() if self._deadline is not None and now >= self._deadline:
+                if self.state is SupervisionState.STOPPING:
+                    return self._become_killing(now)
+                return self._become_ended()
+        return []
+
+    def deadline(self) -> float | None:
+        """Return when the next Tick is due, or None."""
+        return self._deadline
+
+    def explain(self, now: float) -> str:
+        """Return in words what the agent is waiting for."""
+        from relight.base.text import format_ranks
+
+        alive = f"local {format_ranks(self.alive)}"
+        match self.state:
+            case SupervisionState.RUNNING:
+                return f"{alive} {'are' if len(self.alive) > 1 else 'is'} running"
+            case SupervisionState.SAVING:
+                return f"waiting for {alive} to save a checkpoint and leave"
+            case SupervisionState.STOPPING:
+                left = format_duration((self._deadline or now) - now)
+                they = "they are" if len(self.alive) > 1 else "it is"
+                return f"waiting for {alive} to stop; {they} killed in {left}"
+            case SupervisionState.KILLING:
+                return f"waiting for {alive} to exit after SIGKILL"
+            case SupervisionState.ENDED:
+                return f"{alive} did not exit after SIGKILL" if self.alive else "all ended"
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert set(self.ends) | set(self._alive) == set(range(self._size))
+        assert not set(self.ends) & set(self._alive)
+        assert (self.state in UNSTOPPED) == (self._deadline is None and not self._over())
+        assert self.state is SupervisionState.ENDED or self.alive
+        assert not (self.state is SupervisionState.RUNNING and self.failed)
+
+    def _note_exit(self, local_rank: int, exitcode: int, now: float) -> None:
+        del self._alive[local_rank]
+        asked_s = 0.0 if self._asked_at is None else now - self._asked_at
+        self.ends[local_rank] = WorkerEnd(local_rank, exitcode, now, self._asked, asked_s)
+
+    def _over(self) -> bool:
+        return self.state is SupervisionState.ENDED
+
+    def _become_stopping(self, number: int, now: float) -> list[Effect]:
+        self.state = SupervisionState.STOPPING
+        self._asked, self._asked_at = number, now
+        self._deadline = now + self._grace_s
+        return [Signal(self.alive, number)]
+
+    def _become_killing(self, now: float) -> list[Effect]:
+        self.state = SupervisionState.KILLING
+        self._asked = int(signal.SIGKILL)
+        self._deadline = now + UNKILLABLE_AFTER_S
+        return [Kill()]
+
+    def _become_ended(self) -> list[Effect]:
+        self.state = SupervisionState.ENDED
+        self._deadline = None
+        return []

@@ -1,0 +1,70 @@
+"""Shows the tracebacks with which workers of a node have ended: each once, with the ranks that had
+it, and none that the failure report shows anyway.
+
+Tracebacks are the same if their frames are, and their messages but for numbers, as addresses and
+ranks differ between workers that fail in the same way. The report shows a traceback if it has all
+its lines, except for those that are left out of long ones: frames of torch, and marks under the
+source. Loaded only after a failure.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from relight.base.text import format_ranks
+from relight.core.diagnosis.excerpts import frames_of_torch, rows_of, with_gaps, without_starters
+from relight.core.diagnosis.failure_text import without_numbers
+from relight.core.diagnosis.traceback_lines import frame_of, is_marks
+from relight.core.diagnosis.tracebacks import last_raised
+
+_LONG = 25
+"""A traceback of more rows is shown without the frames of torch."""
+
+
+def split(held: bytes) -> tuple[tuple[str, ...], bytes]:
+    """Return the lines of the traceback at the beginning of a worker's last output, and the output
+    that follows it. If the traceback is not complete, there are no lines, and all is output.
+    """
+    raw = held.split(b"\n")
+    lines, end = last_raised([line.decode(errors="replace") for line in raw])
+    if not lines:
+        return (), held
+    rest = b"\n".join(raw[end:])
+    return tuple(lines), rest if rest.strip() else b""  # an empty line ends the message
+
+
+def grouped(tracebacks: Mapping[int, Sequence[str]], report: str) -> list[str]:
+    """Return a text for each distinct traceback that is not in a report.
+
+    Args:
+        tracebacks: the lines of each, by rank.
+        report: what is shown anyway; may be empty.
+    """
+    shown = {_key(line) for line in report.split("\n")}
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for rank in sorted(tracebacks):
+        key = tuple(map(_key, without_starters(tracebacks[rank])))
+        groups.setdefault(key, []).append(rank)
+    texts = []
+    for first, *others in groups.values():
+        lines = without_starters(tracebacks[first])
+        if _is_in(lines, shown):
+            continue
+        if rows_of(lines) > _LONG:
+            lines = with_gaps(lines, frames_of_torch(lines)[:-1])
+        title = f"traceback of rank {first}"
+        if others:
+            equal = all(tracebacks[rank] == tracebacks[first] for rank in others)
+            title += f"; {format_ranks(others)}: the same{'' if equal else ', but for numbers'}"
+        texts.append("\n".join([title, *lines]))
+    return texts
+
+
+def _key(line: str) -> str:
+    return line if frame_of(line) is not None else without_numbers(line)
+
+
+def _is_in(lines: Sequence[str], shown: Iterable[str]) -> bool:
+    left_out = {number for frame in frames_of_torch(lines) for number in frame}
+    return all(
+        number in left_out or is_marks(line) or not line.strip() or _key(line) in shown
+        for number, line in enumerate(lines)
+    )

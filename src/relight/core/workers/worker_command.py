@@ -1,0 +1,156 @@
+"""The command line and the environment of one worker: a pure function of the request and the
+worker's place.
+
+Both are torchrun's (torch 2.13), with one exception: in arguments, only `${local_rank}` is
+replaced. What else `string.Template` would replace, such as `$$` and `$local_rank`, stays as it is.
+"""
+
+from collections.abc import Mapping
+
+from relight.base.env import Environment
+from relight.base.errors import signal_name
+from relight.base.typed import NamedTuple
+from relight.base.values import STATUS_TOKEN
+from relight.core.ranks import Assignment, Generation, visible_device, worker_variables
+from relight.flags.spec import LaunchSpec
+
+OF_ONE_WORKER = (
+    "LOCAL_RANK",
+    "RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "LOCAL_WORLD_SIZE",
+    "WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_ERROR_FILE",
+)
+"""Variables that differ between workers or generations."""
+FLAGS = "-uXfaulthandler"
+"""What workers' interpreters get: unbuffered output, and the Python stack of a crash, which an
+environment variable would give the worker's own programs as well. One word, like torchrun's `-u`:
+scripts and wrappers count on the script's place in the command line.
+"""
+_MACRO = "${local_rank}"
+_OF_AGENTS = ("RELIGHT_TOKEN", STATUS_TOKEN)
+"""Variables hidden from the workers: agents and users prove with them what they may do."""
+
+
+class Command(NamedTuple):
+    """What all workers of this node have in common.
+
+    `run_path` is what Python runs for `--run-path`: -c and a program;
+    `local_rank_argument` is set for `relight launch` without `--use-env`; `agent_store` tells
+    whether the agent serves MASTER_PORT.
+    """
+
+    spec: LaunchSpec
+    env: Environment
+    python: str
+    run_path: tuple[str, ...]
+    run_id: str
+    local_rank_argument: bool
+    agent_store: bool
+    threads: int
+    """Value of OMP_NUM_THREADS; 0 leaves it unchanged."""
+    timer_file: str
+    """The FIFO of the workers' timers, empty for none."""
+    breakpoint: Mapping[str, str]
+    """The variables that let `breakpoint()` wait for relight debug."""
+
+
+def argv(command: Command, local_rank: int) -> tuple[str, ...]:
+    """Return the worker's command line."""
+    spec = command.spec
+    first = (f"--local-rank={local_rank}",) if command.local_rank_argument else ()
+    arguments = [with_local_rank(argument, local_rank) for argument in spec.script_args]
+    if spec.no_python and not spec.run_path:
+        return (spec.script, *first, *arguments)
+    rest = (with_local_rank(spec.script, local_rank), *first, *arguments)
+    begin = (command.python, FLAGS if "PYTHONFAULTHANDLER" not in command.env.variables else "-u")
+    if spec.run_path:
+        return (*begin, *command.run_path, *rest)
+    return (*begin, *(("-m",) if spec.module else ()), *rest)
+
+
+def with_local_rank(argument: str, local_rank: int) -> str:
+    """Return an argument with `${local_rank}` replaced; `$${local_rank}` stands for the literal
+    text, as in torchrun.
+    """
+    if _MACRO not in argument:
+        return argument
+    parts = argument.split("$" + _MACRO)
+    return _MACRO.join([part.replace(_MACRO, str(local_rank)) for part in parts])
+
+
+def common_variables(command: Command) -> dict[str, str]:
+    """Return the part of the environment that is the same for all workers in all generations.
+
+    It may contain variables of one worker (`OF_ONE_WORKER`), if an outer launcher has set them.
+    """
+    spec, env = command.spec, command.env
+    result = dict(env.variables)
+    for name in _OF_AGENTS:
+        result.pop(name, None)
+    result["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts.most)
+    result["TORCHELASTIC_RUN_ID"] = command.run_id
+    result["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(map(signal_name, spec.signals_to_handle))
+    result["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = env.variables.get(
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
+    )
+    if command.timer_file:
+        result["TORCHELASTIC_TIMER_FILE"] = command.timer_file
+    result.update(command.breakpoint)
+    if command.threads:
+        result["OMP_NUM_THREADS"] = str(command.threads)
+    return result
+
+
+def variables(
+    command: Command, generation: Generation, assignment: Assignment, error_file: str
+) -> dict[str, str]:
+    """Return the worker's whole environment.
+
+    Raises:
+        UsageError: CUDA_VISIBLE_DEVICES has no device for this worker of `--virtual-local-rank`.
+    """
+    spec, env = command.spec, command.env
+    result = common_variables(command)
+    result.update(
+        worker_variables(
+            assignment,
+            generation,
+            agent_store=command.agent_store,
+            virtual=spec.virtual_local_rank,
+        )
+    )
+    result["TORCHELASTIC_ERROR_FILE"] = error_file
+    if spec.virtual_local_rank:
+        result["CUDA_VISIBLE_DEVICES"] = visible_device(
+            env.variables.get("CUDA_VISIBLE_DEVICES"), assignment.local_rank
+        )
+    return result
+
+
+def prefix(command: Command, assignment: Assignment) -> bytes:
+    """Return the prefix of each tee'd line of a worker.
+
+    `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE` replaces torchrun's `[<role><local rank>]:`; it knows
+    `${role_name}`, `${rank}` and `${local_rank}`.
+    """
+    template = command.env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+    if not template:
+        return f"[{assignment.role}{assignment.local_rank}]:".encode()
+    from string import Template
+
+    names = {
+        "role_name": assignment.role,
+        "rank": str(assignment.rank),
+        "local_rank": str(assignment.local_rank),
+    }
+    return Template(template).safe_substitute(names).encode()

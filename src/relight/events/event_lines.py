@@ -1,0 +1,103 @@
+"""Lines of the event log: read, chosen and shown again. They come from a file or from an agent, and
+may be of another version of relight.
+"""
+
+import json
+
+from relight.base import fields
+from relight.base.typed import Any, NamedTuple
+from relight.events import event_types
+from relight.events.event_text import describe
+from relight.events.event_types import Readable
+
+_KEYS = {"v", "n", "t", "time", "event"}
+"""The keys of a line that are no fields of its event."""
+_MOST_SHOWN = 300
+
+
+class Line(NamedTuple):
+    """One line: the event's name and fields, and when it was, in seconds since 1970 (`time`) and on
+    the machine's monotonic clock (`t`).
+    """
+
+    version: int
+    t: float
+    time: float
+    name: str
+    fields: dict[str, Any]
+    text: str
+
+
+def read(text: str) -> Line | None:
+    """Return a line of an event log; None if it is none."""
+    try:
+        found = fields.decode(text)
+        version, name = found.get("v", event_types.SCHEMA), found["event"]
+        t, time = float(found["t"]), float(found["time"])
+    except (fields.Malformed, AttributeError, KeyError, TypeError, ValueError):
+        return None
+    if not isinstance(version, int) or not isinstance(name, str):
+        return None
+    return Line(version, t, time, name, {k: found[k] for k in found.keys() - _KEYS}, text)
+
+
+def event_of(line: Line) -> event_types.Event | None:
+    """Return the event of a line; None if this version of relight does not know it."""
+    match line.name, line.fields:  # what they hold is read by core/group/group_replay
+        case "GroupBegan", {"job": str(job), "origin": str(origin), "settings": dict(settings)}:
+            return event_types.GroupBegan(job, origin, settings)
+        case "GroupStep", {"job": str(job), "input": dict(found), "effects": list(effects)}:
+            return event_types.GroupStep(job, 0.0, found, effects)
+    try:
+        event: event_types.Event = fields.message(
+            Readable, {**line.fields, "type": line.name.lower()}
+        )
+    except fields.Malformed:
+        return None
+    return event
+
+
+def shown(line: Line) -> str:
+    """Return an event for people, without its time."""
+    event = event_of(line)
+    if event is not None:
+        text = describe(event)
+    else:
+        text = " ".join(f"{key}={json.dumps(each)}" for key, each in sorted(line.fields.items()))
+    text = " ".join(fields.printable(text).split())
+    text = text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 1]}…"
+    return f"{fields.printable(line.name, lines=False)[:30]:<16} {text}".rstrip()
+
+
+class Selection:
+    """Which lines of one log are wanted.
+
+    Args:
+        names: those of events; empty for all.
+        since: seconds since 1970; None for the beginning.
+        rank: events of this worker of the job only; None for all events.
+    """
+
+    def __init__(self, names: frozenset[str], since: float | None, rank: int | None) -> None:
+        self._names, self._since, self._rank = names, since, rank
+        self._local_rank: int | None = None
+        """Which worker of the node has the rank, in the generation that the lines have reached."""
+
+    def wants(self, line: Line) -> bool:
+        """Return whether a line is wanted; each line of the log must be shown to it, in order."""
+        is_of_rank = self._rank is None or self._is_of_rank(line)
+        is_named = not self._names or line.name in self._names
+        return is_named and is_of_rank and (self._since is None or line.time >= self._since)
+
+    def _is_of_rank(self, line: Line) -> bool:
+        rank, local_rank = line.fields.get("rank"), line.fields.get("local_rank")
+        if line.name == event_types.Formed.__name__:
+            self._local_rank = None
+        if rank == self._rank and local_rank is not None:
+            self._local_rank = local_rank
+        ranks = line.fields.get("ranks")
+        if isinstance(ranks, list):
+            return self._rank in ranks
+        return rank == self._rank or (
+            rank is None and local_rank is not None and local_rank == self._local_rank
+        )

@@ -1,0 +1,146 @@
+"""Events in words, for --verbose and `relight events`."""
+
+from relight.base.errors import signal_name
+from relight.base.text import pluralize
+from relight.events.event_types import (
+    CheckpointFound,
+    Ended,
+    Event,
+    FailureNoticed,
+    Formed,
+    GroupBegan,
+    GroupStep,
+    GroupStopped,
+    HealthChecked,
+    Mistake,
+    NotRestarting,
+    PreloadReady,
+    PreloadStarted,
+    PreloadUnfit,
+    PreloadWithout,
+    ProcessRemains,
+    RanksSlow,
+    Restarting,
+    SignalReceived,
+    SpawnerLost,
+    StateChanged,
+    StepsReported,
+    StoreReached,
+    Tick,
+    WarmProcessTaken,
+    WarmProcessUnfit,
+    WorkerExited,
+    WorkersFrozen,
+    WorkerStarted,
+    WorkersWarm,
+)
+
+
+def named(process: ProcessRemains) -> str:
+    """Return a process in words."""
+    return f"process {process.pid} ({process.name}, user {process.user})"
+
+
+def describe(event: Event) -> str:
+    """Return an event in words, for `--verbose`."""
+    match event:
+        case Formed():
+            return (
+                f"generation {event.generation}: {pluralize(event.world_size, 'worker')} on "
+                f"{pluralize(event.nodes, 'node')}; this is node {event.group_rank}; they meet at "
+                f"{event.master_addr}:{event.master_port}"
+            )
+        case WorkerStarted():
+            return f"rank {event.rank} (local rank {event.local_rank}) is pid {event.pid}"
+        case WorkerExited():
+            return f"local rank {event.local_rank} {_how_it_ended(event.exitcode)}"
+        case WorkersFrozen():
+            what = "are frozen: their lease has expired" if event.frozen else "run again"
+            return f"the workers {what}"
+        case SignalReceived():
+            return f"the agent got signal {event.number}"
+        case GroupStopped():
+            return f"the workers of generation {event.generation} are stopped: {event.cause}"
+        case ProcessRemains():
+            return f"{named(event)} {_why_it_remains(event)}"
+        case SpawnerLost():
+            return f"the worker spawner {_how_it_ended(event.exitcode)}"
+        case PreloadStarted():
+            return f"preload: pid {event.pid} imports {event.modules}"
+        case WarmProcessTaken():
+            return (
+                f"preload: took the warm process {event.pid}: {event.modules} modules, imported "
+                f"{event.age_s:.0f} s ago; {pluralize(event.uses, 'job')} used it before"
+            )
+        case WarmProcessUnfit():
+            return f"preload: the warm process {event.pid} does not fit: {event.reason}"
+        case PreloadReady():
+            return (
+                f"preload: pid {event.pid} is ready after {event.seconds:.1f} s: "
+                f"{event.modules} modules, {event.mib:.0f} MiB"
+                f"{_left_out(event.left_out.split())}"
+            )
+        case PreloadWithout():
+            text = f"preload: {event.module} is not preloaded: {event.reason}"
+            if event.reason.startswith("it can't be imported"):
+                return text  # no worker can import it either
+            return f"{text}; each worker imports it itself ({event.seconds:.1f} s)"
+        case PreloadUnfit():
+            return f"preload: the preloading process is not used: {event.reason}"
+        case WorkersWarm():
+            if event.warm:
+                return "preload: workers start with preloaded modules"
+            return f"preload: workers start without preloaded modules: {event.reason}"
+        case Mistake():
+            return event.text
+        case Restarting():
+            return f"restart {event.restart} of {event.of}: {event.reason}"
+        case HealthChecked():
+            result = f"failed: {event.reason}" if event.reason else "passed"
+            return f"the health check {result} ({event.seconds:.1f} s)"
+        case RanksSlow():
+            return event.text
+        case NotRestarting():
+            return f"no restart: {event.reason}"
+        case StoreReached():
+            return f"{event.workers} of {pluralize(event.world_size, 'worker')} reached the store"
+        case FailureNoticed():
+            what = "the workers hang" if event.local_rank < 0 else f"local rank {event.local_rank}"
+            return f"{what}: a failure was noticed after {event.after_s:.3f} s"
+        case StepsReported():
+            took = event.last - event.first
+            return f"the workers reached step {event.step}, {took:.1f} s after their first step"
+        case CheckpointFound():
+            return f"the workers of generation {event.generation} have saved a checkpoint"
+        case StateChanged():
+            of = f" of {event.job}" if event.job else ""
+            return f"{event.core}{of}: {event.before} -> {event.after} ({event.cause})"
+        case GroupBegan():
+            return f"this process coordinates the group {event.job}".rstrip()
+        case GroupStep():
+            message = event.input.get("message")
+            taken = message if isinstance(message, dict) else event.input
+            return f"the group took {taken.get('type')}: {pluralize(len(event.effects), 'effect')}"
+        case Ended():
+            return f"the job ends with exit code {event.exit_code}: {event.reason}"
+        case Tick():
+            return "a deadline has passed"
+
+
+def _how_it_ended(exitcode: int) -> str:
+    if exitcode < 0:
+        return f"was killed by {signal_name(-exitcode)}"
+    return f"exited with code {exitcode}"
+
+
+def _why_it_remains(process: ProcessRemains) -> str:
+    if process.refused:
+        return "can't be killed: it is another user's"
+    return "has not ended a second after SIGKILL: it is in the kernel"
+
+
+def _left_out(packages: list[str]) -> str:
+    if not packages:
+        return ""
+    names = ", ".join(packages[:5]) + (" …" if len(packages) > 5 else "")
+    return f"; without {pluralize(len(packages), 'package')} outside of site-packages: {names}"

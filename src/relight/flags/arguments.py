@@ -1,0 +1,155 @@
+"""argv and PET_ variables -> a LaunchSpec.
+
+torchrun's grammar, which argparse does not give (docs/decisions/0002): each flag in both spellings
+(`--max-restarts`, `--max_restarts`), any unique beginning of a flag, values as `--flag=value` or
+`--flag value`, and everything after the script belongs to the script, except a `--` directly after
+it, which is dropped if there is none before it.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from relight.base.env import Environment
+from relight.base.errors import UsageError
+from relight.base.typed import Any, NamedTuple
+from relight.base.values import is_number
+from relight.flags.spec import FLAGS, Flag, LaunchSpec
+
+_FALSE, _TRUE = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
+
+
+class ParsedFlags(NamedTuple):
+    """The values of all flags, the names of those that were given, and the script with its
+    arguments.
+    """
+
+    values: Mapping[str, Any]
+    given: set[str]
+    command: tuple[str, ...]
+
+
+def parse(argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS) -> ParsedFlags:
+    """Read flags from `argv` up to the script; missing ones come from PET_ variables or defaults.
+
+    Raises:
+        UsageError: a flag is unknown or ambiguous, or a value is invalid.
+    """
+    table = {flag.name: flag for flag in flags}
+    texts, command = split(argv, table)
+    values: dict[str, Any] = {}
+    given = set(texts)
+    for flag in table.values():
+        text = texts.get(flag.name)
+        source = flag.variable or "PET_" + flag.field.upper()
+        variable = env.variables.get(source) if flag.from_env or flag.variable else None
+        if text is not None:
+            values[flag.field] = _value(flag, text, f"--{flag.name}={text}")
+        elif variable is not None:
+            values[flag.field] = _value(flag, variable, f"{source}={variable}")
+            given.add(flag.name)
+        else:
+            values[flag.field] = flag.default
+    return ParsedFlags(values, given, tuple(command))
+
+
+def to_spec(parsed: ParsedFlags) -> LaunchSpec:
+    """Return the LaunchSpec of a parsed command line.
+
+    Raises:
+        UsageError: there is no script, or its name is blank.
+    """
+    if not parsed.command:
+        hint = "relight run [flags] SCRIPT [arguments of the script]; relight run --help"
+        for name in parsed.given:
+            if ".py" in str(parsed.values[name.replace("-", "_")]):
+                hint = f"--{name} takes a value, and has taken the script for it"
+        raise UsageError("no training script was given", hint=hint)
+    script, *script_args = parsed.command
+    if not script.strip():
+        from relight.flags import suggestions
+
+        raise suggestions.blank("the script", script)
+    fields = {name: parsed.values[name] for name in LaunchSpec._fields if name in parsed.values}
+    return LaunchSpec(**fields, script=script, script_args=tuple(script_args))
+
+
+def split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], list[str]]:
+    """Return the text of each flag given (the last one counts) and the rest, from the script on.
+
+    As in argparse of Python 3.10 to 3.14: the first `--` ends the flags, before the script or
+    directly after it, and is dropped; any other one is an argument of the script.
+    """
+    texts: dict[str, str] = {}
+    shorts = {flag.short: flag for flag in table.values() if flag.short}
+    rest, typed = list(argv), ""
+    while rest:
+        word = rest[0]
+        if word == "--":
+            return texts, rest[1:]
+        if not word.startswith("-") or word == "-":
+            break
+        rest.pop(0)
+        if word.startswith("--"):
+            name, equals, text = word[2:].partition("=")
+            flag = _find(name, table)
+        else:
+            short_flag = shorts.get(word[1])
+            if short_flag is None:
+                raise _unknown(typed or word, table)
+            flag, text = short_flag, word[2:]
+            equals, text = ("=", text.removeprefix("=")) if text else ("", "")
+            if flag.parse is None and equals:  # -mr3: a switch followed by more short flags
+                rest.insert(0, "-" + text)
+                equals, text, typed = "", "", typed or word
+            else:
+                typed = ""
+        if flag.parse is None:
+            if equals:
+                hint = "leave it out" if text.lower() in _FALSE else f"type --{flag.name}"
+                raise UsageError(f"--{flag.name} is a switch and takes no value: {word}", hint=hint)
+            texts[flag.name] = "1"
+        elif equals:
+            texts[flag.name] = text
+        elif flag.implied:
+            texts[flag.name] = flag.implied
+        elif rest[:1] == ["="]:
+            raise UsageError(
+                f"there are spaces around the = of --{flag.name}",
+                hint=f"type --{flag.name}={''.join(rest[1:2])}",
+            )
+        elif rest and (not rest[0].startswith("-") or is_number(rest[0])):
+            texts[flag.name] = rest.pop(0)
+        else:
+            raise UsageError(f"--{flag.name} needs a value: {flag.metavar}")
+    return texts, rest[:1] + rest[2:] if rest[1:2] == ["--"] else rest
+
+
+def _find(name: str, table: Mapping[str, Flag]) -> Flag:
+    wanted = name.replace("_", "-")
+    if wanted in table:
+        return table[wanted]
+    matches = [known for known in table if known.startswith(wanted)] if wanted else []
+    of_torchrun = [known for known in matches if table[known].from_env]
+    if len(matches) == 1 or len(of_torchrun) == 1:  # a new flag breaks no habit
+        return table[(of_torchrun or matches)[0]]
+    if matches:
+        raise UsageError(f"--{name} is ambiguous: {', '.join('--' + m for m in matches)}")
+    raise _unknown("--" + name, table)
+
+
+def _unknown(word: str, table: Mapping[str, Flag]) -> UsageError:
+    from relight.flags import suggestions
+
+    return suggestions.unknown_flag(word, table)
+
+
+def _value(flag: Flag, text: str, source: str) -> object:
+    if flag.parse is None:
+        if text.lower() not in _FALSE + _TRUE:
+            raise UsageError(f"{source}: expected 1 or 0")
+        return text.lower() in _TRUE
+    try:
+        return flag.parse(text)
+    except ValueError as error:
+        from relight.flags import suggestions
+
+        raise UsageError(f"{source}: {error}", hint=suggestions.bad_value(flag, source)) from None

@@ -1,0 +1,400 @@
+"""What the user asked for on this node: one table of flags, one record of checked values, no I/O.
+
+`FLAGS` is the whole command line of `relight run`: each flag's name, parser, default and help.
+Names, defaults and meanings are those of torchrun (torch 2.13, `torch.distributed.run`), and so are
+the `PET_<NAME>` variables that supply defaults. A new setting is a field of `LaunchSpec`, a row of
+`FLAGS`, and the one place that uses it.
+
+`check` compares the values with each other: it refuses what can't work, and returns a one-line note
+for what torchrun would silently ignore.
+"""
+
+import signal
+from collections.abc import Callable
+
+from relight.base.errors import UsageError
+from relight.base.typed import Any, NamedTuple
+from relight.base.values import (
+    BACKENDS,
+    STDERR,
+    STDOUT,
+    Endpoint,
+    HangTimeout,
+    HealthCheck,
+    KeepWarm,
+    Nodes,
+    Notice,
+    PageAddress,
+    RestartBudget,
+    StreamChoice,
+    one_of,
+    parse_backend,
+    parse_conf,
+    parse_count,
+    parse_endpoint,
+    parse_event_handler,
+    parse_filters,
+    parse_grace,
+    parse_hang_timeout,
+    parse_health_check,
+    parse_host,
+    parse_interval,
+    parse_keep_warm,
+    parse_name,
+    parse_nodes,
+    parse_notice,
+    parse_nproc,
+    parse_page,
+    parse_pattern,
+    parse_port,
+    parse_preload,
+    parse_ranks,
+    parse_restarts,
+    parse_signals,
+    parse_slow_ranks,
+    parse_streams,
+)
+
+MAX_ID_BYTES = 200
+
+DEFAULT_MASTER_PORT = 29500
+DEFAULT_GRACE_S = 30
+UNSET_RUN_ID = "none"
+LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
+
+
+class LaunchSpec(NamedTuple):
+    """All checked values of `relight run`, one field per flag, in the order of `FLAGS`."""
+
+    nnodes: Nodes
+    nproc_per_node: str
+    rdzv_backend: str
+    rdzv_endpoint: Endpoint
+    rdzv_id: str
+    rdzv_conf: tuple[tuple[str, str], ...]
+    standalone: bool
+    node_rank: int
+    master_addr: str
+    master_port: int | None
+    local_addr: str
+    max_restarts: RestartBudget
+    restart_policy: str
+    checkpoints: str
+    failure_report: str
+    hang_timeout: HangTimeout | None
+    watch_slow_ranks: float | None
+    health_check: HealthCheck | None
+    health_check_timeout: float
+    monitor_interval: float
+    start_method: str
+    role: str
+    name: str
+    status: PageAddress | None
+    module: bool
+    no_python: bool
+    run_path: bool
+    signals_to_handle: tuple[int, ...]
+    shutdown_timeout: float | None
+    virtual_local_rank: bool
+    numa_binding: str
+    worker_store: str
+    membership_change: str
+    on_preempt: Notice | None
+    preload: tuple[str, ...]
+    keep_warm: KeepWarm | None
+    log_dir: str
+    redirects: StreamChoice
+    tee: StreamChoice
+    local_ranks_filter: tuple[int, ...]
+    duplicate_stdout_filters: tuple[str, ...]
+    duplicate_stderr_filters: tuple[str, ...]
+    logs_specs: str
+    event_log_handler: str
+    record_group: bool
+    verbose: bool
+    script: str
+    script_args: tuple[str, ...]
+
+    def runs_locally(self) -> bool:
+        """Return whether the job has one node only, and so needs no rendezvous."""
+        return self.nnodes.max_nodes == 1
+
+    def makes_own_id(self) -> bool:
+        """Return whether the job uses torchrun's standalone mode, with a generated id."""
+        return self.standalone or (
+            self.rdzv_backend == "static"
+            and not self.rdzv_endpoint.host
+            and self.master_port is None
+            and self.runs_locally()
+        )
+
+    def store_address(self) -> Endpoint:
+        """Return where the workers' store of a job of one node listens; 0 is any free port."""
+        static = self.rdzv_backend == "static" and not self.standalone
+        if static and self.rdzv_endpoint.host:
+            port = self.rdzv_endpoint.port
+            return Endpoint(self.rdzv_endpoint.host, DEFAULT_MASTER_PORT if port is None else port)
+        if static and self.master_port is not None:
+            return Endpoint(self.master_addr, self.master_port)
+        return Endpoint(self.local_addr or "127.0.0.1", 0)
+
+    def keeps_logs(self) -> bool:
+        """Return whether the user asked for log files that outlive the job."""
+        return self.log_dir != "/dev/null" and bool(
+            self.log_dir or self.redirects.any() or self.tee.any()
+        )
+
+
+class Flag(NamedTuple):
+    """One row of the command line. `parse` is None for a switch, and raises ValueError on a bad
+    value. The default may come from `PET_<NAME>` (`from_env`) or from `variable`. A flag with an
+    `implied` value may be given without one; its value must stand behind `=`.
+    """
+
+    name: str
+    parse: Callable[[str], Any] | None
+    default: Any
+    metavar: str
+    help: str
+    short: str = ""
+    from_env: bool = True
+    variable: str = ""
+    implied: str = ""
+
+    @property
+    def field(self) -> str:
+        """The field of `LaunchSpec` that holds the value."""
+        return self.name.replace("-", "_")
+
+
+DEFAULT_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    if hasattr(signal, name)  # Windows, from which jobs may be submitted, has only the first two
+)
+_BOTH = "0 none, 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:STREAMS,…"
+
+FLAGS: tuple[Flag, ...] = (
+    Flag("nnodes", parse_nodes, Nodes(1, 1), "N|MIN:MAX", "nodes of the job, or their range"),
+    Flag("nproc-per-node", parse_nproc, "1", "N|auto|cpu|gpu|xpu", "workers on this node"),
+    Flag("rdzv-backend", parse_backend, "static", "NAME", ", ".join(BACKENDS)),
+    Flag("rdzv-endpoint", parse_endpoint, Endpoint("", None), "HOST[:PORT]",
+         "where nodes meet; HOST1,HOST2,HOST3: the next takes over when one is lost"),
+    Flag("rdzv-id", str, UNSET_RUN_ID, "ID", "id of the job, the same on all its nodes"),
+    Flag("rdzv-conf", parse_conf, (), "K=V,…", "more settings of the rendezvous"),
+    Flag("standalone", None, False, "", "single node, free port"),
+    Flag("node-rank", parse_count, 0, "N", "rank of this node (static only)"),
+    Flag("master-addr", parse_host, "127.0.0.1", "HOST", "address of node 0 (static only)"),
+    Flag("master-port", parse_port, None, "PORT",
+         f"its port (static only) [{DEFAULT_MASTER_PORT}]"),
+    Flag("local-addr", parse_host, "", "HOST", "address of this node that other nodes connect to"),
+    Flag("max-restarts", parse_restarts, RestartBudget(0), "N[/TIME]",
+         "restarts of the job after failures; within a time, such as 3/1h"),
+    Flag("restart-policy", one_of("always", "smart"), "always", "NAME",
+         "smart: end when the same exception comes again without progress; wait longer each time; "
+         "progress refills --max-restarts", from_env=False, variable="RELIGHT_RESTART_POLICY"),
+    Flag("checkpoints", parse_pattern, "", "PATTERN",
+         "files, such as 'ckpt/*.pt', a new one of which counts as progress", from_env=False),
+    Flag("failure-report", parse_pattern, "", "FILE",
+         "where a failed job is reported as JSON, for programs",
+         from_env=False, variable="RELIGHT_FAILURE_REPORT"),
+    Flag("hang-timeout", parse_hang_timeout, None, "S|auto|off",
+         "treat a job as failed if no rank does anything for so long (auto: 5 minutes or more); "
+         "the report says where each rank is",
+         from_env=False, variable="RELIGHT_HANG_TIMEOUT"),
+    Flag("watch-slow-ranks", parse_slow_ranks, None, "S",
+         "name ranks that the others wait for persistently, compared over so many seconds [120]",
+         from_env=False, variable="RELIGHT_WATCH_SLOW_RANKS", implied="on"),
+    Flag("health-check", parse_health_check, None, "COMMAND|NAMES",
+         "what this node must pass before each start of its workers, or it leaves the job: a "
+         "command such as ./check.sh, or some of disk[=1G],memory[=1G],shm[=32M],gpu,network",
+         from_env=False, variable="RELIGHT_HEALTH_CHECK"),
+    Flag("health-check-timeout", parse_interval, 60.0, "S", "how long that may take",
+         from_env=False),
+    Flag("monitor-interval", parse_interval, 0.1, "S",
+         "accepted for torchrun compatibility; no effect"),
+    Flag("start-method", one_of("spawn", "fork", "forkserver"), "spawn", "NAME",
+         "accepted for torchrun compatibility; no effect"),
+    Flag("role", str, "default", "NAME", "role of the workers of this node"),
+    Flag("name", parse_name, "", "NAME",
+         "name of the job for relight list, status, logs, cancel [that of SCRIPT]",
+         from_env=False, variable="RELIGHT_NAME"),
+    Flag("status", parse_page, None, "[HOST:]PORT[,public]",
+         "serve a page that shows the job, and metrics, on the node of rank 0 while workers run; "
+         "public: reading needs no token",
+         from_env=False, variable="RELIGHT_STATUS"),
+    Flag("module", None, False, "", "SCRIPT is a module, as in python -m", short="m"),
+    Flag("no-python", None, False, "", "SCRIPT is an executable, not Python"),
+    Flag("run-path", None, False, "", "run SCRIPT with runpy.run_path"),
+    Flag("signals-to-handle", parse_signals, DEFAULT_SIGNALS, "NAMES",
+         "signals that stop the job, passed on to the workers"),
+    Flag("shutdown-timeout", parse_grace, None, "S",
+         f"time from asking the workers to stop to killing them [{DEFAULT_GRACE_S}]"),
+    Flag("virtual-local-rank", None, False, "", "LOCAL_RANK is 0; a worker sees one GPU"),
+    Flag("numa-binding", one_of("node", "socket", "exclusive", "core-complex"), "", "NAME",
+         "bind workers to CPUs: node, socket, exclusive, core-complex", from_env=False),
+    Flag("worker-store", one_of("agent", "rank0"), "agent", "NAME",
+         "who serves MASTER_PORT: agent, or rank0's worker", from_env=False),
+    Flag("membership-change", one_of("stop", "at-checkpoint"), "stop", "NAME",
+         "when nodes are let in: stop workers at once, or let them save (at-checkpoint)",
+         from_env=False),
+    Flag("on-preempt", parse_notice, None, "SIGNAL|FILE",
+         "notice that this node will be taken away: a signal besides SIGTERM, or a file that "
+         "appears; workers that ask relight.worker.should_checkpoint() save and leave",
+         from_env=False, variable="RELIGHT_ON_PREEMPT"),
+    Flag("preload", parse_preload, (), "off|auto|MODULE,…",
+         "import these once and fork workers from there; not with --no-python, --run-path",
+         from_env=False, variable="RELIGHT_PRELOAD"),
+    Flag("keep-warm", parse_keep_warm, None, "MINUTES|while:PID",
+         "keep the process with the modules of --preload for the next job, for so long without use "
+         "[30], or while another one runs; alone, it means --preload=auto",
+         from_env=False, variable="RELIGHT_KEEP_WARM", implied="on"),
+    Flag("log-dir", str, "", "DIR", "base directory of log files"),
+    Flag("redirects", parse_streams, StreamChoice(0), "STREAMS", "write to files: " + _BOTH,
+         short="r"),
+    Flag("tee", parse_streams, StreamChoice(0), "STREAMS",
+         "write to files and the console: as --redirects", short="t"),
+    Flag("local-ranks-filter", parse_ranks, (), "RANKS", "only these local ranks on the console"),
+    Flag("duplicate-stdout-filters", parse_filters, (), "TEXTS",
+         "copy tee'd lines with one of these texts to filtered_stdout.log"),
+    Flag("duplicate-stderr-filters", parse_filters, (), "TEXTS",
+         "the same for stderr: filtered_stderr.log"),
+    Flag("logs-specs", str, "default", "NAME", "only `default`", from_env=False),
+    Flag("event-log-handler", parse_event_handler, "null", "NAME",
+         "where events go: null or dynamic_rendezvous (nowhere), console (stderr, one JSON "
+         "line each), or a plug-in; --log-dir keeps them in events.jsonl"),
+    Flag("record-group", None, False, "",
+         "write what the coordinator of the group takes and decides to events.jsonl as well, for "
+         "relight events --replay; it is large", from_env=False),
+    Flag("help", None, False, "", "show this list", short="h", from_env=False),
+    Flag("verbose", None, False, "",
+         "print to stderr what happens: each start, exit and restart of a worker …", short="v",
+         from_env=False),
+)  # fmt: skip
+
+FLAG_BY_NAME = {flag.name: flag for flag in FLAGS}
+
+
+def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
+    """Refuse values that contradict each other; return a note for each that has no effect.
+
+    Args:
+        spec: the values, each valid by itself.
+        given: names of the flags set on the command line or in a PET_ variable.
+
+    Raises:
+        UsageError: the combination can't work.
+    """
+    notes: list[str] = []
+    if spec.standalone:
+        _check_standalone(spec, given, notes)
+    _check_script_form(spec, notes)
+    _check_logs(spec, notes)
+    static = spec.rdzv_backend == "static" and not spec.standalone
+    if static and spec.node_rank >= spec.nnodes.max_nodes:
+        raise UsageError(
+            f"--node-rank={spec.node_rank} is not below --nnodes={spec.nnodes.max_nodes}",
+            hint="node ranks count from 0",
+        )
+    if static and "/" in spec.rdzv_endpoint.host:
+        raise UsageError(
+            f"--rdzv-endpoint={spec.rdzv_endpoint}: the static rendezvous meets at HOST:PORT",
+            hint="--rdzv-backend=file meets in a directory that all nodes see",
+        )
+    if "node-rank" in given and spec.node_rank and not static:
+        notes.append("--node-rank has no effect: only the static rendezvous has node ranks")
+    if not spec.standalone and not static and {"master-addr", "master-port"} & given:
+        notes.append("--master-addr and --master-port have no effect with --rdzv-backend="
+                     f"{spec.rdzv_backend}; the endpoint counts")  # fmt: skip
+    if static and spec.runs_locally():
+        fixed = spec.rdzv_endpoint.host or spec.master_port is not None
+        if "master-addr" in given and not fixed:
+            notes.append("--master-addr has no effect without --master-port: any free port is used")
+        if "local-addr" in given and fixed:
+            notes.append("--local-addr has no effect with --master-port or a static endpoint")
+    if static and not spec.runs_locally():
+        if spec.nnodes.min_nodes < spec.nnodes.max_nodes:
+            notes.append(f"--nnodes={spec.nnodes}: the static rendezvous waits for all "
+                         f"{spec.nnodes.max_nodes} nodes")  # fmt: skip
+        if "master-addr" not in given and not spec.rdzv_endpoint.host:
+            notes.append("without --master-addr all nodes must be on this machine")
+    if not spec.rdzv_id and not spec.runs_locally():
+        raise UsageError("--rdzv-id is empty", hint="the nodes of a job find each other by its id")
+    if len(spec.rdzv_id.encode(errors="surrogateescape")) > MAX_ID_BYTES:
+        raise UsageError(
+            f"--rdzv-id is longer than {MAX_ID_BYTES} bytes; it names a directory of logs",
+            hint=f"it begins with {spec.rdzv_id[:40]}",
+        )
+    if "/" in spec.rdzv_id or "\0" in spec.rdzv_id:
+        raise UsageError(f"--rdzv-id={spec.rdzv_id} contains a slash; it names a directory of logs")
+    return notes
+
+
+def _check_standalone(spec: LaunchSpec, given: "set[str]", notes: list[str]) -> None:
+    contradictions = []
+    if spec.nnodes.max_nodes != 1:
+        contradictions.append(f"--nnodes={spec.nnodes}")
+    if "rdzv-backend" in given and spec.rdzv_backend != "c10d":
+        contradictions.append(f"--rdzv-backend={spec.rdzv_backend}")
+    if spec.rdzv_endpoint.host not in LOCAL_HOSTS:
+        contradictions.append(f"--rdzv-endpoint={spec.rdzv_endpoint.host}")
+    if spec.node_rank:
+        contradictions.append(f"--node-rank={spec.node_rank}")
+    if contradictions:
+        raise UsageError(
+            f"--standalone contradicts {', '.join(contradictions)}",
+            hint="leave out --standalone for a job of several nodes",
+        )
+    unused = sorted({"master-addr", "master-port"} & given)
+    if spec.rdzv_endpoint.port:
+        unused.append("rdzv-endpoint")
+    if unused:
+        names = ", ".join("--" + name for name in unused)
+        notes.append(f"{names}: no effect with --standalone, which takes any free port")
+
+
+def _check_script_form(spec: LaunchSpec, notes: list[str]) -> None:
+    if spec.module and (spec.no_python or spec.run_path):
+        other = "--no-python" if spec.no_python else "--run-path"
+        raise UsageError(f"-m and {other} contradict each other", hint="-m means python -m SCRIPT")
+    if spec.run_path and spec.no_python:
+        notes.append("--no-python has no effect: --run-path takes precedence")
+    if spec.preload or spec.keep_warm is not None:
+        asked = "preload" if spec.preload else "keep-warm"
+        notes += [
+            f"--{asked} has no effect with --{flag}: each worker imports its modules itself"
+            for flag in ("no-python", "run-path", "numa-binding")
+            if getattr(spec, flag.replace("-", "_"))
+        ]
+
+
+def _check_logs(spec: LaunchSpec, notes: list[str]) -> None:
+    if spec.record_group and not spec.keeps_logs():
+        raise UsageError(
+            "--record-group writes to events.jsonl, and this job keeps no log files",
+            hint="--log-dir=DIR keeps them there",
+        )
+    if spec.log_dir == "/dev/null" and (spec.redirects.any() or spec.tee.any()):
+        notes.append("--redirects and --tee have no effect with --log-dir=/dev/null")
+    for name in ("stdout", "stderr"):
+        bit = STDOUT if name == "stdout" else STDERR
+        filters = getattr(spec, f"duplicate_{name}_filters")
+        teed = [spec.tee.default, *(bits for _, bits in spec.tee.by_rank)]
+        if filters and not any(bits & bit for bits in teed):
+            notes.append(f"--duplicate-{name}-filters has no effect: no {name} is tee'd (--tee)")
+
+
+def check_ranks(spec: LaunchSpec, nproc: int) -> list[str]:
+    """Return a note for each local rank named in a flag that this node does not have."""
+    notes = []
+    for flag, ranks in (
+        ("--redirects", [rank for rank, _ in spec.redirects.by_rank]),
+        ("--tee", [rank for rank, _ in spec.tee.by_rank]),
+        ("--local-ranks-filter", list(spec.local_ranks_filter)),
+    ):
+        missing = [str(rank) for rank in ranks if rank >= nproc]
+        if missing:
+            notes.append(
+                f"{flag} names local rank {', '.join(missing)}; this node has 0 to {nproc - 1}"
+            )
+    return notes

@@ -1,0 +1,129 @@
+"""Suggests corrections for an invalid command line; imported only on an error."""
+
+import os
+import shlex
+from collections.abc import Collection, Sequence
+
+from relight.base.errors import UsageError
+from relight.base.text import closest_match
+from relight.flags.spec import Flag
+
+_PER_NODE = "did you mean --nproc-per-node? It counts the workers of each node, not of all"
+_NODES = "did you mean --nnodes?"
+_HOSTS = (
+    "the same command is started on every host, with --nnodes and --rdzv-endpoint; "
+    "relight submit -s ssh -cfg 'hosts=node1;node2' starts it on all of them"
+)
+_SUBMIT = "relight run starts workers here; relight submit submits a job to a scheduler"
+_DEVICES = "CUDA_VISIBLE_DEVICES says which GPUs to use"
+_OTHER_LAUNCHERS = {
+    **dict.fromkeys(
+        ("n", "np", "nprocs", "nproc", "num-processes", "num-procs", "ntasks", "workers",
+         "num-workers", "num-proc"), _PER_NODE,
+    ),
+    **dict.fromkeys(
+        ("g", "gpus", "gpu", "num-gpus", "ngpus", "gpus-per-node", "num-gpus-per-node",
+         "ntasks-per-node", "procs-per-node", "nproc-per-gpu", "devices", "multi-gpu"),
+        "did you mean --nproc-per-node? --nproc-per-node=gpu starts a worker for each GPU",
+    ),
+    **dict.fromkeys(("N", "nodes", "num-nodes", "num-machines", "nnode"), _NODES),
+    **dict.fromkeys(("machine-rank", "noderank", "node-id"), "did you mean --node-rank?"),
+    **dict.fromkeys(("main-process-ip", "main-address"), "did you mean --master-addr?"),
+    **dict.fromkeys(("main-process-port", "port"), "did you mean --master-port?"),
+    **dict.fromkeys(("H", "host", "hosts", "hostfile", "machinefile", "hostname"), _HOSTS),
+    **dict.fromkeys(("gpu-ids", "include", "exclude"), _DEVICES),
+    **dict.fromkeys(("s", "scheduler", "cfg", "j", "workspace", "dryrun"), _SUBMIT),
+    "rdzv-timeout": "did you mean --rdzv-conf join_timeout=SECONDS?",
+    "use-env": "relight run always does what --use-env asks for; relight launch has the flag",
+    "world-size": "the world size is --nnodes times --nproc-per-node",
+    "rank": "ranks follow from --node-rank and --nproc-per-node",
+    "local-rank": "each worker has LOCAL_RANK; relight launch also passes --local-rank to it",
+}  # fmt: skip
+"""Flags of mpirun, srun, accelerate, deepspeed, horovodrun and TorchX -> what to do here."""
+EXAMPLES = {
+    "nnodes": ("2", "2:4"),
+    "nproc-per-node": ("8", "gpu"),
+    "rdzv-endpoint": ("gpu-01", "gpu-01:29400"),
+    "rdzv-conf": ("join_timeout=600,read_timeout=60",),
+    "master-addr": ("gpu-01",),
+    "master-port": ("29500",),
+    "max-restarts": ("3",),
+    "signals-to-handle": ("SIGTERM,SIGUSR1",),
+    "shutdown-timeout": ("60",),
+}
+"""Valid values of the flags whose help says no more than the message about a bad value."""
+_OTHER_COMMANDS = {
+    "log": "logs", "runopts": "schedulers", "builtins": "components", "ls": "list",
+    "squeue": "list", "ps": "status", "kill": "cancel", "stop": "cancel", "scancel": "cancel",
+    "rm": "delete", "sbatch": "submit", "torchrun": "run", "start": "run", "exec": "run",
+}  # fmt: skip
+"""Commands of TorchX and others -> ours."""
+
+
+def unknown_flag(word: str, known: Collection[str]) -> UsageError:
+    """Return the error for a flag that a command does not have.
+
+    Args:
+        word: the flag as typed.
+        known: the flags of the command, without dashes.
+    """
+    name = word.lstrip("-").partition("=")[0].replace("_", "-")
+    if not word.startswith("--"):
+        name = name.rstrip("0123456789")
+    hint = _OTHER_LAUNCHERS.get(name) if "nproc-per-node" in known else None
+    meant = "" if hint else closest_match(name, list(known))
+    if not hint:
+        after = "; those of a script go after it" if "nproc-per-node" in known else ""
+        hint = f"did you mean --{meant}?" if meant else f"--help lists the flags{after}"
+    return UsageError(f"unknown flag: {word}", hint=hint)
+
+
+def bad_value(flag: Flag, source: str) -> str:
+    """Return the hint for a value that a flag does not take: one that it takes, or its help.
+
+    Args:
+        flag: the flag.
+        source: the flag or the variable with the value, as `NAME=VALUE`.
+    """
+    if flag.name not in EXAMPLES:
+        return f"--{flag.name}: {flag.help}"
+    name = source.partition("=")[0]
+    return "for example: " + ", ".join(f"{name}={value}" for value in EXAMPLES[flag.name])
+
+
+def blank(what: str, word: str) -> UsageError:
+    """Return the error for a word without a visible character, which a shell has made.
+
+    Args:
+        what: what it stands for, such as `the script`.
+        word: the word.
+    """
+    hint = "a space or a carriage return follows a backslash at the end of a line: delete it"
+    if not word:
+        hint = "the command line has an empty word: a quoted variable that is not set?"
+    return UsageError(f"the name of {what} is blank: {word!r}", hint=hint)
+
+
+def unknown_command(argv: Sequence[str], commands: Sequence[str]) -> UsageError:
+    """Return the error for a first word that is not a command.
+
+    Args:
+        argv: the whole command line.
+        commands: all commands.
+    """
+    word = argv[0]
+    if not word.strip():
+        return blank("the command", word)
+    meant = (
+        closest_match(word, ["--version", "--help"])
+        if word.startswith("--") and not argv[1:]
+        else ""
+    )
+    if meant:
+        return UsageError(f"unknown flag: {word}", hint=f"did you mean relight {meant}?")
+    if word.startswith("-") or word.endswith(".py") or os.path.isfile(word):
+        line = shlex.join(argv[:4]) + (" …" if len(argv) > 4 else "")
+        return UsageError(f"{word} is not a command", hint=f"did you mean relight run {line}?")
+    meant = _OTHER_COMMANDS.get(word) or closest_match(word, list(commands))
+    hint = f"did you mean relight {meant}?" if meant else f"commands: {', '.join(commands)}"
+    return UsageError(f"unknown command: {word}", hint=hint)

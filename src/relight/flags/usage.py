@@ -1,0 +1,112 @@
+"""Generates the help of commands from the table of their flags."""
+
+import textwrap
+from collections.abc import Iterable
+
+from relight.base.errors import signal_name
+from relight.base.values import Endpoint, Nodes, RestartBudget, StreamChoice, parse_signals
+from relight.flags.spec import UNSET_RUN_ID, Flag
+
+_WIDTH = 34
+_SCREEN = 80
+_GROUPS = {
+    "nnodes": "how many",
+    "rdzv-backend": "where nodes meet",
+    "max-restarts": "failures and restarts",
+    "role": "what workers are",
+    "signals-to-handle": "how workers are started and stopped",
+    "log-dir": "output",
+    "help": "others",
+}
+"""First flag of a group -> the group's title; the groups follow the table of flags."""
+_EMPTY = {"local-ranks-filter": "all", "preload": "off"}
+"""What the default means where it is an empty tuple."""
+
+
+def flag_lines(flags: Iterable[Flag]) -> list[str]:
+    """Return the lines of flags: their names, their values, their help with the default."""
+    lines = []
+    for flag in flags:
+        name = f"-{flag.short}, --{flag.name}" if flag.short else f"    --{flag.name}"
+        value = f"[={flag.metavar}]" if flag.implied else f" {flag.metavar}"
+        left = f"  {name}{value}".rstrip()
+        default = shown_default(flag)
+        text = f"{flag.help} [{default}]" if default else flag.help
+        rows = textwrap.wrap(text, _SCREEN - _WIDTH, break_on_hyphens=False)
+        if len(left) > _WIDTH - 2:
+            rows.insert(0, "")
+        lines += [(left.ljust(_WIDTH) + rows[0]).rstrip()]
+        lines += [" " * _WIDTH + row for row in rows[1:]]
+    return lines
+
+
+def _grouped(flags: Iterable[Flag]) -> list[str]:
+    """Return the lines of flags under the titles of their groups."""
+    lines = []
+    for flag in flags:
+        if flag.name in _GROUPS:
+            lines += ["", f"{_GROUPS[flag.name]}:"]
+        lines += flag_lines([flag])
+    return lines
+
+
+def shown_default(flag: Flag) -> str:
+    """Return the default of a flag as it would be typed, or nothing if it is not informative."""
+    value = flag.default
+    if flag.parse is None or value is None or value == UNSET_RUN_ID:
+        return ""
+    if flag.parse is parse_signals:
+        return ",".join(map(signal_name, value))
+    if isinstance(value, StreamChoice):
+        return str(value.default)
+    if isinstance(value, (Endpoint, Nodes, RestartBudget)):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return _EMPTY.get(flag.name, "") if value == () else str(value)
+
+
+def run_help(flags: Iterable[Flag], command: str = "run") -> str:
+    """Return the help of `relight run` or `relight launch`."""
+    flags = list(flags)
+    *most, last = [flag.variable for flag in flags if flag.variable.startswith("RELIGHT_")]
+    lines = [
+        f"usage: relight {command} [flags] SCRIPT [arguments of the script]",
+        "",
+        "Starts the workers of this node and keeps them alive. Flags have torchrun's",
+        "names and meanings; dashes and underscores are the same, and any unique",
+        "beginning of a name will do. They stand before SCRIPT. In brackets: the",
+        "default. PET_<FLAG> variables set other defaults, as with torchrun;",
+        *textwrap.wrap(f"{', '.join(most)} and {last} those of their flags.", _SCREEN),
+    ]
+    lines += _grouped(flags)
+    lines += [
+        "",
+        "examples:",
+        f"  relight {command} --nproc-per-node=4 train.py --epochs 3",
+        f"  relight {command} --nproc-per-node=gpu --max-restarts=3 --tee=3 train.py",
+        f"  relight {command} --nproc-per-node=2 -m package.train",
+        "",
+        "exit code: the root cause's own, 128 + n for a signal; 0 if all ended well;",
+        "2 wrong usage",
+    ]
+    return "\n".join(lines)
+
+
+def coordinator_help(flags: Iterable[Flag]) -> str:
+    """Return the help of `relight coordinator`."""
+    return "\n".join([
+        "usage: relight coordinator [flags]",
+        "",
+        "Coordinates jobs of several nodes from a machine that need not train. The jobs name it in",
+        "--rdzv-endpoint. If it is killed and started again, jobs reconnect and workers run on.",
+        "",
+        *flag_lines(flags),
+        "",
+        "examples:",
+        "  relight coordinator --bind head-node:29400",
+        "  relight run --nnodes=4 --rdzv-backend=c10d --rdzv-endpoint=head-node --rdzv-id=7 …",
+        "  relight coordinator --rdzv-backend=etcd --rdzv-endpoint=etcd:2379 --rdzv-id=7",
+        "",
+        "It ends on SIGTERM or SIGINT, exit code 0.",
+    ])  # fmt: skip

@@ -1,0 +1,351 @@
+"""The endpoint as this machine sees it: its addresses, what answers there, who holds its port.
+
+Nothing here needs an event loop, so that an agent can call it before it gives up.
+"""
+
+import os
+import selectors
+import socket
+import time
+from typing import NamedTuple
+
+from relight.base.fields import Malformed, printable
+from relight.core.link import wire
+from relight.core.link.authentication import NONCE_BYTES
+from relight.health.finding import ERROR, OK, WARNING, Finding, lines_of
+from relight.health.inspection import addresses_of, open_files, with_time_limit
+from relight.host.devices import content
+from relight.net.dns import is_numeric, sock_address, text_of
+from relight.net.ports import is_loopback, is_ours
+
+SILENT, REFUSED, NO_ROUTE = "silent", "refused", "no route"
+COORDINATOR, DOCTOR, RELIGHT = "coordinator", "doctor", "relight"
+RELIGHT_PROGRAMS = (COORDINATOR, DOCTOR, RELIGHT)
+
+_MAX_ADDRESSES = 8
+_NAME_S = 0.4
+_ANSWER_S = 0.4
+"""The shares of the time for a look-up and for an answer; connecting gets the rest."""
+_TRACE_PORT = 33434
+"""No program listens on this port, so a machine that is up refuses (traceroute(8))."""
+
+
+class EndpointAnswer(NamedTuple):
+    """The answer from one address.
+
+    `what` is one of the words above, or describes what the program there did. `alive`: the machine
+    answers on another port. `ours`: it is this machine, and `holder` is the process with the port.
+    """
+
+    address: str
+    what: str
+    alive: bool = False
+    ours: bool = False
+    holder: str = ""
+
+
+class EndpointReport(NamedTuple):
+    """What this machine sees of an endpoint; without addresses, its name has none."""
+
+    host: str
+    port: int
+    answers: tuple[EndpointAnswer, ...]
+
+
+def at_timeout(host: str, port: int, *, seconds: float = 2.0) -> list[str]:
+    """Return lines on what may be wrong with an endpoint at which no other node was met.
+
+    Takes at most `seconds`, and never raises.
+    """
+    try:
+        found = judge(examine(host, port, seconds * 0.9))
+        return [line for finding in found for line in lines_of(finding)]
+    except Exception as error:  # must not hide why the rendezvous failed
+        return [f"the endpoint could not be examined: {error}"]
+
+
+def examine(host: str, port: int, seconds: float) -> EndpointReport:
+    """Examine an endpoint from this machine, for at most `seconds`."""
+    end = time.monotonic() + seconds
+    none: tuple[str, ...] = ()
+    numeric = is_numeric(host)
+    addresses = (
+        (host,) if numeric else with_time_limit(seconds * _NAME_S, lambda: addresses_of(host), none)
+    )
+    return EndpointReport(
+        host, port, _connect_to_all(addresses[:_MAX_ADDRESSES], port, end, seconds * _ANSWER_S)
+    )
+
+
+def judge(seen: EndpointReport) -> list[Finding]:
+    """Return what is wrong with an endpoint, or that nothing is wrong."""
+    where = text_of(seen.host, seen.port)
+    if not seen.answers:
+        return [
+            Finding(
+                ERROR,
+                f"the name {seen.host} does not resolve here",
+                where,
+                "no name server and no /etc/hosts knows it, or none answers",
+                "correct the name, add it to DNS or /etc/hosts, or use an address in "
+                "--rdzv-endpoint",
+            )
+        ]
+    findings = []
+    loop = loopback_finding(seen.host, seen.port, [answer.address for answer in seen.answers])
+    if loop is not None:
+        findings.append(loop)
+    for answer in seen.answers:
+        if answer.what in RELIGHT_PROGRAMS:
+            return [*findings, _relight_answers(answer, where)]
+    for what in dict.fromkeys(answer.what for answer in seen.answers):
+        same = [answer for answer in seen.answers if answer.what == what]
+        findings.append(_failure(what, same, where, seen.port))
+    return findings
+
+
+def loopback_finding(host: str, port: int, addresses: list[str]) -> Finding | None:
+    """Return a finding if every node would reach itself at the endpoint's addresses."""
+    if not addresses or not all(map(is_loopback, addresses)):
+        return None
+    named = not is_numeric(host) and host != "localhost"
+    return Finding(
+        ERROR,
+        f"the endpoint is this machine itself ({', '.join(addresses)})",
+        text_of(host, port),
+        "/etc/hosts gives the name a loopback address, as Debian does for a machine's own name"
+        if named
+        else "no other machine can reach it",
+        "if it is the name of another machine, correct /etc/hosts here; nodes of other machines "
+        "need an address that they reach",
+    )
+
+
+def listener_of(port: int, proc: str = "/proc") -> str:
+    """Return which process of this machine listens on a TCP port, if we may know."""
+    inodes = set()
+    for name in ("tcp", "tcp6"):
+        for line in content(f"{proc}/net/{name}").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) > 9 and fields[3] == "0A" and fields[1].endswith(f":{port:04X}"):
+                inodes.add(f"socket:[{fields[9]}]")
+    for pid in filter(str.isdecimal, os.listdir(proc) if inodes else ()):
+        if inodes.intersection(open_files(pid, proc)):
+            words = " ".join(content(f"{proc}/{pid}/cmdline").replace("\0", " ").split())
+            name = words or content(f"{proc}/{pid}/comm")
+            return f"{printable(name, lines=False)[:60]} (pid {pid})"
+    return ""
+
+
+def answer_of(data: bytes, *, closed: bool) -> str:
+    """Return what answered a hello with these bytes: a `RELIGHT_PROGRAMS` word or a description."""
+    decoder = wire.Decoder()
+    try:
+        for message in decoder.feed(data):
+            sender = message.get("sender")
+            return sender if sender in (COORDINATOR, DOCTOR) else RELIGHT
+    except Malformed:
+        pass
+    if data.startswith(b"relight "):
+        return RELIGHT
+    if not data:
+        if closed:
+            return "it closes the connection without an answer, as torch's own store does"
+        return "it accepts connections and sends nothing"
+    for start, name in ((b"HTTP/", "a web server"), (b"SSH-", "an SSH server")):
+        if data.startswith(start):
+            return f"it is {name}"
+    if data[0] in (0x15, 0x16):
+        return "it uses TLS, but not as relight does"
+    return f"it answers {data[:24]!r}"
+
+
+def _connect_to_all(
+    addresses: tuple[str, ...], port: int, end: float, answer_s: float
+) -> tuple[EndpointAnswer, ...]:
+    """Connect to all addresses at once, send a hello to those that accept, and read the answers."""
+    calls, answers = [], []
+    for address in addresses:
+        try:
+            calls.append(_Attempt(address, port))
+        except OSError as error:  # a machine without IPv6
+            answers.append(EndpointAnswer(address, f"{NO_ROUTE}: {error.strerror}"))
+    nonce = os.urandom(NONCE_BYTES).hex()
+    hello = {"type": "hello", "sender": DOCTOR, "nonce": nonce, "token": False}
+    data = wire.GREETING + wire.encode(hello)
+    with selectors.DefaultSelector() as selector:
+        for call in calls:
+            if not call.what:
+                selector.register(call.sock, selectors.EVENT_WRITE, call)
+        listen_until = 0.0
+        while any(not call.done for call in calls):
+            calling = any(not (call.done or call.open) for call in calls)
+            limit = end - answer_s if calling else listen_until
+            left = min(limit, end) - time.monotonic()
+            if left <= 0:
+                if not calling:
+                    break
+                for call in calls:
+                    if not (call.done or call.open):
+                        selector.unregister(call.sock)
+                        call.what = SILENT
+                listen_until = listen_until or end
+                continue
+            for key, _ in selector.select(left):
+                call = key.data
+                if call.open:
+                    call.listen()
+                else:
+                    call.connect(data)
+                    listen_until = max(listen_until, time.monotonic() + answer_s)
+                if call.done:
+                    selector.unregister(call.sock)
+                elif call.open:
+                    selector.modify(call.sock, selectors.EVENT_READ, call)
+    return (*(call.finish(port) for call in calls), *answers)
+
+
+class _Attempt:
+    """An attempt to reach one address."""
+
+    def __init__(self, address: str, port: int) -> None:
+        self.address = address
+        self.what = ""
+        self.open = self.closed = False
+        self.heard = b""
+        family, target = sock_address(address, port)
+        self.sock = socket.socket(family, socket.SOCK_STREAM)
+        self.sock.setblocking(False)
+        self.trace = socket.socket(family, socket.SOCK_DGRAM)
+        self.trace.setblocking(False)
+        try:
+            self.trace.connect(sock_address(address, _TRACE_PORT)[1])
+            self.trace.send(b"relight doctor")
+        except OSError:
+            pass
+        try:
+            self.sock.connect(target)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._fail(error.errno or 0)
+
+    @property
+    def done(self) -> bool:
+        return bool(self.what) or self.closed
+
+    def connect(self, data: bytes) -> None:
+        """Note how the connection attempt ended, and send a hello."""
+        error = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            self._fail(error)
+            return
+        self.open = True
+        try:
+            self.sock.send(data)
+        except OSError:
+            self.closed = True
+
+    def listen(self) -> None:
+        """Read the answer."""
+        try:
+            heard = self.sock.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            heard = b""
+        self.heard += heard
+        answer = answer_of(self.heard, closed=not heard)
+        self.closed = not heard or len(self.heard) >= wire.MAX_HELLO
+        if answer in (COORDINATOR, DOCTOR):
+            self.what = answer
+
+    def finish(self, port: int) -> EndpointAnswer:
+        """Return the result, and close the socket."""
+        alive = self.open or self.what == REFUSED
+        try:
+            self.trace.recv(1)
+        except OSError as error:
+            alive = alive or isinstance(error, ConnectionRefusedError)
+        self.trace.close()
+        self.sock.close()
+        ours = is_ours(self.address)
+        what = self.what or answer_of(self.heard, closed=self.closed)
+        return EndpointAnswer(self.address, what, alive, ours, listener_of(port) if ours else "")
+
+    def _fail(self, number: int) -> None:
+        if isinstance(OSError(number, ""), ConnectionRefusedError):
+            self.what = REFUSED
+        elif isinstance(OSError(number, ""), TimeoutError):
+            self.what = SILENT
+        else:
+            self.what = f"{NO_ROUTE}: {os.strerror(number)}"
+
+
+def _relight_answers(answer: EndpointAnswer, where: str) -> Finding:
+    if answer.what == DOCTOR:
+        return Finding(OK, "another `relight doctor` answers", where)
+    if answer.what == COORDINATOR:
+        return Finding(
+            OK,
+            "a coordinator of relight answers",
+            where,
+            "the endpoint can be reached from here",
+            "if this node is not let in: compare --rdzv-id, --nnodes, RELIGHT_TOKEN and the tls_ "
+            "settings with those of the other nodes",
+        )
+    return Finding(
+        WARNING,
+        "relight answers, but requires TLS or a token, or is of another version",
+        where,
+        "the endpoint can be reached from here",
+        "use the same version of relight, RELIGHT_TOKEN and tls_ settings on all nodes",
+    )
+
+
+def _failure(what: str, same: list[EndpointAnswer], where: str, port: int) -> Finding:
+    addresses = ", ".join(answer.address for answer in same)
+    ours = all(answer.ours for answer in same)
+    if what == REFUSED and ours:
+        return Finding(OK, f"this machine has the endpoint ({addresses}), its port is free", where)
+    if what == REFUSED:
+        return Finding(
+            ERROR,
+            "the connection is refused",
+            where,
+            f"{addresses} is up, but nothing listens at port {port}, or a firewall rejects it",
+            "start relight on that host too; is it the right host and the right port?",
+        )
+    if what == SILENT:
+        alive = any(answer.alive for answer in same)
+        why = (
+            f"{addresses} is up: a firewall drops packets to port {port}"
+            if alive
+            else f"nothing comes back from {addresses}: a firewall drops it, the machine is down, "
+            "or the address is wrong"
+        )
+        return Finding(
+            ERROR,
+            "no answer",
+            where,
+            why,
+            f"open TCP port {port} on that host; if it does not even answer ping, look at the "
+            "machine and the routes",
+        )
+    if what.startswith(NO_ROUTE):
+        return Finding(
+            ERROR,
+            f"there is {what}",
+            where,
+            f"{addresses} can't be reached from this machine",
+            "look at the interfaces and routes (ip addr; ip route get ADDRESS)",
+        )
+    holder = next((answer.holder for answer in same if answer.holder), "")
+    end = f"end {holder}, or take" if holder else "end that program, or take"
+    return Finding(
+        ERROR,
+        f"port {port} is taken by a program that is not a coordinator of relight",
+        where,
+        f"{what}; {holder}" if holder else what,
+        f"{end} another port in --rdzv-endpoint on all nodes",
+    )

@@ -1,0 +1,84 @@
+"""A finding: what was examined, how bad it is, and what to do."""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from relight.core.group.env_diff import by_value, names_of
+from relight.core.ranks import natural
+
+_MAX_PARTS = 4
+
+
+class Level(StrEnum):
+    """How bad a finding is, worst first."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    OK = "ok"
+
+
+OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
+
+
+class Finding(NamedTuple):
+    """One result of the doctor.
+
+    `what` names the finding in a few words; `where` is a host, hosts, or pairs of hosts. `why` says
+    why it matters or how it is known; `remedy` says what to do. The last two may be empty.
+    """
+
+    level: Level
+    what: str
+    where: str
+    why: str = ""
+    remedy: str = ""
+
+
+def in_order(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings with the worst first, otherwise in the given order."""
+    levels = list(Level)
+    return sorted(findings, key=lambda finding: levels.index(finding.level))
+
+
+def lines_of(finding: Finding) -> list[str]:
+    """Return a finding as lines for people, with the remedy indented below."""
+    where = f"{finding.where}: " if finding.where else ""
+    why = f" ({finding.why})" if finding.why else ""
+    lines = [f"{finding.level:<8} {where}{finding.what}{why}"]
+    if finding.remedy:
+        lines.append(f"         -> {finding.remedy}")
+    return lines
+
+
+def to_object(finding: Finding) -> dict[str, Any]:
+    """Return a finding as a JSON object."""
+    return finding._asdict()
+
+
+def pairs_of(pairs: Iterable[tuple[str, str]], hosts: Sequence[str]) -> str:
+    """Return pairs of hosts for people: `node2 -> all others`, `node1 -> node3`.
+
+    Args:
+        pairs: from which host to which.
+        hosts: all hosts, to detect `all others`.
+    """
+    left = set(pairs)
+    parts = []
+    if len(hosts) > 2:
+        if len(left) == len(hosts) * (len(hosts) - 1):
+            return "all nodes, in both directions"
+        for host in sorted(hosts, key=natural):
+            others = [other for other in hosts if other != host]
+            for words, wanted in (
+                (f"{host} -> all others", {(host, other) for other in others}),
+                (f"all others -> {host}", {(other, host) for other in others}),
+            ):
+                if wanted <= left:
+                    left -= wanted
+                    parts.append(words)
+    by_source = by_value(left)
+    parts += [f"{s} -> {names_of(by_source[s])}" for s in sorted(by_source, key=natural)]
+    if len(parts) > _MAX_PARTS:
+        parts = [*parts[: _MAX_PARTS - 1], f"{len(parts) - _MAX_PARTS + 1} more of that kind"]
+    return "; ".join(parts)

@@ -1,0 +1,272 @@
+"""Examines this machine: limits, disks, devices, names. What can't be read counts as no limit.
+
+Sources: getrlimit(2), statvfs(3), cgroups(7), proc(5) and sysfs of Linux; `host.devices` tells
+which accelerators a worker sees.
+"""
+
+import os
+import resource
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from relight.base.env import Environment
+from relight.health.machine_findings import NO_LIMIT, Accelerators, Disk, Machine
+from relight.host import devices
+from relight.host.devices import content, entries
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_UNLIMITED = 2**60
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")
+_NO_DEVICES = ("/dev/nvidiactl", "/dev/nvidia-")
+_NAME_S = 0.7
+T = TypeVar("T")
+
+
+def read(env: Environment, facts: dict[str, str], root: str = "/") -> Machine:
+    """Return the facts of this machine.
+
+    Args:
+        env: the environment of the workers.
+        facts: as `host.facts.collect` returns them.
+        root: where /proc, /dev and /sys are; for tests.
+    """
+    files, files_hard = _limits(resource.RLIMIT_NOFILE)
+    host = socket.gethostname()
+    none: tuple[str, ...] = ()
+    own_name = with_time_limit(_NAME_S, lambda: addresses_of(host), none)
+    return Machine(
+        host=host,
+        shm=disk(os.path.join(root, "dev/shm")),
+        tmp=disk(env.get("TMPDIR") or tempfile.gettempdir()),
+        files=files,
+        files_hard=files_hard,
+        tasks_of_user=_tasks_of_user(root),
+        tasks_of_cgroup=_tasks_of_cgroup(root),
+        locked=_limits(resource.RLIMIT_MEMLOCK)[0],
+        rdma=tuple(entries(os.path.join(root, "sys/class/infiniband"))),
+        memory=_memory_of_cgroup(root),
+        gpus=gpus(env, root),
+        python=facts.get("Python", ""),
+        torch=facts.get("torch", ""),
+        own_name=own_name,
+        addresses=_interfaces(root),
+    )
+
+
+def with_time_limit(seconds: float, call: Callable[[], T], otherwise: T) -> T:
+    """Return the result of a call that may block, or `otherwise` if it takes over `seconds`."""
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads
+        return otherwise
+    thread.join(seconds)
+    return found[0] if found else otherwise
+
+
+def addresses_of(host: str) -> tuple[str, ...]:
+    """Return the addresses of a name, none if it can't be resolved."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, ValueError):
+        return ()
+    return tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def disk(path: str) -> Disk:
+    """Return the size and free space of a directory, and whether it is writable."""
+    try:
+        status = os.statvfs(path)
+        with tempfile.NamedTemporaryFile(dir=path, prefix="relight-doctor-") as file:
+            file.write(b"\0")
+            file.flush()
+    except OSError as error:
+        return Disk(path, 0, 0, error.strerror or str(error))
+    return Disk(path, status.f_frsize * status.f_blocks, status.f_frsize * status.f_bavail)
+
+
+def gpus(env: Environment, root: str = "/") -> Accelerators:
+    """Return the accelerators of this machine, and which of them a worker sees."""
+    bare = Environment({})
+    present = max(_gpus_on_bus(root), len(entries(os.path.join(root, "proc/driver/nvidia/gpus"))))
+    usable = devices.gpus(bare, root)
+    hiding = [name for name in _HIDING if name in env.variables]
+    named = -1
+    if len(hiding) == 1:
+        words = env.variables[hiding[0]].split(",")
+        named = len(words) if all(map(str.strip, words)) else -1
+    return Accelerators(
+        present=max(present, len(usable)),
+        usable=len(usable),
+        visible=len(devices.gpus(env, root)),
+        hiding=", ".join(f"{name}={env.variables[name]}" for name in hiding),
+        named=named,
+        driver=driver(root),
+        holders=_gpu_processes(root) if usable else (),
+    )
+
+
+def driver(root: str = "/") -> str:
+    """Return the version of the GPU driver, or an empty string if none is loaded."""
+    version = content(os.path.join(root, "sys/module/nvidia/version"))
+    if version:
+        return version
+    amd = os.path.join(root, "sys/module/amdgpu")
+    return (content(os.path.join(amd, "version")) or "amdgpu") if os.path.isdir(amd) else ""
+
+
+def open_files(pid: str, proc: str = "/proc") -> list[str]:
+    """Return the files that a process has open; none if it is another user's, or has exited."""
+    files = []
+    for fd in entries(f"{proc}/{pid}/fd"):
+        try:
+            files.append(os.readlink(f"{proc}/{pid}/fd/{fd}"))
+        except OSError:
+            continue
+    return files
+
+
+def facts_of(machine: Machine) -> dict[str, str]:
+    """Return more facts that should be equal on all nodes."""
+    found = {"GPUs": str(machine.gpus.visible)}
+    if machine.gpus.driver:
+        found["GPU driver"] = machine.gpus.driver
+    low, _, high = content("/proc/sys/net/ipv4/ip_local_port_range").partition("\t")
+    if low.isdecimal() and high.strip().isdecimal():
+        found["port range"] = f"{low}-{high.strip()}"
+    return found
+
+
+def _gpus_on_bus(root: str) -> int:
+    """Return how many NVIDIA GPUs are on the bus, with or without a driver."""
+    folder = os.path.join(root, "sys/bus/pci/devices")
+    found = 0
+    for name in entries(folder):
+        kind = content(os.path.join(folder, name, "class"))
+        if kind.startswith(("0x0300", "0x0302")):
+            found += content(os.path.join(folder, name, "vendor")) == "0x10de"
+    return found
+
+
+def _gpu_processes(root: str) -> tuple[str, ...]:
+    """Return other processes that have a GPU open, as far as we may read that."""
+    found = []
+    for pid in entries(os.path.join(root, "proc")):
+        if not pid.isdecimal() or int(pid) == os.getpid():
+            continue
+        files = open_files(pid, os.path.join(root, "proc"))
+        if any(f.startswith(_DEVICES) and not f.startswith(_NO_DEVICES) for f in files):
+            found.append(f"{content(os.path.join(root, 'proc', pid, 'comm'))} (pid {pid})")
+    return tuple(found)
+
+
+def _limits(kind: int) -> tuple[int, int]:
+    soft, hard = resource.getrlimit(kind)
+    return tuple(  # type: ignore[return-value]  # two of them
+        NO_LIMIT if limit == resource.RLIM_INFINITY or limit > _UNLIMITED else limit
+        for limit in (soft, hard)
+    )
+
+
+def _tasks_of_user(root: str) -> int:
+    """Return how many more tasks this user may start; root may start any number."""
+    limit = _limits(resource.RLIMIT_NPROC)[0]
+    if limit == NO_LIMIT or os.geteuid() == 0:
+        return NO_LIMIT
+    used = 0
+    for pid in entries(os.path.join(root, "proc")):
+        try:
+            if pid.isdecimal() and os.stat(os.path.join(root, "proc", pid)).st_uid == os.geteuid():
+                used += len(entries(os.path.join(root, "proc", pid, "task")))
+        except OSError:
+            continue
+    return max(0, limit - used)
+
+
+def _tasks_of_cgroup(root: str) -> int:
+    return _left_of_limit(root, "pids", "pids.max", "pids.max", "pids.current", "pids.current")
+
+
+def available_memory(root: str = "/") -> int:
+    """Return the bytes of memory that new processes can get, on this machine and in its cgroup."""
+    left = [each for each in (_memory_of_cgroup(root),) if each != NO_LIMIT]
+    for line in content(os.path.join(root, "proc/meminfo")).splitlines():
+        words = line.split()
+        if words[:1] == ["MemAvailable:"] and words[1].isdecimal():
+            left.append(int(words[1]) * 1024)
+    return min(left, default=NO_LIMIT)
+
+
+def _memory_of_cgroup(root: str) -> int:
+    """Return the memory that the cgroup leaves; cached files count as free."""
+    return _left_of_limit(
+        root,
+        "memory",
+        "memory.max",
+        "memory.limit_in_bytes",
+        "memory.current",
+        "memory.usage_in_bytes",
+        cache="inactive_file",
+    )
+
+
+def _left_of_limit(
+    root: str, controller: str, limit2: str, limit1: str, used2: str, used1: str, cache: str = ""
+) -> int:
+    """Return what is left of a limit: the least among our cgroup and its ancestors."""
+    left = []
+    for line in content(os.path.join(root, "proc/self/cgroup")).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers == "":
+            mounts, limit_name, used_name = ("", "unified"), limit2, used2
+        elif controller in controllers.split(","):
+            mounts, limit_name, used_name = (controllers, controller), limit1, used1
+        else:
+            continue
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts) + 1):
+            for mount in mounts:
+                folder = os.path.join(root, "sys/fs/cgroup", mount, *parts[:depth])
+                limit = content(os.path.join(folder, limit_name))
+                if limit.isdecimal() and int(limit) < _UNLIMITED:
+                    used = content(os.path.join(folder, used_name))
+                    free = int(limit) - (int(used) if used.isdecimal() else 0)
+                    left.append(max(0, free + _in_stat(folder, cache)))
+    return min(left, default=NO_LIMIT)
+
+
+def _in_stat(folder: str, name: str) -> int:
+    if not name:
+        return 0
+    for line in content(os.path.join(folder, "memory.stat")).splitlines():
+        key, _, value = line.partition(" ")
+        if key in (name, f"total_{name}") and value.isdecimal():
+            return int(value)
+    return 0
+
+
+def _interfaces(root: str) -> tuple[str, ...]:
+    """Return the addresses of this machine's interfaces that are up."""
+    import fcntl
+
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("16s24x", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(sock, _SIOCGIFADDR, request)
+            except OSError:
+                continue  # it has no IPv4 address
+            found.append(f"{name} {socket.inet_ntoa(answer[20:24])}")
+    for line in content(os.path.join(root, "proc/net/if_inet6")).splitlines():
+        fields = line.split()
+        if len(fields) == 6:
+            address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))
+            found.append(f"{fields[5]} {address}")
+    return tuple(found)

@@ -1,0 +1,315 @@
+"""Judges a machine by the facts that `inspection.py` collects. Pure."""
+
+from typing import NamedTuple
+
+from relight.health.finding import ERROR, OK, WARNING, Finding
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+NO_LIMIT = -1
+
+_LEAST_FILES, _FEW_FILES = 256, 1024
+_LEAST_TASKS, _FEW_TASKS = 256, 2048
+_MANY_HOLDERS = 6
+
+SHM_REMEDY = (
+    "docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir of medium Memory at "
+    "/dev/shm; else mount -o remount,size=16g /dev/shm"
+)
+TMP_REMEDY = "make room there, or set TMPDIR to a directory that has some"
+MEMORY_REMEDY = "raise --memory of the container, or the memory of the batch job"
+HOLDERS_REMEDY = "end them if nobody needs them (nvidia-smi shows how much each takes)"
+
+
+class Disk(NamedTuple):
+    """A directory: its size and free space in bytes, and why it is not writable."""
+
+    path: str
+    size: int
+    free: int
+    error: str = ""
+
+
+class Accelerators(NamedTuple):
+    """The accelerators of a machine.
+
+    `present`: their number, by the bus or the driver. `usable`: how many have device files that can
+    be opened. `visible`: how many a worker sees after the variables in `hiding`, `NAME=VALUE`,
+    which name `named` of them (-1: not known). `driver`: the version, empty if none is loaded.
+    `holders`: other processes that have one open.
+    """
+
+    present: int = 0
+    usable: int = 0
+    visible: int = 0
+    hiding: str = ""
+    named: int = -1
+    driver: str = ""
+    holders: tuple[str, ...] = ()
+
+
+class Machine(NamedTuple):
+    """The facts of a machine. Sizes are in bytes; a limit that does not exist is `NO_LIMIT`.
+
+    `tasks` are threads and processes that may still be started, by RLIMIT_NPROC (`of_user`) and by
+    the cgroup. `locked`: RLIMIT_MEMLOCK. `rdma`: names of InfiniBand and RoCE devices. `memory`:
+    what the cgroup leaves. `own_name`: addresses of the host's own name. `addresses`: those of its
+    interfaces, `eth0 10.0.0.3`.
+    """
+
+    host: str
+    shm: Disk
+    tmp: Disk
+    files: int
+    files_hard: int
+    tasks_of_user: int
+    tasks_of_cgroup: int
+    locked: int
+    rdma: tuple[str, ...]
+    memory: int
+    gpus: Accelerators
+    python: str
+    torch: str
+    own_name: tuple[str, ...]
+    addresses: tuple[str, ...]
+
+
+def judge(machine: Machine, *, alone: bool) -> list[Finding]:
+    """Return the findings on a machine.
+
+    Args:
+        machine: its facts.
+        alone: no other node takes part, so that names and addresses do not matter.
+    """
+    found = [
+        *_shared_memory(machine.shm),
+        *_temporary(machine.tmp),
+        *_files(machine),
+        *_tasks(machine),
+        *_locked(machine),
+        *_memory(machine),
+        *_gpus(machine.gpus),
+        *_packages(machine),
+        *([] if alone else _names(machine)),
+    ]
+    return [finding._replace(where=machine.host) for finding in found]
+
+
+def _shared_memory(shm: Disk) -> list[Finding]:
+    remedy = SHM_REMEDY
+    why = "DataLoader workers and NCCL share data there, and die with a bus error when it is full"
+    if shm.error:
+        return [
+            Finding(ERROR, f"shared memory (/dev/shm) can't be used: {shm.error}", "", why, remedy)
+        ]
+    if shm.size <= 64 * MIB:
+        size = f"shared memory (/dev/shm) has {_size(shm.size)}"
+        return [Finding(ERROR, size, "", f"the default of containers; {why}", remedy)]
+    if shm.size < GIB:
+        return [
+            Finding(WARNING, f"shared memory (/dev/shm) has {_size(shm.size)}", "", why, remedy)
+        ]
+    if shm.free < GIB:
+        what = f"shared memory (/dev/shm) has {_size(shm.free)} left of {_size(shm.size)}"
+        return [Finding(WARNING, what, "", why, f"remove what dead jobs left there; {remedy}")]
+    return [Finding(OK, f"shared memory (/dev/shm) has {_size(shm.free)} free", "")]
+
+
+def _temporary(tmp: Disk) -> list[Finding]:
+    remedy = TMP_REMEDY
+    why = "relight, Python and compilers write temporary files there"
+    if tmp.error:
+        what = f"{tmp.path} is not writable: {tmp.error}"
+        return [Finding(ERROR, what, "", why, remedy)]
+    if tmp.free < 100 * MIB:
+        level = ERROR if tmp.free < MIB else WARNING
+        return [Finding(level, f"{tmp.path} has {_size(tmp.free)} left", "", why, remedy)]
+    return [Finding(OK, f"{tmp.path} has {_size(tmp.free)} free", "")]
+
+
+def _files(machine: Machine) -> list[Finding]:
+    limit = machine.files
+    if limit == NO_LIMIT or limit >= _FEW_FILES:
+        return [Finding(OK, f"open files: {_count(limit)}", "")]
+    can = machine.files_hard
+    more = f"ulimit -n {_count(can)}" if can != limit else "raise the hard limit first"
+    return [
+        Finding(
+            ERROR if limit < _LEAST_FILES else WARNING,
+            f"only {limit} files may be open (ulimit -n)",
+            "",
+            "DataLoader workers and connections take hundreds: 'Too many open files'",
+            f"{more}; docker run --ulimit nofile=65536; LimitNOFILE= in systemd",
+        )
+    ]
+
+
+def _tasks(machine: Machine) -> list[Finding]:
+    findings = []
+    for left, name, remedy in (
+        (machine.tasks_of_user, "ulimit -u", "raise ulimit -u (/etc/security/limits.conf)"),
+        (
+            machine.tasks_of_cgroup,
+            "pids.max of the cgroup",
+            "docker run --pids-limit=-1; podPidsLimit of the kubelet; TasksMax= in systemd",
+        ),
+    ):
+        if left != NO_LIMIT and left < _FEW_TASKS:
+            findings.append(
+                Finding(
+                    ERROR if left < _LEAST_TASKS else WARNING,
+                    f"only {left} more processes and threads can be started ({name})",
+                    "",
+                    "each worker has dozens of threads: 'Resource temporarily unavailable'",
+                    remedy,
+                )
+            )
+    return findings or [Finding(OK, "processes and threads are not limited", "")]
+
+
+def _locked(machine: Machine) -> list[Finding]:
+    if not machine.rdma or machine.locked == NO_LIMIT or machine.locked >= 16 * GIB:
+        return []
+    return [
+        Finding(
+            WARNING,
+            f"only {_size(machine.locked)} of memory may be locked (ulimit -l)",
+            "",
+            f"NCCL locks memory for RDMA ({machine.rdma[0]}): 'Cannot allocate memory'",
+            "ulimit -l unlimited; docker run --ulimit memlock=-1; LimitMEMLOCK=infinity in systemd",
+        )
+    ]
+
+
+def _memory(machine: Machine) -> list[Finding]:
+    if machine.memory == NO_LIMIT or machine.memory >= GIB:
+        return [Finding(OK, f"memory of the cgroup: {_size(machine.memory)}", "")]
+    return [
+        Finding(
+            WARNING,
+            f"the cgroup leaves {_size(machine.memory)} of memory",
+            "",
+            "a worker with torch takes some 0.5 GiB; above the limit it is killed (exit code 137)",
+            MEMORY_REMEDY,
+        )
+    ]
+
+
+def _gpus(gpus: Accelerators) -> list[Finding]:
+    findings = []
+    if gpus.present and not gpus.usable and not gpus.driver:
+        findings.append(
+            Finding(
+                ERROR,
+                f"{_gpu(gpus.present)} on the bus, and no driver is loaded",
+                "",
+                "CUDA will find no device",
+                "install and load the driver (modprobe nvidia; dmesg says why it fails)",
+            )
+        )
+    elif gpus.present and not gpus.usable:
+        findings.append(
+            Finding(
+                ERROR,
+                f"the driver has {_gpu(gpus.present)}, and none can be opened",
+                "",
+                "their files in /dev are missing or forbidden",
+                "docker run --gpus all; in a batch job ask for GPUs (--gres=gpu:N); or look at "
+                "the permissions of /dev/nvidia*",
+            )
+        )
+    elif gpus.usable and not gpus.visible:
+        findings.append(
+            Finding(
+                ERROR,
+                f"{_gpu(gpus.usable)}, all hidden by {gpus.hiding}",
+                "",
+                "workers see none",
+                "unset it, or name devices from 0 on",
+            )
+        )
+    elif 0 <= gpus.visible < gpus.named:
+        findings.append(
+            Finding(
+                WARNING,
+                f"{gpus.hiding} names {gpus.named} devices, and {gpus.visible} of them are there",
+                "",
+                "CUDA stops at the first entry that does not exist",
+                f"name devices that exist: {_gpu(gpus.usable)} here, from 0 on",
+            )
+        )
+    if gpus.holders:
+        shown = ", ".join(gpus.holders[:_MANY_HOLDERS])
+        more = len(gpus.holders) - _MANY_HOLDERS
+        findings.append(
+            Finding(
+                WARNING,
+                f"other processes use the GPUs: {shown}{f' and {more} more' if more > 0 else ''}",
+                "",
+                "processes of an earlier job may still hold GPU memory: 'CUDA out of memory'",
+                HOLDERS_REMEDY,
+            )
+        )
+    if findings:
+        return findings
+    text = f"{_gpu(gpus.visible)} visible to workers" if gpus.visible else "no GPU"
+    return [Finding(OK, text, "")]
+
+
+def _packages(machine: Machine) -> list[Finding]:
+    if machine.torch:
+        python = f"Python {machine.python}, " if machine.python else ""
+        return [Finding(OK, f"{python}torch {machine.torch}", "")]
+    return [
+        Finding(
+            WARNING,
+            "torch is not installed for the workers' Python, or not found",
+            "",
+            "training scripts import it",
+            "activate the right environment, or set PYTHON_EXEC to its interpreter",
+        )
+    ]
+
+
+def _names(machine: Machine) -> list[Finding]:
+    outside = [address for address in machine.own_name if not _is_local(address)]
+    if outside:
+        return [Finding(OK, f"its own name resolves to {', '.join(outside)}", "")]
+    found = ", ".join(machine.own_name)
+    what = f"only to local addresses ({found})" if found else "to no address"
+    return [
+        Finding(
+            WARNING,
+            f"the machine's own name, {machine.host}, resolves {what}",
+            "",
+            "gloo listens at that address, and other nodes can't reach it there; relight itself "
+            "uses addresses",
+            "give the name the machine's address in /etc/hosts, or set GLOO_SOCKET_IFNAME to the "
+            f"interface that others reach{_choice(machine.addresses)}",
+        )
+    ]
+
+
+def _choice(addresses: tuple[str, ...]) -> str:
+    outside = [a for a in addresses if not _is_local(a.rpartition(" ")[2])]
+    return f" (here {', '.join(outside[:4])})" if outside else ""
+
+
+def _is_local(address: str) -> bool:
+    return address.startswith(("127.", "fe80:")) or address == "::1"
+
+
+def _gpu(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+def _count(limit: int) -> str:
+    return "unlimited" if limit == NO_LIMIT else str(limit)
+
+
+def _size(size: int) -> str:
+    if size == NO_LIMIT:
+        return "unlimited"
+    for unit, word in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {word}" if size < 1000 * unit else f"{size // unit} {word}"
+    return f"{size} bytes"

@@ -1,0 +1,54 @@
+"""Exits with 128 + n on SIGINT or SIGTERM while no agent handles them: before it starts, and after
+it has ended.
+
+No workers run then, so nothing has to be stopped. By default, Python turns SIGINT into an exception
+at any point in the code, with a traceback or without any effect, and SIGTERM kills the process.
+Interpreter shutdown removes the handlers some milliseconds before the process ends, so `quick_exit`
+skips it.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Collection
+from types import FrameType
+
+from relight.base.typed import Any, NoReturn
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_DEFAULTS: dict[int, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
+
+
+def exit_on_signals() -> None:
+    """From now on, exit with 128 + n on a signal; ignored signals stay ignored."""
+    for number in NUMBERS:
+        if signal.getsignal(number) == _DEFAULTS[number]:
+            signal.signal(number, _exit)
+
+
+def restore_defaults(numbers: Collection[int] = NUMBERS) -> None:
+    """Restore Python's default handlers of these signals."""
+    for number in numbers:
+        if signal.getsignal(number) is _exit:
+            signal.signal(number, _DEFAULTS[number])
+
+
+def quick_exit(exit_code: int) -> NoReturn:
+    """End the process as Python does, but without interpreter shutdown."""
+    import atexit
+
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            pass  # already reported, if possible
+    os._exit(exit_code & 0xFF)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    del frame
+    os._exit(128 + number)

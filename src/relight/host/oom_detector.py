@@ -1,0 +1,265 @@
+"""Finds out whether the kernel's out-of-memory killer has killed a worker.
+
+The kernel does not tell a parent why its child got SIGKILL. In the order of their worth:
+
+    the kernel's log     names each process that it has killed: proof, either way (kernel_log)
+    memory.events        counts the kills in a cgroup (v2) and wakes up who watches it (inotify),
+                         so each kill has a time: probably this process, or probably not
+    memory.oom_control   the same count (cgroup v1, Linux 4.13), without a time: perhaps
+    /proc/vmstat         counts those of the whole machine: perhaps
+"""
+
+import os
+import time
+
+from relight.base.typed import NamedTuple
+from relight.host import system
+from relight.host.files import read_small
+from relight.host.loop import Alarm, Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from relight.host.kernel_log import Kill
+
+_ROOT = "/sys/fs/cgroup"
+_UNLIMITED = 2**60
+_SAME_S = 5.0
+"""How long before its end a process may have been killed: the kernel frees its memory first."""
+_PAUSE_S = 0.1
+"""The time between two reads of a counter that changes all the time, near its limit."""
+
+
+class _Cgroup(NamedTuple):
+    """A memory cgroup: its path in the hierarchy, the hierarchy's mount point, and its files."""
+
+    path: str
+    mount: str
+    counter: str
+    limit: str
+
+
+class OomKills:
+    """The out-of-memory kills since this object was made.
+
+    Args:
+        proc: where proc(5) is mounted.
+        root: where cgroups are mounted.
+        log: returns the kills in the kernel's log since a time; None if they are unknown.
+    """
+
+    def __init__(
+        self,
+        proc: str = "/proc",
+        root: str = _ROOT,
+        log: "Callable[[float], list[Kill] | None] | None" = None,
+    ) -> None:
+        self._cgroup = _memory_cgroup(f"{proc}/self/cgroup", root)
+        self._counter = self._cgroup.counter if self._cgroup is not None else ""
+        self._vmstat = f"{proc}/vmstat"
+        self._log = log
+        self._began = time.monotonic()
+        self._before = self._last = _read(self._counter)
+        self._machine_before = _read(self._vmstat)
+        self._times: list[float] | None = None
+        """When the counter has increased; None if nobody watches it."""
+        self._inotify = -1
+        self._loop: Loop | None = None
+        self._alarm: Alarm | None = None
+
+    def watch(self, loop: Loop) -> None:
+        """Note the times of kills from now on, until `close`, where the kernel tells them."""
+        if not self._counter.endswith("memory.events"):
+            return
+        self._inotify = system.inotify_open()
+        if self._inotify < 0:
+            return
+        if system.inotify_watch(self._inotify, self._counter, system.IN_MODIFY) < 0:
+            os.close(self._inotify)
+            self._inotify = -1
+            return
+        self._times, self._loop = [], loop
+        self._alarm = Alarm(loop, self._listen)
+        self._listen()
+
+    def close(self) -> None:
+        """Stop watching; what is known stays."""
+        if self._inotify >= 0 and self._loop is not None and self._alarm is not None:
+            self._note()
+            self._alarm.set(None)
+            self._loop.forget(self._inotify)
+            os.close(self._inotify)
+            self._inotify = -1
+
+    def of_worker(self, pid: int, at: float) -> str:
+        """Describe whether a process that got SIGKILL was killed for lack of memory.
+
+        Args:
+            pid: the process.
+            at: when it ended, on the monotonic clock.
+        """
+        logged = self._logged()
+        if logged is None:
+            return self._counted(at) or self._nobody()
+        own = next((kill for kill in logged if kill.pid == pid), None)
+        if own is None:
+            before = [kill for kill in logged if kill.at <= at]
+            return f"{self._nobody()}{_other(before[-1], at) if before else ''}"
+        limit, place = self._place() if own.in_cgroup else ("", "")
+        return f"out of memory{limit}: the kernel killed it{place} (kernel log)"
+
+    def of_child(self, at: float, *, is_worker: bool) -> str:
+        """Describe whether a process that a worker had started was killed for lack of memory, given
+        that it got SIGKILL; empty if there is no sign of it.
+
+        Args:
+            at: when the worker ended, on the monotonic clock.
+            is_worker: whether the worker, a shell, has ended as if it were that process.
+        """
+        logged = self._logged()
+        if logged is None:
+            return self._counted(at) or (self._nobody() if is_worker else "")
+        near = [kill for kill in logged if at - _SAME_S <= kill.at <= at + _PAUSE_S]
+        if not near:
+            return self._nobody() if is_worker else ""
+        kill = near[-1]
+        limit, place = self._place() if kill.in_cgroup else ("", "")
+        what = f"process {kill.pid} ({kill.name})"
+        return f"probably out of memory{limit}: the kernel killed {what}{place} (kernel log)"
+
+    def _logged(self) -> "list[Kill] | None":
+        if self._log is not None:
+            return self._log(self._began)
+        from relight.host import kernel_log  # only after a failure
+
+        return kernel_log.kills(self._began)
+
+    def _counted(self, at: float) -> str:
+        """Return what the counters say about an end at this time; empty for no kill."""
+        here = _increase(self._before, _read(self._counter))
+        if here and self._cgroup is not None:
+            if self._inotify >= 0:
+                self._note()
+            limit, place = self._place()
+            if not self._times:
+                return f"perhaps out of memory{limit}: the kernel killed {_processes(here)}{place}"
+            ago = min(abs(at - each) for each in self._times)
+            if ago > _SAME_S:
+                other = f"the kernel killed another process {ago:.1f} s before"
+                return f"probably not out of memory: {other}"
+            return f"probably out of memory{limit}: the kernel killed {_processes(here)}{place}"
+        machine = _increase(self._machine_before, _read(self._vmstat))
+        if not machine:
+            return ""
+        if here is None:
+            return (
+                f"perhaps out of memory: the kernel killed {_processes(machine)} "
+                "somewhere on this machine meanwhile"
+            )
+        return (
+            "probably not out of memory: "
+            f"the kernel killed {_processes(machine)} meanwhile, but in other cgroups"
+        )
+
+    def _nobody(self) -> str:
+        return "" if self._machine_before is None else _NOBODY
+
+    def _place(self) -> tuple[str, str]:
+        """Return the limit and the cgroup, for a sentence; empty texts if they are unknown."""
+        if self._cgroup is None:
+            return "", ""
+        limit = _limit(self._cgroup)
+        at = f" (limit {limit / 2**20:.0f} MiB)" if limit else ""
+        return at, f" in {_name(self._cgroup)}"
+
+    def _listen(self) -> None:
+        if self._loop is not None:
+            self._note()
+            self._loop.on_readable(self._inotify, self._on_change)
+
+    def _on_change(self) -> None:
+        self._note()
+        if self._loop is not None and self._alarm is not None:
+            self._loop.on_readable(self._inotify, None)
+            self._alarm.set_after(_PAUSE_S)
+
+    def _note(self) -> None:
+        """Note whether the counter has increased."""
+        try:
+            os.read(self._inotify, 4096)
+        except BlockingIOError:
+            pass
+        now = _read(self._counter)
+        if _increase(self._last, now) and self._times is not None:
+            self._times.append(time.monotonic())
+        self._last = now if now is not None else self._last
+
+
+_NOBODY = "neither relight nor the out-of-memory killer sent it"
+
+
+def _other(kill: "Kill", at: float) -> str:
+    return f"; that killed process {kill.pid} {at - kill.at:.1f} s before"
+
+
+def _memory_cgroup(memberships: str, root: str) -> _Cgroup | None:
+    """Return the memory cgroup of this process (cgroups(7)), if its counter can be read."""
+    try:
+        rows = [line.split(":", 2) for line in os.fsdecode(read_small(memberships)).split("\n")]
+    except OSError:
+        return None
+    for _, controllers, path in (row for row in rows if len(row) == 3):
+        if controllers == "":
+            mount, counter, limit = root, "memory.events", "memory.max"
+        elif "memory" in controllers.split(","):
+            mount, counter, limit = f"{root}/memory", "memory.oom_control", "memory.limit_in_bytes"
+        else:
+            continue
+        # In a container the path may be the host's, and the mount its own root.
+        for where in (path, "/"):
+            folder = os.path.normpath(f"{mount}/{where}")
+            if _read(f"{folder}/{counter}") is not None:
+                return _Cgroup(where, mount, f"{folder}/{counter}", limit)
+    return None
+
+
+def _read(path: str) -> int | None:
+    """Return the `oom_kill` counter in a file."""
+    try:
+        _, found, after = (b"\n" + read_small(path)).partition(b"\noom_kill ")
+        if found:
+            return int(after.partition(b"\n")[0])
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _increase(before: int | None, now: int | None) -> int | None:
+    return None if before is None or now is None else max(0, now - before)
+
+
+def _limit(cgroup: _Cgroup) -> int:
+    """Return the smallest limit of a cgroup and its parents; 0 if there is none."""
+    limits = []
+    path = cgroup.path.strip("/")
+    while True:
+        try:
+            with open(os.path.normpath(f"{cgroup.mount}/{path}/{cgroup.limit}")) as file:
+                limits.append(int(file.read()))
+        except (OSError, ValueError):
+            pass  # `max`, or the root
+        if not path:
+            return min((limit for limit in limits if limit < _UNLIMITED), default=0)
+        path = path.rpartition("/")[0]
+
+
+def _name(cgroup: _Cgroup) -> str:
+    path = cgroup.path
+    if not path.strip("/"):
+        return "its cgroup"
+    return f"cgroup {path if len(path) <= 40 else f'…{path[-39:]}'}"
+
+
+def _processes(count: int) -> str:
+    return "one process" if count == 1 else f"{count} processes"

@@ -1,0 +1,144 @@
+"""The metrics of a job for Prometheus, by `prometheus-client`. docs/metrics.md lists them.
+
+Names and units are those that Prometheus asks for (https://prometheus.io/docs/practices/naming/).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from relight.base.errors import UsageError
+from relight.core.status.snapshot import ranks_of
+from relight.inspect.page.view_model import Reading, shown_state, state_of
+
+HELP = {
+    "relight_job_info": "The job; always 1.",
+    "relight_job_state": "1 for the state that the job is in, 0 for the others.",
+    "relight_job_start_time_seconds": "When its agent began, in seconds since 1970.",
+    "relight_job_generation": "Number of its generation, -1 before the first.",
+    "relight_job_restarts": "Restarts after failures.",
+    "relight_job_restarts_allowed": "Restarts that --max-restarts allows.",
+    "relight_job_nodes": "Nodes of its generation.",
+    "relight_job_nodes_silent": "Nodes whose agents do not answer.",
+    "relight_job_world_size": "Ranks of its generation.",
+    "relight_job_exit_code": "Its exit code, once it has ended.",
+    "relight_ranks": "Ranks by state.",
+    "relight_rank_step": "The step that the rank has reported last.",
+    "relight_rank_steps_per_second": "Steps of the rank a second, over 15 seconds.",
+    "relight_rank_cpu_seconds": "CPU time of the rank and all that it has started.",
+    "relight_rank_memory_bytes": "Memory of the rank and all that it has started.",
+    "relight_phase_seconds": "Time of the job by phase, as the node of rank 0 knows it.",
+    "relight_goodput_ratio": "Share of the time that was productive.",
+    "relight_job_failures": "Failures of the job.",
+    "relight_host_failures": "Failures that began on the host.",
+    "relight_host_between_failures_seconds_mean": "Mean time that workers ran, for each of those.",
+    "relight_recovery_seconds_mean": "Mean time from a failure until the workers went on.",
+    "relight_between_failures_seconds_mean": "Mean time that workers ran, for each failure.",
+}
+"""All metrics, and what they tell."""
+COUNTERS = frozenset({
+    "relight_job_restarts", "relight_job_failures", "relight_host_failures",
+    "relight_rank_cpu_seconds",
+})  # fmt: skip
+"""Those that only rise; for Prometheus, their names end with `_total`."""
+Samples = list[tuple[dict[str, str], float]]
+"""Labels and values."""
+_STATES = ("waiting", "running", "stopping", "done", "succeeded", "failed", "cancelled", "lost")
+_RANK_STATES = ("running", "succeeded", "failed", "killed", "hung", "stopped", "unknown")
+
+
+def exposition(read: Callable[[], Reading]) -> tuple[str, bytes]:
+    """Return the content type and the text of the metrics of a job.
+
+    Args:
+        read: returns what is known of it.
+
+    Raises:
+        UsageError: prometheus-client is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST
+    except ImportError:
+        raise UsageError(
+            "metrics need the package prometheus-client",
+            hint="pip install 'prometheus-client>=0.20', in the environment of relight",
+        ) from None
+    registry = CollectorRegistry()
+    registry.register(_Collector(read()))
+    return CONTENT_TYPE_LATEST, generate_latest(registry)
+
+
+class _Collector:
+    """Gives what was read to prometheus-client."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading = reading
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the families of metrics that have samples."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        own = labels_of(self._reading)
+        for name, samples in families(self._reading):
+            kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
+            family = kind(name, HELP[name], labels=[*own, *samples[0][0]])
+            for labels, value in samples:
+                family.add_metric([*own.values(), *labels.values()], value)
+            yield family
+
+
+def labels_of(reading: Reading) -> dict[str, str]:
+    """Return the labels that all metrics of a job have."""
+    job = reading.job.nodes[0]
+    return {"job_name": job.name, "job_id": job.id}
+
+
+def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
+    """Yield the metrics that are known, each with its samples."""
+    job, state = reading.job.nodes[0], shown_state(reading)
+    counted = Counter(state_of(rank, node).split(" ")[0] for node, rank in ranks_of(reading.job))
+    yield "relight_job_info", [({"run_id": job.run_id, "host": job.host, "role": job.role}, 1.0)]
+    yield "relight_job_state", [({"state": each}, float(each == state)) for each in _STATES]
+    yield "relight_ranks", [({"state": each}, float(counted[each])) for each in _RANK_STATES]
+    values: dict[str, float | None] = {
+        "relight_job_start_time_seconds": job.started,
+        "relight_job_generation": job.generation,
+        "relight_job_restarts": job.restart,
+        "relight_job_restarts_allowed": job.max_restarts,
+        "relight_job_nodes": job.nodes,
+        "relight_job_nodes_silent": len(reading.job.silent),
+        "relight_job_world_size": job.world_size,
+        "relight_job_exit_code": job.exit_code,
+    }
+    if (account := job.account) is not None:
+        phases = account.total._asdict().items()
+        yield "relight_phase_seconds", [({"phase": n}, s) for n, s in phases if s is not None]
+        if account.nodes:
+            hosts = [({"host": node.host}, node) for node in account.nodes]
+            yield "relight_host_failures", [(host, float(n.failures)) for host, n in hosts]
+            name = "relight_host_between_failures_seconds_mean"
+            yield name, [(host, n.mtbf_s) for host, n in hosts]
+        values["relight_goodput_ratio"] = account.goodput
+        values["relight_job_failures"] = account.failures
+        values["relight_recovery_seconds_mean"] = account.mttr_s
+        values["relight_between_failures_seconds_mean"] = account.mtbf_s
+    for name, value in values.items():
+        if value is not None:
+            yield name, [({}, float(value))]
+    yield from _of_ranks(reading)
+
+
+def _of_ranks(reading: Reading) -> Iterator[tuple[str, Samples]]:
+    found: dict[str, Samples] = {}
+    for node, rank in ranks_of(reading.job):
+        use, pace = rank.use if rank.exitcode is None else None, reading.rates.of(node, rank)
+        values = () if use is None else (
+            ("relight_rank_step", use.step), ("relight_rank_steps_per_second", pace.steps),
+            ("relight_rank_cpu_seconds", use.cpu_s), ("relight_rank_memory_bytes", use.memory),
+        )  # fmt: skip
+        for name, value in values:
+            if value is not None:
+                labels = {"rank": str(rank.rank), "host": node.host}
+                found.setdefault(name, []).append((labels, float(value)))
+    yield from found.items()

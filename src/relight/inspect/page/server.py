@@ -1,0 +1,340 @@
+"""The server of a status page: HTTP for a few browsers, and Server-Sent Events for what changes.
+
+    GET  /           the page, with /page.js and /page.css: nothing of the job, without the token
+    GET  /stream     the job, and then each second what has changed of it (Server-Sent Events)
+    GET  /state      the same once, as JSON
+    GET  /output     the end of what a rank has printed: ?rank=3&stream=stderr
+    GET  /metrics    for Prometheus
+    POST /stacks     where the ranks of all nodes are
+    POST /cancel     stops the job, as ctrl-C does
+
+All but the first needs the token; on a public page, only what acts does. Nothing is read while
+nobody asks. `access` says who gets an answer.
+"""
+
+import contextlib
+import json
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.resources import files
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, parse_qs, urlsplit
+
+from relight.base.errors import RelightError, mistake
+from relight.inspect.page import access
+from relight.inspect.page.changes import changes
+
+_EVERY_S = 1.0
+_ALIVE_S = 15.0
+"""How often a stream on which nothing changes shows that it is alive; proxies cut silent ones."""
+_LIMIT_S = 10.0
+"""How long a client may take for its request, and to take what it is sent."""
+_MOST_CONNECTIONS, _MOST_STREAMS = 64, 16
+_MOST_BODY = 4096
+_MOST_UNREAD, _LINGER_S = 1 << 20, 1.0
+"""What may be left of a request that was answered before it was read. If the connection were closed
+with it unread, the client would lose the answer (RFC 9112, 9.6).
+"""
+_LAST_S = 1.0
+"""How long streams may take to send the last state of a job before the server closes."""
+_UNAUTHORIZED = 401
+_JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
+_ASSETS = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+_RANK = re.compile(r"[0-9]{1,9}")
+_LENGTH = re.compile(r"[0-9]{1,9}")
+_MOST_SHOWN = 200
+_STREAMS = ("stdout", "stderr", "combined")
+
+
+class Served(NamedTuple):
+    """What the page shows of a job and does with it.
+
+    `look` returns the job as a JSON object; it may be called often and from any thread. `output`
+    takes a rank and a stream. `metrics` returns a content type and the text. `actions` are called
+    by their names, and return a text for people.
+    """
+
+    look: Callable[[], dict[str, Any]]
+    output: Callable[[int, str], str]
+    metrics: Callable[[], tuple[str, bytes]]
+    actions: Mapping[str, Callable[[], str]]
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves the page of one job.
+
+    Args:
+        host: the address to listen on.
+        port: 0 is any free one.
+        token: what proves a right to read and to act; empty on a public page without actions.
+        served: the job.
+        is_public: whether all may read.
+
+    Raises:
+        OSError: the port is taken, or the address is not one of this machine.
+    """
+
+    daemon_threads = True
+    request_queue_size = _MOST_CONNECTIONS
+
+    def __init__(
+        self, host: str, port: int, token: str, served: Served, *, is_public: bool = False
+    ) -> None:
+        self.address_family, address = _resolved(host, port)
+        self.token, self.served, self.is_public = token, served, is_public
+        folder = files("relight.inspect.page") / "assets"  # an upgrade may remove or replace it
+        self.assets = {path: (folder / name).read_bytes() for path, (name, _) in _ASSETS.items()}
+        self.names = _names(host)
+        self.closing = threading.Event()
+        self.streams = threading.BoundedSemaphore(_MOST_STREAMS)
+        self._connections = threading.BoundedSemaphore(_MOST_CONNECTIONS)
+        super().__init__(address, _Request)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return int(self.server_address[1])
+
+    def server_bind(self) -> None:
+        """Bind, without asking DNS for this machine's name as the base class does."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Begin a thread for a connection; close it if there are too many."""
+        if not self._connections.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._connections.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore a client that went away; a mistake is told in `_Request`."""
+
+    def finish(self) -> None:
+        """Let streams send the last state of the job, and end them."""
+        self.closing.set()
+        until = time.monotonic() + _LAST_S
+        for _ in range(_MOST_STREAMS):
+            self.streams.acquire(timeout=max(0.0, until - time.monotonic()))
+
+
+class _Request(BaseHTTPRequestHandler):
+    server: PageServer
+    timeout = _LIMIT_S + 1.0
+    default_request_version = "HTTP/1.0"  # answers to HTTP/0.9 would have no status
+    server_version, sys_version = "relight", ""
+
+    def handle_one_request(self) -> None:
+        """Take a request, if its head comes in time: a client that sends it byte by byte would
+        keep its place for ever.
+        """
+        self._head_limit = threading.Timer(_LIMIT_S, self._give_up)
+        self._head_limit.daemon = True
+        self._head_limit.start()
+        try:
+            super().handle_one_request()
+        finally:
+            self._head_limit.cancel()
+
+    def parse_request(self) -> bool:
+        """Parse the head, which has come now. Answer if it is malformed, and return False."""
+        try:
+            is_parsed = super().parse_request()
+        finally:
+            self._head_limit.cancel()
+        if not is_parsed:
+            if not self.requestline.split():
+                self.send_error(400, "an empty line is no request")
+            return False
+        if len(self.headers.get_all("Host", ())) > 1:
+            self.send_error(400, "more than one Host")
+            return False
+        try:
+            self._url: SplitResult = urlsplit(self.path)
+        except ValueError as error:
+            self.send_error(400, f"{self.path[:_MOST_SHOWN]} is no address: {error}")
+            return False
+        return True
+
+    def finish(self) -> None:
+        """Take what is left of the request for a moment, so that the answer is not lost."""
+        super().finish()
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            self.connection.settimeout(_LINGER_S)
+            left, until = _MOST_UNREAD, time.monotonic() + _LINGER_S
+            while left > 0 and time.monotonic() < until and (data := self.connection.recv(1 << 16)):
+                left -= len(data)
+
+    def _give_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.sendall(b"HTTP/1.0 408 Request Timeout\r\nConnection: close\r\n\r\n")
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def do_GET(self) -> None:
+        """Answer what reads."""
+        url = self._url
+        headers, server = self._headers(), self.server
+        refused = access.refusal_of_get(headers, server.names, url.path)
+        if refused is None and url.path not in _ASSETS and not server.is_public:
+            refused = access.refusal_without_token(headers, server.token)
+        if refused is not None:
+            self._refuse(refused)
+        elif url.path in _ASSETS:
+            self._answer(200, _ASSETS[url.path][1], self.server.assets[url.path])
+        elif url.path == "/stream":
+            self._stream()
+        elif url.path == "/state":
+            self._answer(200, _JSON, json.dumps(self.server.served.look()).encode())
+        elif url.path == "/metrics":
+            self._attempt(lambda: self._answer(200, *self.server.served.metrics()))
+        elif url.path == "/output":
+            self._output(parse_qs(url.query))
+        else:
+            self._refuse(access.HttpRefusal(404, "there is no such page"))
+
+    def do_HEAD(self) -> None:
+        """Answer as to GET, without a body."""
+        if self._url.path == "/stream":
+            self._refuse(access.HttpRefusal(405, "GET only"))
+        else:
+            self.do_GET()
+
+    def do_POST(self) -> None:
+        """Act on the job."""
+        name = self._url.path.removeprefix("/")
+        refused = access.refusal_of_post(self._headers(), self.server.names, self.server.token)
+        action = self.server.served.actions.get(name)
+        length = self.headers.get("Content-Length", "0")
+        if refused is None and action is None:
+            refused = access.HttpRefusal(404, "there is no such action")
+        if refused is None and not (_LENGTH.fullmatch(length) and int(length) <= _MOST_BODY):
+            refused = access.HttpRefusal(413, f"a body has at most {_MOST_BODY} bytes")
+        if refused is None and len(self._body(int(length))) < int(length):
+            refused = access.HttpRefusal(400, "the body is shorter than its Content-Length")
+        if refused is not None or action is None:
+            self._refuse(refused or access.HttpRefusal(404, ""))
+            return
+        self._attempt(lambda: self._answer(200, _TEXT, action().encode()))
+
+    def _body(self, length: int) -> bytes:
+        try:
+            return self.rfile.read(length)
+        except TimeoutError:
+            return b""
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that is none, in plain text and with the headers of all answers."""
+        del explain
+        self._refuse(access.HttpRefusal(code, message or "this can't be served"))
+
+    def version_string(self) -> str:
+        """Return the name of this server, without versions."""
+        return self.server_version
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log nothing: the terminal belongs to the job."""
+
+    def _headers(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.headers.items()}
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except RelightError as error:
+            hint = f"\nhint: {error.hint}" if error.hint else ""
+            self._answer(503, _TEXT, f"{error.message}{hint}\n".encode())
+        except Exception as error:  # such as an import, after an upgrade: only this needs it
+            self._answer(500, _TEXT, f"internal error in relight: {mistake(error)}\n".encode())
+
+    def _output(self, query: Mapping[str, list[str]]) -> None:
+        rank = (query.get("rank") or [""])[0]
+        stream = (query.get("stream") or ["combined"])[0]
+        if not _RANK.fullmatch(rank) or stream not in _STREAMS:
+            self._refuse(
+                access.HttpRefusal(400, f"rank is a number, stream is {', '.join(_STREAMS)}")
+            )
+            return
+        text = self.server.served.output(int(rank), stream)
+        self._attempt(lambda: self._answer(200, _TEXT, text.encode()))
+
+    def _stream(self) -> None:
+        if not self.server.streams.acquire(blocking=False):
+            self._refuse(
+                access.HttpRefusal(503, f"{_MOST_STREAMS} browsers look at this job already")
+            )
+            return
+        try:
+            self._head(200, "text/event-stream")
+            self._send_changes()
+        except OSError:
+            pass  # the browser is gone
+        finally:
+            self.server.streams.release()
+
+    def _send_changes(self) -> None:
+        sent: dict[str, Any] = {}
+        quiet_s, closing = 0.0, False
+        while not closing:
+            closing = self.server.closing.is_set()  # then this is the last round
+            look = self.server.served.look()
+            new = changes(sent, look)
+            sent = look
+            quiet_s = 0.0 if new else quiet_s + _EVERY_S
+            if new:
+                self.wfile.write(b"data: " + json.dumps(new).encode() + b"\n\n")
+            elif quiet_s >= _ALIVE_S:
+                quiet_s = 0.0
+                self.wfile.write(b": \n\n")
+            if not closing:
+                self.server.closing.wait(_EVERY_S)
+
+    def _refuse(self, refused: access.HttpRefusal) -> None:
+        self._answer(refused.status, _TEXT, f"{refused.why}\n".encode())
+
+    def _answer(self, status: int, kind: str, body: bytes) -> None:
+        with contextlib.suppress(OSError):  # the browser is gone
+            self._head(status, kind, len(body))
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+    def _head(self, status: int, kind: str, length: int | None = None) -> None:
+        self.close_connection = True
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        if length is not None:
+            self.send_header("Content-Length", str(length))
+        self.send_header("Connection", "close")
+        if status == _UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", "Bearer")
+        for name, value in access.HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return found[0][0], found[0][4]
+
+
+def _names(host: str) -> frozenset[str]:
+    """Return the names by which this server may be called, beside addresses."""
+    own = socket.gethostname()
+    return frozenset(name.lower() for name in (host, own, socket.getfqdn(own)) if name)

@@ -1,0 +1,217 @@
+"""What a status page shows of a job at one moment, as a JSON object; `page.js` draws it.
+
+Texts of the job are hidden where they look like secrets (base/redaction). Pure.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from functools import lru_cache
+from signal import SIGINT, SIGTERM
+from typing import Any, NamedTuple
+
+from relight.base import redaction
+from relight.base.errors import EXIT_HUNG, EXIT_OK, exit_code_of_signal, signal_name
+from relight.base.text import format_names
+from relight.core.status.goodput import Account
+from relight.core.status.rates import Rates
+from relight.core.status.snapshot import (
+    ENDED,
+    NodeSnapshot,
+    RankSnapshot,
+    WholeJob,
+    early_exits,
+    ranks_of,
+)
+from relight.core.status.timeline import History
+from relight.events.event_lines import Line, shown
+
+LOST = "lost"
+"""The state of a job whose agent was killed: it has left nothing."""
+_STOPPED = (exit_code_of_signal(SIGTERM), exit_code_of_signal(SIGINT))
+_MOST_EVENTS = 1000
+_MOST_BARS, _MOST_MARKS, _MOST_FAILURES, _MOST_GENERATIONS = 2000, 500, 50, 200
+_MOST_TEXT = 2000
+
+
+class Reading(NamedTuple):
+    """What was read of a job. `answers`: its agent does, or it has ended; `gone`: it was killed."""
+
+    job: WholeJob
+    rates: Rates
+    history: History
+    answers: bool
+    gone: bool
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more follows."""
+        return self.gone or self.job.nodes[0].state == ENDED
+
+
+def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
+    """Return what the page shows.
+
+    Args:
+        reading: of at least one node.
+        actions: what the page can do.
+    """
+    own = reading.job.nodes[0]
+    lanes, generations, failures = reading.history
+    return {
+        "job": _job(reading),
+        "lanes": [
+            {
+                "name": name,
+                "bars": [[bar.generation, bar.phase, bar.began, bar.ended]
+                         for bar in each.bars[-_MOST_BARS:]],
+                "marks": [[mark.at, mark.kind, hidden(mark.text)]
+                          for mark in each.marks[-_MOST_MARKS:]],
+            }
+            for name, each in lanes.items()
+        ],
+        "generations": [
+            {**row._asdict(), "cause": hidden(row.cause)}
+            for row in generations[-_MOST_GENERATIONS:]
+        ],
+        "failures": [
+            {"at": each.at, "text": hidden(each.text)}
+            for each in failures[-_MOST_FAILURES:]
+        ],
+        "ranks": [_row(node, rank, reading) for node, rank in ranks_of(reading.job)],
+        "goodput": _goodput(own.account),
+        "actions": list(actions),
+    }  # fmt: skip
+
+
+class Events:
+    """The events of all nodes of a job in the order in which they came, numbered for the page.
+
+    Args:
+        most: how many are kept.
+    """
+
+    def __init__(self, most: int = _MOST_EVENTS) -> None:
+        self._kept: deque[dict[str, Any]] = deque(maxlen=most)
+        self._count = 0
+
+    def add(self, node: str, line: Line) -> None:
+        """Add an event of a node."""
+        self._count += 1
+        text = shown(line).removeprefix(line.name).strip()
+        self._kept.append(
+            {"n": self._count, "at": line.time, "node": node, "event": line.name,
+             "text": hidden(text)}
+        )  # fmt: skip
+
+    def shown(self) -> list[dict[str, Any]]:
+        """Return them."""
+        return list(self._kept)
+
+
+def shown_state(reading: Reading) -> str:
+    """Return the state of the job in a word."""
+    own = reading.job.nodes[0]
+    if own.state == ENDED:
+        ends = {EXIT_OK: "succeeded", **dict.fromkeys(_STOPPED, "cancelled")}
+        return ends.get(own.exit_code or EXIT_OK, "failed")
+    return own.state if reading.answers else LOST
+
+
+def _job(reading: Reading) -> dict[str, Any]:
+    own = reading.job.nodes[0]
+    state = shown_state(reading)
+    notice, mood = _notice(reading, state)
+    return {
+        "id": own.id,
+        "name": own.name,
+        "host": own.host,
+        "pid": own.pid,
+        "command": " ".join(own.command),
+        "directory": own.directory,
+        "started": own.started,
+        "taken": own.taken,
+        "generation": own.generation,
+        "restart": own.restart,
+        "max_restarts": own.max_restarts,
+        "nodes": own.nodes,
+        "world_size": own.world_size,
+        **_progress(reading),
+        "shown_state": state,
+        "over": reading.is_over,
+        "notice": hidden(notice),
+        "mood": mood,
+    }
+
+
+def _notice(reading: Reading, state: str) -> tuple[str, str]:
+    """Return what a person should know first, and in which mood."""
+    own, silent = reading.job.nodes[0], reading.job.silent
+    if own.state == ENDED:
+        return f"exit code {own.exit_code}: {own.reason}", "bad" if own.exit_code else "good"
+    if state == LOST:
+        why = "was killed" if reading.gone else "does not answer: it is stopped"
+        return f"Its agent {why}.", "bad"
+    if silent:
+        return f"No answer from {format_names(silent)}: their ranks are not shown.", "warn"
+    if own.generation < 0:
+        return "It waits for a group.", ""
+    if early := early_exits(reading.job):
+        return early, ""
+    return (f"generation {own.generation}: {own.cause}" if own.generation else ""), ""
+
+
+def _goodput(account: Account | None) -> dict[str, Any] | None:
+    if account is None:
+        return None
+    phases = account.total._asdict()
+    return {
+        "share": account.goodput,
+        "is_most": account.is_most,
+        "phases": {name: seconds for name, seconds in phases.items() if seconds is not None},
+        "failures": account.failures,
+        "mttr": account.mttr_s,
+        "mtbf": account.mtbf_s,
+    }
+
+
+def _progress(reading: Reading) -> dict[str, Any]:
+    """Return the step that all ranks have reached, and the pace of the slowest."""
+    ranks = ranks_of(reading.job)
+    steps = [rank.use.step for _, rank in ranks if rank.use and rank.use.step is not None]
+    paces = [pace.steps for pace in (reading.rates.of(*each) for each in ranks)]
+    known = [pace for pace in paces if pace is not None]
+    return {"step": min(steps, default=None), "rate": min(known, default=None)}
+
+
+def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
+    """Return a row of the table: the order is that of COLUMNS in page.js. What a rank used that is
+    over is the last that was seen of it, at the time with which the row ends.
+    """
+    use, pace = rank.use, reading.rates.of(node, rank)
+    is_over = rank.exitcode is not None or reading.is_over or not reading.answers
+    state = "unknown" if reading.gone and rank.exitcode is None else state_of(rank, node)
+    return [
+        rank.rank, node.node, node.host, state, rank.exitcode, rank.pid,
+        use.step if use is not None else None, pace.steps, pace.cpu,
+        use.memory if use is not None else None, hidden(rank.last_line),
+        use.seen_at if use is not None and is_over else None,
+    ]  # fmt: skip
+
+
+def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
+    """Return the state of a rank in a word; how it ended may follow."""
+    if rank.exitcode is None:
+        return "running" if node.exit_code is None else "unknown"
+    if rank.asked and rank.rank not in node.blamed:
+        return "stopped"
+    if rank.asked and node.exit_code == EXIT_HUNG:
+        return "hung"
+    if rank.exitcode < 0:
+        return f"killed ({signal_name(-rank.exitcode)})"
+    return f"failed ({rank.exitcode})" if rank.exitcode else "succeeded"
+
+
+@lru_cache(maxsize=8192)
+def hidden(text: str) -> str:
+    """Return a text without what looks like a secret, cut if it is very long."""
+    return redaction.redact_text(text[:_MOST_TEXT])

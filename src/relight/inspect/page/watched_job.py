@@ -1,0 +1,162 @@
+"""Reads a job for its page: from the sockets of its agents, at most once a second however many
+ask.
+"""
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from relight.base import fields
+from relight.base.errors import EXIT_OK, UsageError
+from relight.core.group.node_stacks import numbered
+from relight.core.status import timeline
+from relight.core.status.rates import Rates
+from relight.core.status.snapshot import ENDED, EventsAfter, NodeSnapshot, Output, WholeJob
+from relight.core.status.timeline import TimedEvent
+from relight.events import event_lines
+from relight.inspect.page.view_model import Events, Reading, look
+from relight.processes import agent_processes
+from relight.processes.running_jobs import JobDirectory
+
+_EVERY_S = 0.9
+_SHARE = 4.0
+"""Of the time, one part in so many at most is spent on looks: one at 1,000 ranks takes 0.3 s."""
+_MOST_RECORDS = 2000
+"""Events of a node that its lane is made of: a generation of eight workers has twenty."""
+
+
+class WatchedJob:
+    """A job of `relight run` on this machine.
+
+    Args:
+        jobs: where jobs of this user are.
+        job: its id.
+        actions: what the page can do with it.
+
+    Raises:
+        UsageError: there is no such job.
+    """
+
+    def __init__(self, jobs: JobDirectory, job: str, actions: Iterable[str]) -> None:
+        first = jobs.find(job)
+        if first is None:
+            raise UsageError(f"there is no job {job}", hint="relight list shows what there is")
+        self.job = job
+        self._jobs, self._actions = jobs, tuple(actions)
+        self._lock = threading.Lock()
+        self._next_at = time.monotonic()
+        self._events = Events()
+        self._nodes: dict[str, _NodeSeen] = {}
+        self._rates = Rates()
+        self._reading = Reading(
+            WholeJob((first,)), self._rates, timeline.history({}, 0.0), answers=True, gone=False
+        )
+        self._look: dict[str, Any] = {}
+
+    def look(self) -> dict[str, Any]:
+        """Return the job as a JSON object."""
+        with self._lock:
+            self._read()
+            return self._look
+
+    def reading(self, *, now: bool = False) -> Reading:
+        """Return all that is known of it; with `now`, what was read just now."""
+        with self._lock:
+            self._next_at = 0.0 if now else self._next_at
+            self._read()
+            return self._reading
+
+    def output(self, rank: int, stream: str) -> str:
+        """Return the end of what a rank has printed, as far as its agent has it."""
+        for number, node in enumerate(self.reading().job.nodes):
+            for each in node.ranks:
+                if each.rank == rank:
+                    question = Output(each.local_rank, stream, rank)
+                    ask = self._jobs.output_elsewhere if number else self._jobs.output
+                    return ask(self.job, question)
+        return ""
+
+    def _read(self) -> None:
+        if time.monotonic() >= self._next_at:
+            began = time.thread_time()
+            self._ask()
+            self._look = look(self._reading, self._actions) | {"events": self._events.shown()}
+            took = time.thread_time() - began
+            self._next_at = time.monotonic() + max(_EVERY_S, _SHARE * took)
+
+    def _ask(self) -> None:
+        before = self._reading
+        own = before.job.nodes[0]
+        if self._look and (own.state == ENDED or before.gone):
+            return
+        is_new = self._ask_events()  # first: when no agent answers, the last snapshot is there
+        found = self._jobs.find_whole(self.job)
+        gone = found is None and not agent_processes.lives(own.pid)
+        job = found or before.job
+        if found is not None and found.nodes[0].state == ENDED:
+            job = _with_last_of_others(found.nodes[0], before.job)
+        self._rates.take(job.nodes)
+        history = before.history
+        if is_new:
+            records = {name: node.records for name, node in self._nodes.items()}
+            history = timeline.history(records, own.started)
+        self._reading = Reading(job, self._rates, history, found is not None, gone)
+
+    def _ask_events(self) -> bool:
+        """Read the events that are new; return whether there are some."""
+        own = self._reading.job.nodes[0]
+        number = min((node.number for node in self._nodes.values()), default=0)
+        if own.nodes > 1:
+            found = self._jobs.events_everywhere(self.job, number)
+        else:
+            found = [(own.host, list(self._jobs.events(self.job, EventsAfter(number, False))))]
+        is_new = False
+        for name, (_, lines) in zip(numbered(host for host, _ in found), found, strict=True):
+            node = self._nodes.setdefault(name, _NodeSeen())
+            for line in node.take(lines):
+                self._events.add(name, line)
+                is_new = True
+        return is_new
+
+
+class _NodeSeen:
+    """The events of one node that have been read."""
+
+    def __init__(self) -> None:
+        self.records: list[TimedEvent] = []
+        self.number = 0
+        """Of the latest."""
+
+    def take(self, lines: Iterable[str]) -> Iterator[event_lines.Line]:
+        """Keep those lines that are new, and yield them."""
+        for text in lines:
+            line = event_lines.read(text)
+            number = fields.decode(text).get("n") if line is not None else None
+            if line is None or not isinstance(number, int) or number <= self.number:
+                continue
+            self.number = number
+            event = event_lines.event_of(line)
+            if event is not None:
+                self.records.append(TimedEvent(line.time, event, line.t))
+            yield line
+        del self.records[:-_MOST_RECORDS]
+
+
+def _with_last_of_others(own: NodeSnapshot, before: WholeJob) -> WholeJob:
+    """Return a job that has ended here, with the last that was seen of its other nodes, which are
+    no longer asked. If it has succeeded, all ranks have; else it is not known how those ended.
+    """
+    ended = EXIT_OK if own.exit_code == EXIT_OK else None
+    others = [
+        node._replace(
+            state=ENDED,
+            exit_code=own.exit_code,
+            ranks=tuple(
+                rank._replace(exitcode=ended if rank.exitcode is None else rank.exitcode)
+                for rank in node.ranks
+            ),
+        )
+        for node in before.nodes[1:]
+    ]
+    return WholeJob((own, *others))

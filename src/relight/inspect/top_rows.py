@@ -1,0 +1,247 @@
+"""What `relight top` shows: looks at jobs, one after the other, become rows. It does no I/O."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from relight.base.fields import printable
+from relight.base.text import pluralize
+from relight.core.status.rates import Uses
+from relight.host.gpus import Gpu
+from relight.job.app import AppState
+from relight.job.handles import RUN
+from relight.job.status import AppStatus, ReplicaStatus
+
+_MOST_LINE = 200
+HEADS = ("JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "LAST LINE")
+ORDERS = ("rank", "host", "state", "step", "rate", "cpu", "memory")
+"""By which column rows are sorted, the most remarkable one first: that with the lowest step or
+rate, or with the highest use.
+"""
+_IMPORTANT = ("STATE", "REPLICA", "JOB", "STEP", "LAST LINE", "STEP/S", "HOST", "CPU", "MEMORY")
+"""In this order columns get the room that there is."""
+_READABLE = {"JOB": 12, "REPLICA": 12, "HOST": 16, "LAST LINE": 16}
+"""The width with which a long column still says something; others are never cut."""
+_STATES = ("FAILED", "UNKNOWN", "CANCELLED", "UNSUBMITTED", "SUBMITTED", "PENDING", "RUNNING",
+           "SUCCEEDED")  # fmt: skip
+
+
+class JobLook(NamedTuple):
+    """A job at the time of a look; `handle` is its handle as text, `name` what the user calls it,
+    if that is known.
+    """
+
+    handle: str
+    status: AppStatus
+    name: str = ""
+
+
+class Row(NamedTuple):
+    """A replica of a job, or a job without any, whose `rank` is -1. `rate` is in steps a second,
+    and `cpu` in CPUs; what is not known is None.
+    """
+
+    handle: str
+    role: str
+    rank: int
+    host: str
+    state: str
+    step: int | None
+    rate: float | None
+    cpu: float | None
+    memory: int | None
+    last_line: str
+    name: str = ""
+
+    @property
+    def key(self) -> str:
+        """What tells it from all others: the handle of the rank, or of the job."""
+        return self.handle if self.rank < 0 else f"{self.handle}/{self.role}/{self.rank}"
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the texts of its columns (HEADS)."""
+        app_id = self.handle.rpartition("/")[2]
+        return (
+            app_id if app_id.startswith(self.name) else f"{app_id} {self.name}",
+            f"{self.role}/{self.rank}".lstrip("/") if self.rank >= 0 else "",
+            self.host,
+            self.state,
+            "" if self.step is None else str(self.step),
+            "" if self.rate is None else _shown_rate(self.rate),
+            "" if self.cpu is None else f"{self.cpu:.0%}",
+            "" if self.memory is None else _shown_size(self.memory),
+            self.last_line,
+        )
+
+
+class Looks:
+    """The latest looks at jobs, from which rates follow."""
+
+    def __init__(self) -> None:
+        self._uses: dict[str, Uses] = {}
+
+    def rows(self, jobs: Iterable[JobLook]) -> list[Row]:
+        """Return the rows of a look, and keep it for the next one."""
+        rows, before, self._uses = [], self._uses, {}
+        for job in jobs:
+            for each in job.status.replicas:
+                row = _row(job, each)
+                if each.use is not None:
+                    uses = self._uses[row.key] = before.get(row.key, Uses())
+                    cpu, rate = uses.take(each.use)
+                    row = row._replace(cpu=cpu, rate=rate)
+                rows.append(row)
+            if not job.status.replicas:
+                line = printable(job.status.message, lines=False)[:_MOST_LINE]
+                state = job.status.state.name
+                rows.append(
+                    Row(job.handle, "", -1, "", state, None, None, None, None, line, job.name)
+                )
+        return rows
+
+
+def _row(job: JobLook, each: ReplicaStatus) -> Row:
+    line = printable(each.error or each.last_line, lines=False)[:_MOST_LINE]
+    if each.exitcode:
+        line = f"exit code {each.exitcode}: {line}" if line else f"exit code {each.exitcode}"
+    step, memory = (each.use.step, each.use.memory) if each.use is not None else (None, None)
+    return Row(
+        job.handle, each.role, each.replica, printable(each.host), each.state.name, step, None,
+        None, memory, line, job.name,
+    )  # fmt: skip
+
+
+def ordered(rows: Iterable[Row], order: str, *, reverse: bool = False) -> list[Row]:
+    """Return rows sorted by one of ORDERS, those of which it is not known last."""
+    every = sorted(rows, key=lambda row: (row.handle, row.role, row.rank), reverse=reverse)
+    if order == "rank":
+        return every
+    known = [row for row in every if _value(row, order) is not None]
+    known.sort(key=lambda row: _value(row, order), reverse=reverse)
+    return known + [row for row in every if _value(row, order) is None]
+
+
+def _value(row: Row, order: str) -> Any:
+    """Return by what a row is sorted, which is least for the most remarkable one."""
+    value = getattr(row, order)
+    if order == "state":
+        return _STATES.index(value)
+    return -value if order in ("cpu", "memory") and value is not None else value
+
+
+def matching(rows: Iterable[Row], words: str) -> list[Row]:
+    """Return the rows in whose cells all of these words are, in any case of letters."""
+    wanted = words.lower().split()
+    return [row for row in rows if all(word in " ".join(row.cells()).lower() for word in wanted)]
+
+
+def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Return the heads and the lines of a table: without columns in which nothing is known, and
+    without that of the job where there is only one.
+    """
+    lines = [row.cells() for row in rows]
+    shown = [number for number in range(len(HEADS)) if any(line[number] for line in lines)]
+    if len({row.handle for row in rows}) < 2:
+        shown = shown[1:]
+    return [HEADS[number] for number in shown], [[line[n] for n in shown] for line in lines]
+
+
+def widths(
+    heads: Sequence[str], lines: Sequence[Sequence[str]], room: int, between: int, keep: str = ""
+) -> dict[int, int]:
+    """Return which columns of a table fit into a line, and how wide they are, by their numbers.
+
+    Columns that would not be readable are left out, the least important first. Then long ones get
+    what is left, from left to right.
+
+    Args:
+        heads: of the columns.
+        lines: their texts.
+        room: the width of a line.
+        between: what a column needs beside its text.
+        keep: the head of a column that is always there, as the table is sorted by it.
+    """
+    full = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+    chosen: dict[int, int] = {}
+    left = room
+    for head in dict.fromkeys((keep, *_IMPORTANT)):
+        if head in heads:
+            number = heads.index(head)
+            width = min(full[number], _READABLE.get(head, full[number]))
+            if width + between <= left or not chosen:
+                chosen[number] = width
+                left -= width + between
+    for number in sorted(chosen):
+        more = max(0, min(left, full[number] - chosen[number]))
+        chosen[number], left = chosen[number] + more, left - more
+    return dict(sorted(chosen.items()))
+
+
+def shortened(text: str, width: int) -> str:
+    """Return a text that is cut in its middle if it is longer."""
+    if len(text) <= width or width < 1:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+
+
+def totals(rows: Iterable[Row]) -> str:
+    """Return how many jobs, nodes and ranks there are, and in which states. A replica of a
+    submitted job is an agent, and not a rank.
+    """
+    every = list(rows)
+    ranks = [row for row in every if row.rank >= 0]
+    nodes = {(row.handle, row.host) for row in ranks if row.host}
+    jobs = pluralize(len({row.handle for row in every}), "job")
+    word = "rank" if all(row.handle.startswith(f"{RUN}://") for row in ranks) else "replica"
+    text = f"{jobs}, {pluralize(len(nodes), 'node')}, {pluralize(len(ranks), word)}"
+    counts = Counter(row.state for row in ranks)
+    states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
+    return f"{text}: {states}" if states else text
+
+
+def gpus_line(gpus: Sequence[Gpu]) -> str:
+    """Return how the GPUs of this machine are, empty if there are none."""
+    texts = []
+    for gpu in gpus:
+        text = f"{gpu.number}:" if gpu.busy is None else f"{gpu.number}: {gpu.busy}%"
+        if gpu.used_mib is not None and gpu.total_mib is not None:
+            text += f" {gpu.used_mib / 1024:.0f}/{gpu.total_mib / 1024:.0f} GiB"
+        texts.append(text)
+    return f"GPUs here: {', '.join(texts)}" if texts else ""
+
+
+def headline(job: JobLook) -> list[str]:
+    """Return what is to be known of a job as a whole: its state, its generation and restarts."""
+    status = job.status
+    lines = [f"{job.handle} {status.state.name}"]
+    if status.message:
+        lines.append(f"  {printable(status.message, lines=False)}")
+    if status.restarts:
+        lines.append(f"  restarted {pluralize(status.restarts, 'time')}")
+    return lines
+
+
+def gone(last: JobLook) -> JobLook:
+    """Return a job that was there at the last look, and is no longer known."""
+    replicas = tuple(
+        each if each.state.is_over else each._replace(state=AppState.UNKNOWN, use=None)
+        for each in last.status.replicas
+    )
+    status = last.status
+    if not status.state.is_over:
+        why = "it is no longer known: its agent was killed, or it was deleted"
+        status = status._replace(state=AppState.UNKNOWN, message=why, replicas=replicas)
+    return last._replace(status=status)
+
+
+def _shown_rate(rate: float) -> str:
+    return f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _shown_size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"

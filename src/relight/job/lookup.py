@@ -1,0 +1,70 @@
+"""Finds the job that a word of a command line names."""
+
+import re
+
+from relight.base import env
+from relight.base.errors import UsageError
+from relight.base.text import did_you_mean
+from relight.job import records
+from relight.job.handles import EXAMPLE, PART, RUN, SESSION, Handle, parse_handle, part_of
+from relight.processes.running_jobs import JobDirectory
+
+_ID_FORM = r"([^/\s]*[^/\s:])" + PART
+
+
+def find_job(text: str) -> Handle:
+    """Return the job that a handle or an id names, or the part of it if `/ROLE` or
+    `/ROLE/REPLICA,…` follows.
+
+    A text without `://` starts with the id of a job in relight's own records, or with the id, name
+    or pid of a job of `relight run` on this machine.
+
+    Raises:
+        UsageError: the text is no handle, or no such job is known.
+    """
+    if (handle := parse_handle(text)) is not None:
+        return handle
+    match = None if "://" in text else re.fullmatch(_ID_FORM, text)
+    if match is None:
+        raise UsageError(f"{text!r} is not the handle of a job", hint=EXAMPLE)
+    app_id, role, replicas = match.groups()
+    return part_of(_by_id(app_id), role, replicas)
+
+
+def _by_name(text: str) -> Handle | None:
+    """Return the job of `relight run` on this machine with this id, pid or name, the newest of
+    several; one that has ended counts only if none runs.
+    """
+    try:
+        jobs = JobDirectory(env.read().variables)
+        running = jobs.running()
+        silent = jobs.silent({job.id for job in running})
+        for found in (running, silent, jobs.ended()):
+            for job in found:
+                if text in (job.id, job.name, str(job.pid)):
+                    return Handle(RUN, SESSION, job.id)
+    except OSError:
+        pass  # this user has no such directory
+    return None
+
+
+def names_of_run() -> list[str]:
+    """Return the names and ids of the jobs of `relight run` on this machine."""
+    try:
+        ids = JobDirectory(env.read().variables).ids()
+    except OSError:
+        return []
+    return [*{job.rpartition("-")[0] for job in ids}, *ids]
+
+
+def _by_id(text: str) -> Handle:
+    every = records.every()
+    for record in every:
+        if text in (record.get("id"), record.get("app_id")):
+            return find_job(record["handle"])
+    running = _by_name(text)
+    if running is not None:
+        return running
+    known = [str(record.get("id")) for record in every] + names_of_run()
+    hint = did_you_mean(text, known, "relight list shows them")
+    raise UsageError(f"there is no job {text}", hint=hint)

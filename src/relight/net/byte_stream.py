@@ -1,0 +1,192 @@
+"""Bytes to and from one peer over a socket that never blocks, plain or in TLS."""
+
+import os
+import socket
+from collections.abc import Callable
+
+from relight.host.loop import Callback, Loop
+from relight.net import dns
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+
+    from relight.net.tls import TlsChannel
+
+_READ_SIZE = 64 * 1024  # above a TLS record, so that none stays behind half read
+_LINGER_READS = 16
+
+
+class ByteStream:
+    """A TCP connection: reads what has arrived, and sends what is queued as the kernel takes it.
+
+    It watches for writability only while there is something to write.
+
+    Args:
+        loop: the loop.
+        sock: the socket; closed with the stream.
+        on_ready: called when there may be something to read, or when a step of the connection or of
+            TLS can continue.
+        on_broken: called with the error when nothing can be sent any more. What the peer has sent
+            can still be read.
+        connecting: the socket does not have its connection yet.
+        connect_error: the number of the error that connecting it gave at once, or 0.
+
+    Attributes:
+        connecting: whether the connection is not established yet.
+        unsent: bytes that the kernel has not taken yet.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        on_ready: Callback,
+        on_broken: Callable[[OSError], None],
+        *,
+        connecting: bool,
+        connect_error: int = 0,
+    ) -> None:
+        self.connecting = connecting
+        self.unsent = bytearray()
+        self._loop = loop
+        self._sock: socket.socket | None = sock
+        self._fd = sock.fileno()
+        self._tls: TlsChannel | None = None
+        self._on_ready = on_ready
+        self._on_broken = on_broken
+        self._connect_error = connect_error
+        self._watching_writable = False
+        sock.setblocking(False)
+        loop.on_readable(sock, self._wake)
+        self._watch()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the stream has been closed or released."""
+        return self._sock is None
+
+    def own_address(self) -> str:
+        """Return the address of this machine that the peer sees, or an empty string."""
+        return dns.own_address(self._sock) if self._sock is not None else ""
+
+    def connect(self) -> bool:
+        """Return whether the connection is established.
+
+        Raises:
+            OSError: it can't be.
+        """
+        assert self._sock is not None
+        error = self._connect_error or self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+        # An event of an earlier socket with this descriptor also leads here.
+        self.connecting = not dns.peer_of(self._sock)
+        return not self.connecting
+
+    def peek(self) -> bytes | None:
+        """Return the next byte and leave it unread; results and errors as for `read`."""
+        assert self._sock is not None
+        try:
+            return self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return None
+
+    def start(self, tls: "ssl.SSLContext | None", *, server_side: bool) -> None:
+        """Prepare the socket for small messages, and TLS if there is a context for it.
+
+        Raises:
+            OSError: the connection has ended.
+        """
+        assert self._sock is not None
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            from relight.net.tls import TlsChannel
+
+            self._loop.forget(self._fd)  # the descriptor gets a new owner
+            self._watching_writable = False
+            self._tls = TlsChannel(self._sock, tls, server_side=server_side)
+            self._sock = self._tls.sock
+            self._loop.on_readable(self._fd, self._wake)
+
+    def shake_hands(self) -> bool:
+        """Continue the TLS handshake; return whether it is complete.
+
+        Raises:
+            OSError: it has failed.
+        """
+        assert self._tls is not None
+        try:
+            return self._tls.shake_hands()
+        except BlockingIOError:
+            return False
+
+    def read(self) -> bytes | None:
+        """Return bytes that have arrived: none if the peer has closed its end, None if there are
+        none yet.
+
+        Raises:
+            OSError: the connection has failed.
+        """
+        channel = self._tls or self._sock
+        assert channel is not None
+        try:
+            return channel.recv(_READ_SIZE)
+        except BlockingIOError:
+            return None
+
+    def write(self, data: bytes) -> None:
+        """Queue bytes, and send what the kernel takes now."""
+        self.unsent += data
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the kernel takes of the queue."""
+        channel = self._tls or self._sock
+        if channel is not None and (self._tls is None or not self._tls.shaking):
+            try:
+                while self.unsent:
+                    del self.unsent[: channel.send(self.unsent[:_READ_SIZE])]
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                self.unsent.clear()
+                self._on_broken(error)
+        self._watch()
+
+    def release(self) -> socket.socket:
+        """Stop watching the socket and return it: its new owner uses it from now on."""
+        sock = self._sock
+        assert sock is not None
+        self._loop.forget(self._fd)
+        self._sock = None
+        self._tls = None
+        self.unsent.clear()
+        return sock
+
+    def close(self) -> None:
+        """Close the connection; what the kernel has taken still arrives."""
+        sock = self.release()
+        try:
+            # Closing a socket with unread bytes makes the kernel drop what was not yet sent.
+            sock.shutdown(socket.SHUT_WR)
+            for _ in range(_LINGER_READS):
+                if not sock.recv(_READ_SIZE):
+                    break
+        except OSError:
+            pass
+        sock.close()
+
+    def _wake(self) -> None:
+        self._on_ready()
+        self._watch()
+
+    def _watch(self) -> None:
+        if self._sock is None:
+            return
+        wanted = bool(self.unsent) or self.connecting
+        if self._tls is not None:
+            wanted = self._tls.wants_write or (wanted and not self._tls.shaking)
+        if wanted != self._watching_writable:
+            self._watching_writable = wanted
+            self._loop.on_writable(self._fd, self._wake if wanted else None)

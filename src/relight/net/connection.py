@@ -1,0 +1,306 @@
+"""Connections between agents and their coordinator: non-blocking messages over TCP.
+
+    dial / accept -> handshake -> messages
+
+Until a peer has authenticated (`net/handshake.py`), it has five seconds, 4 KiB a frame, and one of
+a bounded number of places.
+"""
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+
+from relight.base.fields import Malformed, Message
+from relight.base.typed import NamedTuple, Protocol
+from relight.core.link import wire
+from relight.core.link.authentication import NONCE_BYTES, TAG_BYTES, Opening
+from relight.host.loop import Loop
+from relight.net import dns
+from relight.net.byte_stream import ByteStream
+from relight.net.dns import resolve as resolve
+from relight.net.handshake import Handshake, HandshakeFailed
+from relight.net.ports import free_ports
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+
+OPEN_TIMEOUT_S = 5.0
+MAX_UNSENT = 16 * 1024 * 1024
+
+_LAST_READS_S = 1.0
+CLOSED = "the peer closed the connection"
+"""The reason given when the peer closed the connection on purpose."""
+
+
+class Security(NamedTuple):
+    """The credentials that a peer must prove it has; none are required where it is empty."""
+
+    secret: bytes = b""
+    tls_server: "ssl.SSLContext | None" = None
+    tls_client: "ssl.SSLContext | None" = None
+
+
+class ConnectionOwner(Protocol):
+    """Receives a connection's events as calls from the loop."""
+
+    def opened(self, connection: "Connection", hello: Message) -> None:
+        """Called when the peer has authenticated, with its hello."""
+
+    def received(self, connection: "Connection", message: Message) -> None:
+        """Called with each message."""
+
+    def closed(self, connection: "Connection", reason: str) -> None:
+        """Called when the connection ended or never opened; not after our own `close`."""
+
+
+class Connection:
+    """One peer, from the first byte on. Made by `dial` and by `Listener`.
+
+    Args:
+        divert: takes an accepted socket whose first byte, still unread, is 0: a client of torch's
+            TCPStore.
+
+    Attributes:
+        owner: receives the events.
+        opening: the handshake: both sides exchange a hello and prove that they know the token.
+        peer: its address for people, `10.0.0.3:41234`.
+        heard_at: loop time at which bytes last arrived.
+        is_open: the peer has authenticated, and messages flow.
+        refused: connection refused: the host is up, the port is closed.
+        turned_away: the two sides have different tokens or versions of the protocol, or only one
+            has TLS.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        owner: ConnectionOwner,
+        hello: Message,
+        security: Security,
+        *,
+        dialled: bool,
+        connect_error: int = 0,
+        timeout_s: float = OPEN_TIMEOUT_S,
+        divert: "Callable[[Connection, socket.socket], None] | None" = None,
+    ) -> None:
+        self.owner = owner
+        self.opening = Opening(hello, os.urandom(NONCE_BYTES), security.secret, dialled=dialled)
+        self.peer = dns.peer_of(sock) or "?"
+        self.heard_at = loop.now()
+        self.is_open = self.refused = self.turned_away = False
+        self._loop = loop
+        self._stream = ByteStream(
+            loop,
+            sock,
+            self._ready,
+            self._on_broken,
+            connecting=dialled,
+            connect_error=connect_error,
+        )
+        self._handshake: Handshake | None = Handshake(
+            self._stream,
+            self.opening,
+            security.tls_client if dialled else security.tls_server,
+            dialled=dialled,
+            divert=None if divert is None else lambda: divert(self, self._release()),
+        )
+        self._decoder = wire.Decoder()
+        self._waiting: list[bytes] = []
+        self._doom = ""
+        self._timer = loop.call_after(timeout_s, lambda: self._fail_as_late(timeout_s))
+
+    @property
+    def session_key(self) -> bytes:
+        """32 bytes that both ends know once the connection is open. Secret only with a token."""
+        return self.opening.session_key
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the other machine has accepted the connection."""
+        return not self._stream.connecting
+
+    def own_address(self) -> str:
+        """Return the address of this machine that the peer sees, or an empty string."""
+        return self._stream.own_address()
+
+    def send(self, message: Message) -> None:
+        """Send a message, or queue it if it can't be sent now; drop it on an ended connection.
+
+        Raises:
+            ValueError: the message is too large for the protocol.
+        """
+        if self._stream.is_closed or self._doom:
+            return
+        body = wire.body_of(message)
+        if not self.is_open:
+            self._waiting.append(body)
+            return
+        self._push(body)
+        if len(self._stream.unsent) > MAX_UNSENT:
+            self._fail_later(f"the peer is not reading: {MAX_UNSENT >> 20} MiB are queued", 0)
+
+    def drain(self) -> bool:
+        """Send what the kernel takes now; return whether everything has been sent."""
+        if self.is_open:
+            self._stream.flush()
+        return not self._stream.unsent and not self._waiting
+
+    def close(self) -> None:
+        """Send what can be sent at once and end the connection; the owner is not called again."""
+        if not self._stream.is_closed:
+            self._stream.flush()
+            self._end()
+
+    def fail(self, reason: str) -> None:
+        """End the connection and call the owner's `closed` with the reason."""
+        if not self._stream.is_closed:
+            self._end()
+            self.owner.closed(self, reason)
+
+    def _ready(self) -> None:
+        """Take what the peer has sent. An error, here or in the owner's handling of a message, ends
+        this connection and nothing else.
+        """
+        if not self._loop.attempt(self._take, f"a message of {self.peer}"):
+            reason = "relight failed on its message, which is a bug in relight"
+            self._loop.attempt(lambda: self.fail(reason), f"the end of {self.peer}")
+
+    def _take(self) -> None:
+        try:
+            data = self._read()
+            if data:
+                self._decode(data)
+        except HandshakeFailed as failure:
+            self.refused = failure.refused
+            self.turned_away = failure.turned_away
+            self.fail(failure.reason)
+        except Malformed as error:
+            self.fail(f"it sent an invalid message: {error}")
+
+    def _read(self) -> bytes | None:
+        """Return bytes of frames, once the handshake has come so far."""
+        try:
+            if self._handshake is not None and not self._handshake.proceed():
+                return None
+            if self._stream.unsent:
+                self._stream.flush()
+            data = self._stream.read()
+        except OSError as error:
+            self.fail(self._doom or _words(error))
+            return None
+        if data == b"":
+            handshake = self._handshake
+            self.fail(self._doom or (CLOSED if handshake is None else handshake.if_closed()))
+        return data
+
+    def _decode(self, data: bytes) -> None:
+        self.heard_at = self._loop.now()
+        messages = self._decoder.feed(data)
+        while not self._stream.is_closed:
+            try:
+                message = next(messages, None)
+            except wire.OtherVersion as error:
+                self.turned_away = True
+                if self._handshake is not None:
+                    self._handshake.answer_other_version()
+                self.fail(str(error))
+                return
+            except Malformed as error:
+                self.fail(f"the peer does not speak relight's protocol: {error}")
+                return
+            if message is None:
+                return
+            if self._handshake is None:
+                self.owner.received(self, message)
+            elif self._handshake.receive(message, self._decoder.body):
+                self._open()
+
+    def _open(self) -> None:
+        opening = self.opening
+        self._timer.cancel()
+        self._decoder.unseal = opening.unseal
+        self._decoder.limit = wire.MAX_FRAME + TAG_BYTES
+        self.is_open, self._handshake = True, None
+        waiting, self._waiting = self._waiting, []
+        for body in waiting:
+            self._push(body)
+        self.owner.opened(self, opening.end())
+
+    def _fail_as_late(self, timeout_s: float) -> None:
+        if self._handshake is not None:
+            self.fail(self._handshake.if_late(timeout_s))
+
+    def _push(self, body: bytes) -> None:
+        seal = self.opening.seal
+        self._stream.write(wire.frame(body if seal is None else seal(body)))
+
+    def _on_broken(self, error: OSError) -> None:
+        self._fail_later(_words(error), _LAST_READS_S)
+
+    def _fail_later(self, reason: str, seconds: float) -> None:
+        """End the connection in `seconds`: the peer may have sent a reason, which is read first."""
+        self._stream.unsent.clear()
+        if not self._doom:
+            self._doom = reason
+            self._timer.cancel()
+            self._timer = self._loop.call_after(seconds, lambda: self.fail(reason))
+
+    def _release(self) -> socket.socket:
+        self._retire()
+        return self._stream.release()
+
+    def _end(self) -> None:
+        self._retire()
+        self._stream.close()
+
+    def _retire(self) -> None:
+        self._timer.cancel()
+        self.is_open = False
+        self._waiting.clear()
+
+
+def dial(
+    loop: Loop,
+    address: tuple[str, int],
+    owner: ConnectionOwner,
+    hello: Message,
+    security: Security,
+    *,
+    timeout_s: float = OPEN_TIMEOUT_S,
+) -> Connection:
+    """Connect to a numeric address within `timeout_s`; the owner is called on success and failure.
+
+    Raises:
+        ValueError: it is a name (see `resolve`), or the hello is too large.
+    """
+    family, target = dns.sock_address(*address)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        error = sock.connect_ex(target)
+        connection = Connection(
+            loop,
+            sock,
+            owner,
+            hello,
+            security,
+            dialled=True,
+            connect_error=0 if error == errno.EINPROGRESS else error,
+            timeout_s=timeout_s,
+        )
+    except BaseException:
+        sock.close()
+        raise
+    connection.peer = dns.text_of(*address)
+    return connection
+
+
+def _words(error: OSError) -> str:
+    if error.errno in (errno.ECONNRESET, errno.EPIPE):
+        return CLOSED
+    if error.errno == errno.EADDRNOTAVAIL:  # connect(2)
+        return f"this machine has no address for it, or no free port among {free_ports()}"
+    return error.strerror or str(error)

@@ -1,0 +1,153 @@
+"""What two peers settle before messages flow between them.
+
+    connected, or the first byte of a caller -> [TLS handshake] -> hello -> [proof of the token]
+
+The side that dialled speaks first; the listener answers only a hello, or the greeting of another
+version, so that a port scan learns nothing.
+"""
+
+from collections.abc import Callable, Iterator
+
+from relight.base.fields import Message
+from relight.core.link import wire
+from relight.core.link.authentication import Opening, ProofRefused
+from relight.net.byte_stream import ByteStream
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+
+SAID_NOTHING = "the peer closed the connection without sending anything"
+
+
+class HandshakeFailed(Exception):  # noqa: N818
+    """The peer can't be reached, is refused, or refuses us.
+
+    Args:
+        reason: why, for people.
+        refused: no process of a peer listens there.
+        turned_away: the two sides have different tokens, or only one has TLS.
+    """
+
+    def __init__(self, reason: str, *, refused: bool = False, turned_away: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.refused = refused
+        self.turned_away = turned_away
+
+
+class Handshake:
+    """One side of the handshake, up to the peer's authentication.
+
+    Args:
+        stream: the bytes.
+        opening: hello and proof of the two sides.
+        tls: the TLS context of this side, if the job uses TLS.
+        dialled: this side opened the connection.
+        divert: called if the caller's first byte is 0: a client of torch's TCPStore. It releases
+            the stream.
+    """
+
+    def __init__(
+        self,
+        stream: ByteStream,
+        opening: Opening,
+        tls: "ssl.SSLContext | None",
+        *,
+        dialled: bool,
+        divert: Callable[[], None] | None,
+    ) -> None:
+        self._stream = stream
+        self._opening = opening
+        self._tls = tls
+        self._dialled = dialled
+        self._divert = divert
+        self._greeted = False
+        self._steps = self._until_frames_flow()
+
+    def proceed(self) -> bool:
+        """Continue as far as possible without waiting; return whether frames flow.
+
+        Raises:
+            HandshakeFailed: there will be no connection.
+            OSError: the connection has failed.
+        """
+        return next(self._steps, True)
+
+    def receive(self, message: Message, body: bytes) -> bool:
+        """Handle the peer's hello or proof; return whether the peer has authenticated.
+
+        Args:
+            message: the message.
+            body: its JSON.
+
+        Raises:
+            HandshakeFailed: the peer is refused, or refuses us.
+        """
+        try:
+            for answer in self._opening.receive(message, body):
+                self._say(answer)
+        except ProofRefused as refusal:
+            if refusal.answer:
+                self._say(refusal.answer)
+            raise HandshakeFailed(
+                refusal.reason,
+                refused=refusal.itself and self._dialled,  # TCP can do that on a free port
+                turned_away=not refusal.itself,
+            ) from None
+        return self._opening.done
+
+    def answer_other_version(self) -> None:
+        """Tell a caller with another version of the protocol which one this side has."""
+        if not self._dialled:
+            self._say(self._opening.hello)
+
+    def if_late(self, seconds: float) -> str:
+        """Describe what the peer has not done within `seconds`."""
+        if self._stream.connecting:
+            return f"no answer within {seconds:g} s"
+        if self._opening.peer_hello is not None:
+            return f"no proof within {seconds:g} s"
+        return f"no answer to the greeting within {seconds:g} s (is it relight?)"
+
+    def if_closed(self) -> str:
+        """Describe where in the handshake the peer has closed the connection."""
+        if self._opening.peer_hello is not None:
+            return "the peer closed the connection after its hello (do the tokens differ?)"
+        return "the peer closed the connection instead of a greeting (is it relight?)"
+
+    def _until_frames_flow(self) -> Iterator[bool]:
+        """Yield False where the peer has to act first."""
+        if self._dialled:
+            while not self._connect():
+                yield False
+        else:
+            while (first := self._stream.peek()) is None:
+                yield False
+            if not first:
+                raise HandshakeFailed(SAID_NOTHING)
+            if first == b"\0" and self._divert is not None:
+                self._divert()
+                yield False  # for good: the stream is released
+            if self._tls is not None and first != b"\x16":
+                if first == wire.GREETING[:1]:
+                    self._say(wire.body_of({"type": "refused", "reason": "tls"}))
+                raise HandshakeFailed("the peer does not use TLS, and this job does")
+        self._stream.start(self._tls, server_side=not self._dialled)
+        while self._tls is not None and not self._stream.shake_hands():
+            yield False
+        if self._dialled:
+            self._say(self._opening.hello)
+
+    def _connect(self) -> bool:
+        try:
+            return self._stream.connect()
+        except ConnectionRefusedError:
+            raise HandshakeFailed("refused", refused=True) from None
+        except OSError as error:
+            raise HandshakeFailed(error.strerror or str(error)) from None
+
+    def _say(self, body: bytes) -> None:
+        greeting = b"" if self._greeted else wire.GREETING
+        self._greeted = True
+        self._stream.write(greeting + wire.frame(body))

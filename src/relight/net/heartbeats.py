@@ -1,0 +1,251 @@
+"""Heartbeats and ballots as UDP datagrams: unlike in a TCP stream, none waits for a lost one.
+
+A datagram is a key that identifies the connection (8 bytes), a number (8 bytes, big-endian) or a
+ballot, and an authentication code over both (8 bytes of keyed BLAKE2b, RFC 7693), made with the
+connection's session key.
+
+If no process has a datagram's port, the destination reports it (ICMP port unreachable, RFC 792 and
+4443). The processes that outlive an agent share its socket for as long as they have workers, so the
+report proves that all of them are gone. It counts only if it comes from that machine itself, not
+from a firewall or gateway in between, and concerns an address that has sent datagrams before.
+"""
+
+import errno
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from relight.base.typed import Any
+from relight.host.loop import Loop, Timer
+
+Address = tuple[Any, ...]
+"""An address of the socket module."""
+SIZE = 24
+PROBE_S = 0.05
+"""How often a port is probed whose process may have ended."""
+_ROUNDS_AT_FIRST, _LATER_EACH = 20, 5
+_OPEN_AGAIN_S = 1.0
+_RECVERR = (socket.IPPROTO_IP, 11), (socket.IPPROTO_IPV6, 25)
+"""IP_RECVERR and IPV6_RECVERR (linux/in.h, in6.h): errors can be read, with the address that they
+concern, from MSG_ERRQUEUE (ip(7)).
+"""
+_MSG_ERRQUEUE = 0x2000
+_error = struct.Struct("=IBBBxII")
+"""struct sock_extended_err (linux/errqueue.h): errno, origin, type, code, info, data."""
+_FROM_NETWORK = (2, 3)
+"""SO_EE_ORIGIN_ICMP and SO_EE_ORIGIN_ICMP6."""
+_OFFENDER = 8
+"""Least size of SO_EE_OFFENDER, a sockaddr_in or sockaddr_in6 after the error."""
+_MOST_BYTES = 1200
+"""No network fragments a datagram of that size (RFC 8200 requires packets of 1,280 bytes)."""
+_AT_ONCE = 256
+_number = struct.Struct(">Q")
+
+
+class Heartbeats:
+    """A socket for heartbeats. If none can be opened, nothing is sent or received.
+
+    Args:
+        loop: the agent's loop.
+        address: where to bind, host and port; port 0 for any.
+        family: of the address.
+        on_datagram: called with each datagram and its sender.
+
+    Attributes:
+        on_unreachable: called with an address, host and port, to which a datagram was sent and that
+            nobody has.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        address: tuple[str, int],
+        family: int,
+        on_datagram: Callable[[bytes, Address], None],
+    ) -> None:
+        self.on_unreachable: Callable[[tuple[str, int]], None] = lambda _: None
+        self._loop = loop
+        self._on_datagram = on_datagram
+        self._socket: socket.socket | None = None
+        self._probed: dict[Address, _Probe] = {}
+        self._timer: Timer | None = None
+        self._open(address, family)
+
+    def _open(self, address: tuple[str, int], family: int) -> None:
+        self._timer = None
+        try:
+            self._socket = socket.socket(family, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+            self._socket.bind(address)
+            self._loop.on_readable(self._socket, self._receive)
+        except OSError as error:
+            self.close()  # heartbeats go over the connection as well
+            if error.errno == errno.EADDRINUSE:  # by what is left of an agent before this one
+                self._timer = self._loop.call_after(
+                    _OPEN_AGAIN_S, lambda: self._open(address, family)
+                )
+            return
+        for option in _RECVERR:
+            try:
+                self._socket.setsockopt(*option, 1)
+            except OSError:
+                pass  # not of this family; without either, nothing proves that a process has ended
+
+    @property
+    def port(self) -> int:
+        """The port, 0 if there is none."""
+        return 0 if self._socket is None else int(self._socket.getsockname()[1])
+
+    def fileno(self) -> int:
+        """Return the descriptor, -1 if there is none."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    def probe(self, target: Address, *, on: bool = True) -> None:
+        """Start or stop probing an address with datagrams, to which its machine replies if no
+        process has it.
+        """
+        if on:
+            self._probed.setdefault(target, _Probe())
+        else:
+            self._probed.pop(target, None)
+        if self._timer is None and self._probed:
+            self._send_probes()
+
+    def _send_probes(self) -> None:
+        self._timer = None
+        for target, probe in self._probed.items():
+            probe.rounds += 1
+            if probe.rounds <= _ROUNDS_AT_FIRST or probe.rounds % _LATER_EACH == 0:
+                self.send(probe.content, target)
+        if self._probed:
+            self._timer = self._loop.call_after(PROBE_S, self._send_probes)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._probed.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._socket is not None:
+            self._loop.forget(self._socket)
+            self._socket.close()
+            self._socket = None
+
+    def send(self, data: bytes, target: Address) -> None:
+        """Send a datagram; it is dropped if that fails."""
+        if self._socket is None:
+            return
+        for _ in range(2):  # the first may fail as an earlier one has not arrived anywhere
+            try:
+                self._socket.sendto(data, target)
+            except OSError:
+                continue
+            return
+
+    @staticmethod
+    def key_of(session_key: bytes) -> bytes:
+        """Return the key that identifies the connection in a datagram."""
+        return _code(b"beats", session_key)
+
+    @classmethod
+    def datagram(cls, number: int, session_key: bytes) -> bytes:
+        """Return the heartbeat with a number."""
+        return cls.sealed(_number.pack(number), session_key)
+
+    @classmethod
+    def sealed(cls, content: bytes, session_key: bytes) -> bytes:
+        """Return a datagram with this content and its authentication code."""
+        body = cls.key_of(session_key) + content
+        return body + _code(body, session_key)
+
+    @classmethod
+    def number_of(cls, data: bytes, session_key: bytes) -> int | None:
+        """Return the number of a heartbeat, or None if it does not belong to this connection."""
+        if len(data) != SIZE or not cls.is_genuine(data, session_key):
+            return None
+        number: int = _number.unpack_from(data, 8)[0]
+        return number
+
+    @staticmethod
+    def is_genuine(data: bytes, session_key: bytes) -> bool:
+        """Return whether the sender of a datagram has the session key."""
+        return _code(data[:-8], session_key) == data[-8:]
+
+    def _receive(self) -> None:
+        for _ in range(_AT_ONCE):
+            if self._socket is None:
+                return
+            try:
+                data, sender = self._socket.recvfrom(_MOST_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                continue  # it is in the queue of errors, too
+            self._loop.attempt(partial(self._on_datagram, data, sender), "a datagram")
+        self._receive_errors()
+
+    def _receive_errors(self) -> None:
+        for _ in range(_AT_ONCE):
+            if self._socket is None:
+                return
+            try:
+                sent, controls, _, target = self._socket.recvmsg(64, 512, _MSG_ERRQUEUE)
+            except OSError:
+                return
+            for level, kind, data in controls:
+                if (level, kind) in _RECVERR and _is_refusal(data, numeric(target)[0]):
+                    answer = partial(self._on_refused, sent, target)
+                    self._loop.attempt(answer, "a refused datagram")
+
+    def _on_refused(self, sent: bytes, target: Address) -> None:
+        """Take an answer to a probe. Linux quotes the whole probe; whoever can't read it on its way
+        can't forge an answer.
+        """
+        for each, probe in list(self._probed.items()):
+            if each[:2] == target[:2] and sent == probe.content:
+                del self._probed[each]
+                self.on_unreachable((str(target[0]), int(target[1])))
+
+
+class _Probe:
+    """What is sent to a port to find out whether a process has it."""
+
+    def __init__(self) -> None:
+        self.content = os.urandom(8)
+        self.rounds = 0
+
+
+def numeric(address: Address) -> tuple[str, int]:
+    """Return the host and port of an address; a socket for both kinds names an IPv4 one in IPv6."""
+    return str(address[0]).removeprefix("::ffff:"), int(address[1])
+
+
+def _is_refusal(data: bytes, host: str) -> bool:
+    """Return whether a machine says of itself that nobody has a port, and no firewall in between;
+    `data` is a sock_extended_err and the address of who says it.
+    """
+    if len(data) < _error.size + _OFFENDER:
+        return False
+    number, origin, *_ = _error.unpack_from(data)
+    family = int.from_bytes(data[_error.size : _error.size + 2], sys.byteorder)
+    at = _error.size + (4 if family == socket.AF_INET else 8)
+    size = 4 if family == socket.AF_INET else 16
+    try:
+        offender = socket.inet_ntop(family, data[at : at + size])
+    except (OSError, ValueError):
+        return False
+    return (
+        number == errno.ECONNREFUSED
+        and origin in _FROM_NETWORK
+        and offender.removeprefix("::ffff:") == host.partition("%")[0]
+    )
+
+
+def _code(content: bytes, session_key: bytes) -> bytes:
+    # It loads OpenSSL in two milliseconds, which the start of a job has better use for.
+    from hashlib import blake2b
+
+    return blake2b(content, key=session_key, digest_size=8).digest()

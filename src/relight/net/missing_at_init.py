@@ -1,0 +1,97 @@
+"""Finds the workers of this node that others wait for in init_process_group.
+
+A worker that has reached init_process_group is connected to the store. Which process has a
+connection is read from proc(5): the sockets of /proc/<pid>/net/tcp{,6} that lead to the store's
+port, and the inodes of the descriptors in /proc/<pid>/fd.
+"""
+
+import os
+from collections.abc import Iterable
+
+from relight.core.group.messages import GenerationFormed
+from relight.net.store_port import StorePort
+from relight.processes.worker_processes import Workers
+
+
+def explain(workers: Workers, formed: GenerationFormed, store: StorePort | None) -> str:
+    """Describe which workers have not connected; empty if all have, or none has.
+
+    Args:
+        workers: the workers of this node.
+        formed: their generation.
+        store: the store of the generation, if it is on this node.
+    """
+    place, port = formed.place, formed.generation.master_port
+    if not os.path.isdir("/proc/self/net"):  # how many have connected is known, but not which
+        come = store.clients if store is not None else 0
+        if not 0 < come < place.world_size:
+            return ""
+        return f"{come} of {place.world_size} workers have reached init_process_group"
+    here = arrived(workers.pids.values(), port)
+    late = [
+        f"rank {workers.ranks[local_rank]} (pid {pid})"
+        for local_rank, pid in workers.pids.items()
+        if pid not in here
+    ]
+    counts = store is not None and store.served and place.group_rank == 0
+    come = store.clients if store is not None and counts else len(here)
+    if not 0 < come < place.world_size or not (late or place.group_rank == 0):
+        return ""
+    text = f"{come} of {place.world_size} workers have"
+    if not late:
+        return f"{text} reached init_process_group, including all on this node"
+    if place.group_rank:  # the store, which counts all workers, is on another node
+        text = "the other workers on this node have"
+    have = "has" if len(late) == 1 else "have"
+    return f"{', '.join(late)} on this node {have} not reached init_process_group; {text}"
+
+
+def arrived(pids: Iterable[int], port: int) -> set[int]:
+    """Return which of these processes have a connection to a TCP port on any machine.
+
+    Args:
+        pids: processes of this machine; those that have ended count as not connected.
+        port: the store's.
+    """
+    result = set()
+    connected: dict[str, set[str]] = {}  # by network namespace: the tables are long
+    for pid in pids:
+        try:
+            network = os.readlink(f"/proc/{pid}/ns/net")
+            if network not in connected:
+                connected[network] = _connected(pid, port)
+            if connected[network] and connected[network] & _sockets(pid):
+                result.add(pid)
+        except OSError:
+            continue
+    return result
+
+
+def _connected(pid: int, port: int) -> set[str]:
+    """Return the inodes of the established connections to a port in the process's network."""
+    wanted = f":{port:04X}"
+    inodes = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/{pid}/net/{name}") as file:
+                rows = file.readlines()[1:]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # no IPv6 here, or the process has ended
+        for row in rows:
+            fields = row.split()
+            if fields[2].endswith(wanted) and fields[3] == "01":  # TCP_ESTABLISHED
+                inodes.add(fields[9])
+    return inodes
+
+
+def _sockets(pid: int) -> set[str]:
+    folder = f"/proc/{pid}/fd"
+    found = set()
+    for name in os.listdir(folder):
+        try:
+            target = os.readlink(f"{folder}/{name}")
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # closed meanwhile, or the process has ended
+        if target.startswith("socket:["):
+            found.add(target[8:-1])
+    return found

@@ -1,0 +1,121 @@
+"""Addresses and ports of this machine, found by binding to them: name lookups are unreliable."""
+
+import errno
+import os
+import socket
+
+from relight.base.errors import MachineError, UsageError
+
+_BACKLOG = 4096
+_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"  # of IPv6 as well (ip-sysctl.rst)
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether a numeric address is a loopback address."""
+    return address.startswith("127.") or address == "::1"
+
+
+def is_ours(address: str) -> bool:
+    """Return whether a numeric address is one of this machine's."""
+    try:
+        with socket.socket(_family(address), socket.SOCK_STREAM) as sock:
+            sock.bind((address, 0))
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE  # no free port: the address was checked before
+    return True
+
+
+def free_ports() -> str:
+    """Return from which ports the kernel takes those for port 0 and for outgoing connections."""
+    try:
+        with open(_RANGE) as file:
+            first, last = file.read().split()
+    except (OSError, ValueError):
+        return "the ephemeral ports"  # not Linux
+    return f"{first} to {last} (net.ipv4.ip_local_port_range)"
+
+
+def no_free_port(what: str) -> MachineError:
+    """Return the error for port 0, which the kernel refuses with EADDRINUSE if none of its ports is
+    free (bind(2)).
+    """
+    return MachineError(
+        f"this machine has no free port for {what}: all of {free_ports()} are in use",
+        hint="`ss -tan` shows by whom; sysctl -w net.ipv4.ip_local_port_range='FIRST LAST' sets "
+        "the range",
+    )
+
+
+def any_address() -> str:
+    """Return the wildcard address, which stands for all addresses of this machine."""
+    try:
+        socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
+    except OSError:
+        return "0.0.0.0"  # a machine without IPv6
+    return "::"
+
+
+def listen(address: str, port: int) -> socket.socket | None:
+    """Return a socket that listens on a numeric address, or, if that is empty, on all of this
+    machine's; None if the port is taken, or no port is free for port 0.
+    """
+    address = address or any_address()
+    sock = socket.socket(_family(address), socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if address == "::":
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        sock.bind((address, port))
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
+    """Return a socket bound for the workers' store; port 0 is any free one.
+
+    Raises:
+        UsageError: the port is taken, or the address does not belong to this machine.
+        MachineError: no socket can be opened, or no port is free.
+    """
+    host = host.strip("[]")
+    hint = "--master-addr and --local-addr take an address of this machine"
+    try:
+        # As bytes: a str would import the codec for international names.
+        found = socket.getaddrinfo(os.fsencode(host), port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise UsageError(
+            f"the address {host} for the workers' store is unknown: {error.strerror}", hint=hint
+        ) from None
+    except OSError as error:
+        hint = "look at `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+        raise MachineError(f"can't open a socket: {error.strerror}", hint=hint) from None
+    try:
+        # A restart on a given port must not wait for the old connections' TIME_WAIT.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        if listen:
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
+            bound.listen(_BACKLOG)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE and not port:
+            raise no_free_port("the workers' store") from None
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(
+                f"port {host}:{port} for the workers' store is taken by another program",
+                hint="leave out --master-port for a free port, or choose another",
+            ) from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(f"{host} is not an address of this machine", hint=hint) from None
+        raise MachineError(f"can't bind {host}:{port}: {error.strerror}") from None
+    bound.setblocking(False)
+    return bound
+
+
+def _family(address: str) -> int:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -1,0 +1,86 @@
+"""MASTER_PORT of a generation: bound before it is announced, so that no other process can take it.
+
+The agent of rank 0 serves torch's TCPStore there (net/tcp_store), or, without the agent's store,
+rank 0's worker does.
+"""
+
+import socket
+from collections.abc import Callable
+
+from relight.host.loop import Loop
+from relight.net.ports import bind
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.net.tcp_store import TCPStore
+
+
+class StorePort:
+    """A port of this machine for the store of one generation's workers.
+
+    If the agent serves it, the socket listens at once, and the server is loaded when the first
+    client connects: workers need not wait for that. Otherwise the socket is bound but does not
+    listen: the kernel assigns the port to no other process, while a server that sets SO_REUSEADDR,
+    as torch's does, may still bind and listen on it.
+
+    Args:
+        loop: the agent's loop.
+        host: the address to bind; a name is resolved.
+        port: the port, 0 for any free one; the attribute `port` then has its number.
+        served: whether the agent serves the store.
+
+    Raises:
+        UsageError: the port is taken, or the address does not belong to this machine.
+        MachineError: no socket can be opened.
+    """
+
+    def __init__(self, loop: Loop, host: str, port: int, *, served: bool) -> None:
+        self.served = served
+        self._on_client: Callable[[int], None] = lambda _: None
+        self._loop = loop
+        self._socket = bind(host, port, listen=served)
+        self.port: int = self._socket.getsockname()[1]
+        self._store: TCPStore | None = None
+        if served:
+            loop.on_readable(self._socket, self._on_first_client)
+
+    @property
+    def clients(self) -> int:
+        """How many clients are connected to the agent's server."""
+        return self._store.clients if self._store is not None else 0
+
+    def tell_arrivals(self, most: int, tell: Callable[[int], None]) -> None:
+        """Call `tell` with the number of clients of the agent's server when the first one has
+        connected, and when `most` have.
+        """
+        due = sorted({1, most})
+
+        def on_client(clients: int) -> None:
+            if due and clients >= due[0]:
+                due.pop(0)
+                tell(clients)
+
+        self._on_client = on_client
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Serve a client that has connected on another port."""
+        self._server().adopt(connection)
+
+    def close(self) -> None:
+        """End all connections and free the port."""
+        if self._store is not None:
+            self._store.close()
+        else:
+            self._loop.forget(self._socket)
+            self._socket.close()
+
+    def _on_first_client(self) -> None:
+        self._server()
+
+    def _server(self) -> "TCPStore":
+        if self._store is None:
+            from relight.net.tcp_store import TCPStore
+
+            self._store = TCPStore(self._loop, self._socket)  # it takes over the socket
+            self._store.on_client = self._on_client
+        return self._store

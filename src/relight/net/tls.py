@@ -1,0 +1,134 @@
+"""Mutual TLS: each node shows a certificate that the job's certificate authority signed.
+
+Names in certificates are not checked: agents know each other by address. This module is imported
+only when TLS is enabled.
+"""
+
+import socket
+import ssl
+
+from relight.base.errors import UsageError
+
+
+def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Return the TLS contexts of the listening side and of the dialling side.
+
+    Args:
+        cert: file with this node's certificate, and the chain up to the authority if there is one.
+        key: file with its key.
+        ca: file with the certificates of the authority that signed those of all nodes.
+
+    Raises:
+        UsageError: a file is missing, can't be read, or has other content.
+    """
+    for option, path in (("tls_cert", cert), ("tls_key", key), ("tls_ca", ca)):
+        _check_readable(option, path)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for context in (server, client):
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        try:
+            context.load_verify_locations(ca)
+        except (ssl.SSLError, OSError):
+            raise UsageError(f"tls_ca: {ca} holds no certificate (PEM)") from None
+        try:
+            context.load_cert_chain(cert, key, password=_no_password)
+        except _KeyLocked:
+            raise UsageError(
+                f"tls_key: {key} is locked with a password",
+                hint=f"openssl pkey -in {key} -out FILE writes one that is not",
+            ) from None
+        except (ssl.SSLError, OSError) as error:
+            raise UsageError(_why_no_pair(cert, key, error)) from None
+    return server, client
+
+
+class TlsChannel:
+    """TLS over a non-blocking socket.
+
+    A call that would block raises BlockingIOError: call again when the socket can be read, or
+    written if `wants_write`.
+
+    Attributes:
+        sock: the socket, which replaces the one given.
+        shaking: whether the handshake is not complete, so that nothing may be sent yet.
+    """
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> None:
+        self.sock = context.wrap_socket(
+            sock, server_side=server_side, do_handshake_on_connect=False
+        )
+        self.shaking = True
+        self.wants_write = False
+
+    def shake_hands(self) -> bool:
+        """Continue the handshake; return True once it is complete."""
+        self.wants_write = False
+        try:
+            self.sock.do_handshake()
+        except OSError as error:
+            raise self._translated(error) from None
+        self.shaking = False
+        return True
+
+    def recv(self, size: int) -> bytes:
+        """Return received bytes; `size` must be above that of a TLS record."""
+        self.wants_write = False
+        try:
+            return self.sock.recv(size)
+        except OSError as error:
+            raise self._translated(error) from None
+
+    def send(self, data: bytes | bytearray) -> int:
+        """Send the beginning of `data`; after BlockingIOError the same bytes must come again."""
+        try:
+            return self.sock.send(data)
+        except OSError as error:
+            raise self._translated(error) from None
+
+    def _translated(self, error: OSError) -> OSError:
+        if isinstance(error, ssl.SSLWantReadError):
+            return BlockingIOError()
+        if isinstance(error, ssl.SSLWantWriteError):
+            self.wants_write = True
+            return BlockingIOError()
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return OSError(f"the peer's certificate is not accepted: {error.verify_message}")
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            reason = (error.reason or "unknown").lower().replace("_", " ")
+            if "alert" in reason:
+                return OSError(f"the peer does not accept our certificate: {reason}")
+            return OSError(f"no TLS with the peer: {reason} (does it use TLS?)")
+        if self.shaking:
+            return OSError("the peer closed the connection during the TLS handshake")
+        return error
+
+
+class _KeyLocked(Exception):  # noqa: N818
+    """The key is encrypted with a password."""
+
+
+def _no_password() -> str:
+    raise _KeyLocked
+
+
+def _check_readable(option: str, path: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{option}: can't read {path}: {error.strerror}") from None
+
+
+def _why_no_pair(cert: str, key: str, error: OSError) -> str:
+    """Return which of the two files is wrong."""
+    if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+        return f"tls_key: {key} is not the key of {cert}"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(cert)
+    except (ssl.SSLError, OSError):
+        return f"tls_cert: {cert} holds no certificate (PEM)"
+    return f"tls_key: {key} holds no key (PEM)"

@@ -1,0 +1,369 @@
+"""Writes the output of many workers to one terminal without mixing two ranks in a line.
+
+A stream hands over whole lines as soon as it has them. An unfinished line is delayed for a moment,
+then shown, and from then on the console belongs to that stream until its line ends; the others
+wait. A line is broken, by a newline, when others wait and its owner goes quiet, starts it again
+with a carriage return (a progress bar), or has kept them waiting for too long. Bytes pass
+unchanged, whatever they are.
+
+Nothing here blocks: when the console is full, the streams stop reading. A worker that writes
+through a pipe then waits as it would on the console itself; one that writes to a file does not.
+"""
+
+import errno
+import os
+import select
+import stat
+from collections.abc import Callable
+
+from relight.base.typed import NamedTuple
+from relight.host import system
+from relight.host.loop import Alarm, Loop
+
+_PARTIAL_S = 0.1
+"""How long an unfinished line is delayed."""
+_QUIET_S = 0.5
+"""How long the owner of the console may be quiet in mid-line while others wait."""
+_PATIENCE_S = 5.0
+"""How long others wait for a line that keeps growing, such as endless dots."""
+_LONG_LINE = 64 * 1024
+_QUEUE = 256 * 1024
+_ATOMIC = select.PIPE_BUF
+"""The bytes that a pipe takes without blocking when poll(2) reports it writable."""
+
+
+class Console:
+    """One descriptor that shows output: a terminal, or the user's file or pipe."""
+
+    def __init__(self, loop: Loop, fd: int) -> None:
+        self.loop = loop
+        self.fd = _reopen(fd)
+        self.streams: set[ConsoleStream] = set()
+        self.on_error: Callable[[str], None] = lambda _: None
+        """Called once with the reason why nothing can be written, but not for EPIPE."""
+        self.before_output: Callable[[], None] = _nothing
+        """Called before anything is shown."""
+        self.broken = False
+        """Whether writing failed: the reader is gone (EPIPE), or the disk is full (ENOSPC)."""
+        self.reader_is_gone = False
+        self._queue = bytearray()
+        self._owner: ConsoleStream | None = None
+        self._at_return = False
+        """Whether the owner's last byte was a carriage return: it may be broken at once."""
+        self._waiting: dict[ConsoleStream, None] = {}
+        self._waiting_since = 0.0
+        self._again: bool | None = None
+        """Whether to serve the waiting streams once more; None while they are not served."""
+        self._patience = Alarm(loop, self._on_patience)
+        may_block = self.fd == fd and not stat.S_ISREG(os.fstat(fd).st_mode)
+        self._poll = select.poll() if may_block else None
+        if self._poll is not None:
+            self._poll.register(fd, select.POLLOUT)
+
+    @property
+    def full(self) -> bool:
+        """Whether streams should wait before they read more."""
+        return len(self._queue) >= _QUEUE
+
+    @property
+    def unwritten(self) -> int:
+        """How many bytes wait for the console itself."""
+        return len(self._queue)
+
+    def say(self, text: str) -> None:
+        """Write a message of the agent as a line of its own."""
+        self._end_line()
+        try:
+            line = text.encode(errors="surrogateescape")
+        except UnicodeEncodeError:  # not a file name that was decoded here
+            line = text.encode(errors="backslashreplace")
+        self._put(line + b"\n")
+        self._serve()
+
+    @property
+    def is_at_line_start(self) -> bool:
+        """Whether all is written, and no stream is in the middle of a line."""
+        return not self._queue and self._owner is None
+
+    def overwrite(self, data: bytes | bytearray) -> None:
+        """Write what is no output: to the line that output will begin."""
+        if not self.broken:
+            self._queue += data
+            self._drain()
+
+    def flush(
+        self, stop_waiting: Callable[[], bool] = lambda: False, limit_s: float | None = None
+    ) -> None:
+        """Return when everything is written, the reader is gone, `stop_waiting()` is true, or
+        `limit_s` seconds have passed (None: without limit).
+        """
+        self.loop.run_until(lambda: self.broken or not self._queue or stop_waiting(), limit_s)
+
+    def owned_by(self, stream: "ConsoleStream") -> bool:
+        """Return whether `stream` is in the middle of a line."""
+        return self._owner is stream
+
+    @property
+    def contested(self) -> bool:
+        """Whether some stream waits for its turn."""
+        return bool(self._waiting)
+
+    def may_write(self, stream: "ConsoleStream") -> bool:
+        """Return whether `stream` may write now; if not, its `flush` is called when it may."""
+        owner = self._owner
+        if owner is not None and owner is not stream and (self._at_return or owner.over):
+            self._end_line()
+        if not self.full and self._owner in (None, stream):
+            return True
+        now = self.loop.now()
+        if not self._waiting:
+            self._waiting_since = now
+        self._waiting[stream] = None
+        if self._owner is not None and self._patience.when is None:
+            self._patience.set(self._breaks_at(self._owner))
+        return False
+
+    def write(self, stream: "ConsoleStream", data: bytes | bytearray) -> None:
+        """Write for a stream that `may_write` has allowed."""
+        self._put(data)
+        stream.wrote_at = self.loop.now()
+        self._owner = None if data.endswith(b"\n") else stream
+        self._at_return = data.endswith(b"\r")
+        if self._owner is None or self._at_return:
+            self._serve()
+
+    def leave(self, stream: "ConsoleStream") -> None:
+        """Forget a stream that has ended."""
+        self.streams.discard(stream)
+        if self._owner is stream:
+            self._serve()
+
+    def _breaks_at(self, owner: "ConsoleStream") -> float:
+        return min(owner.wrote_at + _QUIET_S, self._waiting_since + _PATIENCE_S)
+
+    def _on_patience(self) -> None:
+        owner = self._owner
+        if owner is None or not self._waiting or self.full:
+            return  # a full console serves the waiting streams once it has room
+        due = self._breaks_at(owner)
+        if self.loop.now() < due:
+            self._patience.set(due)
+        else:
+            self._end_line()
+            self._serve()
+
+    def close(self) -> None:
+        """Close its descriptor, unless it is stdout or stderr themselves."""
+        if self.fd > 2:
+            self.loop.forget(self.fd)
+            os.close(self.fd)
+
+    def _end_line(self) -> None:
+        if self._owner is not None:
+            self._put(b"\n")
+            self._owner.begin_line()
+            self._owner = None
+
+    def _serve(self) -> None:
+        """Let the waiting streams write, in the order in which they came.
+
+        One of them may end the line that blocked those before it: then these are tried again.
+        """
+        is_served, self._again = self._again is not None, True
+        if is_served:
+            return
+        while self._again and self._waiting:
+            self._again = False
+            waiting, self._waiting = self._waiting, {}
+            for stream in waiting:
+                stream.flush()
+        self._again = None
+
+    def _put(self, data: bytes | bytearray) -> None:
+        self.before_output()
+        self.overwrite(data)
+
+    def _drain(self) -> None:
+        try:
+            while self._queue and (self._poll is None or self._poll.poll(0)):
+                with memoryview(self._queue) as view:
+                    written = os.write(self.fd, view if self._poll is None else view[:_ATOMIC])
+                del self._queue[:written]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.broken = True
+            self.reader_is_gone = error.errno == errno.EPIPE
+            if not self.reader_is_gone:  # `| head` has seen enough
+                self.on_error(os.strerror(error.errno or 0))
+            self._queue.clear()
+            self.loop.call_after(0, self._tell_streams)
+        self.loop.on_writable(self.fd, self._on_writable if self._queue else None)
+
+    def _on_writable(self) -> None:
+        self._drain()
+        self._serve()
+
+    def _tell_streams(self) -> None:
+        self._waiting.clear()
+        for stream in list(self.streams):
+            stream.flush()
+            stream.on_room()
+
+
+class ConsoleStream:
+    """The output of one worker on its way to a console.
+
+    Args:
+        console: where it goes.
+        prefix: what each line begins with, such as `[default0]:`, or nothing.
+    """
+
+    def __init__(self, console: Console, prefix: bytes = b"") -> None:
+        self.wrote_at = 0.0
+        self.on_room: Callable[[], None] = _nothing
+        """Called when a `full` stream can take more, and when the console breaks."""
+        self._console = console
+        self._prefix = prefix
+        self._buffer = bytearray()
+        self._at_line_start = True
+        self._at_return = False
+        self._ended = False
+        self._was_full = False
+        self._alarm = Alarm(console.loop, self._on_delay)
+        console.streams.add(self)
+
+    @property
+    def full(self) -> bool:
+        """Whether the reader of the worker's output should stop for now."""
+        return len(self._buffer) >= _LONG_LINE
+
+    @property
+    def over(self) -> bool:
+        """Whether the stream has ended and everything was handed over."""
+        return self._ended and not self._buffer
+
+    @property
+    def broken(self) -> bool:
+        """Whether the console can't be written any more."""
+        return self._console.broken
+
+    @property
+    def reader_is_gone(self) -> bool:
+        """Whether nobody reads the console any more, as after `| head`."""
+        return self._console.reader_is_gone
+
+    def feed(self, data: bytes) -> None:
+        """Take output of the worker."""
+        self._buffer += data
+        self.flush()
+
+    def end(self) -> None:
+        """Show the rest of the worker's output, also a last line without a newline."""
+        self._ended = True
+        self.flush()
+
+    def drop(self) -> int:
+        """Discard what was not handed over; return how many bytes."""
+        size = len(self._buffer)
+        self._buffer.clear()
+        self.end()
+        return size
+
+    def flush(self) -> None:
+        """Hand over what can be shown now."""
+        if self._console.broken:
+            self._buffer.clear()
+        while self._buffer and self._console.may_write(self):
+            if size := self._presentable():
+                self._hand_over(size)
+                continue
+            if self._alarm.when is None:
+                self._alarm.set_after(_PARTIAL_S)
+            break
+        if self.over:
+            self._console.leave(self)
+        was_full, self._was_full = self._was_full, self.full
+        if was_full and not self._was_full:
+            self.on_room()
+
+    def begin_line(self) -> None:
+        """Begin a new line, because the console has broken this stream's line."""
+        self._at_line_start, self._at_return = True, False
+
+    def _presentable(self) -> int:
+        """Return how many bytes of the buffer may be shown without waiting."""
+        console, buffer = self._console, self._buffer
+        if self._ended or (len(console.streams) == 1 and not self._prefix):
+            return len(buffer)
+        size = buffer.rfind(b"\n") + 1
+        if self._prefix:  # each move of a progress bar is a line; \r\n may be cut in two here
+            size = max(size, buffer.rfind(b"\r", 0, len(buffer) - 1) + 1)
+        elif not size and console.owned_by(self) and console.contested:
+            size = buffer.find(b"\r", 0, len(buffer) - 1) + 1  # a progress bar starts again
+        if size or not (self.full or console.owned_by(self)):
+            return size
+        return len(buffer)
+
+    def _on_delay(self) -> None:
+        if self._buffer and self._console.may_write(self):
+            self._hand_over(len(self._buffer))
+        self.flush()
+
+    def _hand_over(self, size: int) -> None:
+        data = self._buffer[:size]
+        del self._buffer[:size]
+        self._console.write(self, self._with_prefix(data) if self._prefix else data)
+
+    def _with_prefix(self, data: bytearray) -> bytes:
+        text = self._prefix.join(data.splitlines(keepends=True))
+        if self._at_line_start and not (self._at_return and data.startswith(b"\n")):
+            text = self._prefix + text
+        self._at_return = data.endswith(b"\r")
+        self._at_line_start = self._at_return or data.endswith(b"\n")
+        return text
+
+
+class Consoles(NamedTuple):
+    """The agent's own stdout and stderr; one object where both lead to the same place."""
+
+    stdout: Console
+    stderr: Console
+
+    @classmethod
+    def open(cls, loop: Loop) -> "Consoles":
+        """Return the consoles of this process."""
+        out, err = os.fstat(1), os.fstat(2)
+        stdout = Console(loop, 1)
+        same = (out.st_dev, out.st_ino, out.st_rdev) == (err.st_dev, err.st_ino, err.st_rdev)
+        stderr = stdout if same else Console(loop, 2)
+        if not same:
+            stdout.on_error = lambda why: stderr.say(
+                f"relight: can't write to stdout: {why}; further output is not shown"
+            )
+        return cls(stdout, stderr)
+
+    def close(self) -> None:
+        """Close the descriptors that `open` has opened."""
+        for console in set(self):
+            console.close()
+
+
+def _reopen(fd: int) -> int:
+    """Return a descriptor of our own for a pipe or a terminal, which never blocks, or `fd` itself.
+
+    O_NONBLOCK on `fd` would affect every process that shares it, such as the user's shell. And poll
+    on a terminal only promises that it takes one byte.
+    """
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        try:
+            return system.reopen(fd, flags)
+        except OSError:
+            pass  # the terminal is another user's (su), or the pipe has no reader
+    return fd
+
+
+def _nothing() -> None:
+    return None

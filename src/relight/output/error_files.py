@@ -1,0 +1,102 @@
+"""Error files: `@record` in a worker writes one, and the agent writes one for its parent process.
+
+The file's path is in TORCHELASTIC_ERROR_FILE; its format is that of torch 2.13
+(torch/distributed/elastic/multiprocessing/errors): `{"message": {"message": …, "extraInfo":
+{"py_callstack": …, "timestamp": …}}}`, or a text instead of the inner object. The agent adds
+`errorCode` to the inner object, as torchrun does: the exit code, negative for a signal. In a job of
+`relight submit`, it also adds `headline` beside `message`: the failure in one line.
+"""
+
+import json
+import os
+import time
+
+from relight.core.diagnosis.failure_text import what_happened
+from relight.core.diagnosis.traceback_lines import clean
+from relight.core.diagnosis.tracebacks import from_error_file
+from relight.core.failure import ErrorReport, Failure
+from relight.host import files
+
+_LIMIT = 16 * 1024 * 1024
+
+
+def read(path: str) -> ErrorReport | None:
+    """Return the exception in an error file; None if there is no file, or it is malformed."""
+    text = _text(path)
+    return from_error_file(text) if text else None
+
+
+def line_in(path: str) -> str:
+    """Return why a program failed, in one line of its error file; empty if that says nothing."""
+    return line_of(_text(path))
+
+
+def line_of(text: str) -> str:
+    """Return why a program failed, from the text of its error file: the headline of an agent, or
+    else the exception.
+    """
+    report = from_error_file(text) if text else None
+    if report is None:
+        return ""
+    headline = json.loads(text).get("headline")
+    if isinstance(headline, str) and headline.strip():
+        return clean(headline)
+    return f"{report.type}: {report.message}" if report.type else report.message
+
+
+def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
+    """Write the root cause for the program that started this agent.
+
+    Args:
+        path: the agent's own TORCHELASTIC_ERROR_FILE.
+        failure: the root cause.
+        source: the worker's error file, whose content is passed on if there is one.
+        headline: the failure in one line; empty for none, as torchrun writes none.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    record = _load(source)
+    if record is None:
+        record = {
+            "message": {
+                "message": _message(failure),
+                "extraInfo": {
+                    "py_callstack": "\n".join(failure.report.lines) if failure.report else "",
+                    "timestamp": str(int(time.time())),
+                },
+            }
+        }
+    message = record["message"]
+    if isinstance(message, dict):
+        message["errorCode"] = failure.exitcode
+    if headline:
+        record["headline"] = headline
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    files.replace(path, json.dumps(record), 0o666)
+
+
+def _message(failure: Failure) -> str:
+    report = failure.report
+    if report is None or not failure.is_explained:
+        return f"rank {failure.rank} {what_happened(failure)}"
+    return f"{report.type}: {report.message}" if report.type else report.message
+
+
+def _load(path: str) -> dict[str, object] | None:
+    """Return the content of a worker's error file, if it has a message."""
+    text = _text(path)
+    if not text or from_error_file(text) is None:
+        return None
+    record: dict[str, object] = json.loads(text)
+    return record
+
+
+def _text(path: str) -> str:
+    if not os.path.isfile(path):  # a pipe of that name would block
+        return ""
+    try:
+        with open(path, "rb") as file:
+            return file.read(_LIMIT).decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,201 @@
+"""Passes events to a handler of another package (--event-log-handler=NAME), in its own process.
+
+A handler is an entry point of the group `relight.events`: a function that is called with each event
+as a dict, or a `logging.Handler`, as torch's handlers are, that gets its line as a record. It may
+take long, block or raise: the process is a fork of the agent (`processes/helper.py`), which never
+waits for it while the job runs, and for 2 s at most at the end.
+"""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Callable
+
+from relight.base.errors import UsageError
+from relight.base.fields import printable
+from relight.base.text import closest_match
+from relight.base.typed import Any
+from relight.base.values import EVENT_HANDLERS
+from relight.events.event_types import Recorded, line_of
+from relight.host.loop import Loop
+from relight.output.journal import Journal
+from relight.processes.helper import Helper
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "relight.events"
+_MOST_WAITING = 1 << 20
+"""Bytes of events that may wait for the handler; further ones are dropped."""
+_END_S = 2.0
+"""How long the handler may take for the last events."""
+
+
+def check(name: str) -> None:
+    """Refuse a name that no handler has.
+
+    Raises:
+        UsageError: no such handler; the error names the known ones.
+    """
+    known = (*EVENT_HANDLERS, *sorted(_plug_ins()))
+    if name not in known:
+        meant = closest_match(name, known)
+        raise UsageError(
+            f"--event-log-handler={name} is not one of {', '.join(known)}"
+            + (f"; did you mean {meant}?" if meant else ""),
+            hint=f"a plug-in is an entry point of the group {GROUP}, installed for the Python that "
+            "runs relight",
+        )
+
+
+class EventProcess:
+    """The handler's process.
+
+    Args:
+        loop: the agent's loop.
+        name: the handler's.
+        journal: has the agent's events: those in memory are passed on at once, others as they come.
+
+    Raises:
+        OSError: no process can be made.
+    """
+
+    def __init__(self, loop: Loop, name: str, journal: Journal) -> None:
+        self._loop, self._name, self._journal = loop, name, journal
+        self._waiting = bytearray()
+        self._dropped = 0
+        self._heard = b""
+        self._is_done = False  # the process has said that it ends as it should
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self._process = Helper((), {}, 2, 2, stdin=theirs.fileno(), call=lambda: _live(name))
+        self._process.watch(loop, lambda: None)  # its end is that of the socket
+        self._socket.setblocking(False)
+        self.has_ended = False
+        loop.on_readable(self._socket, self._receive)
+        for recorded in journal.events.after(0):
+            self._add(recorded)
+        journal.listeners.append(self._add)
+
+    def close(self) -> None:
+        """Let the handler take the last events, then end it."""
+        if self._add in self._journal.listeners:
+            self._journal.listeners.remove(self._add)
+        until = self._loop.now() + _END_S
+        self._loop.run_until(lambda: self.has_ended or not self._waiting, _END_S)
+        if not self.has_ended:
+            self._socket.shutdown(socket.SHUT_WR)
+            self._loop.run_until(lambda: self.has_ended, max(0.0, until - self._loop.now()))
+        late = not self.has_ended
+        self._end()
+        if late or self._dropped:
+            self._tell("it took too long, and has not got all events")
+
+    def _add(self, recorded: Recorded) -> None:
+        if self.has_ended:
+            return
+        line = line_of(recorded).encode() + b"\n"
+        if len(self._waiting) + len(line) > _MOST_WAITING:
+            self._dropped += 1
+            return
+        self._waiting += line
+        self._send()
+
+    def _send(self) -> None:
+        try:
+            sent = self._socket.send(self._waiting)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return  # its end is read next
+        del self._waiting[:sent]
+        self._loop.on_writable(self._socket, self._send if self._waiting else None)
+
+    def _receive(self) -> None:
+        """Take what the process says: that the handler has raised an exception, or its end."""
+        try:
+            data = self._socket.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        for line in lines:
+            if line:
+                self._tell(line.decode(errors="replace"))
+            else:
+                self._is_done = True
+        if not data:
+            if not self._is_done:
+                self._tell("it has ended, and gets no more events")
+            self._end()
+
+    def _end(self) -> None:
+        if self.has_ended:
+            return
+        self.has_ended = True
+        self._loop.forget(self._socket)
+        self._socket.close()
+        self._process.close()
+
+    def _tell(self, what: str) -> None:
+        self._journal.say(f"--event-log-handler={self._name}: {what}")
+
+
+def _live(name: str) -> None:
+    """Be the process of the handler, until the agent closes its end of the socket, which is stdin
+    here. stdout has the workers' output alone, so both outputs are the agent's stderr.
+    """
+    agent = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    _serve(name, agent)
+
+
+def _serve(name: str, agent: socket.socket) -> None:
+    """Call the handler; tell the agent what it must know, in lines, and then an empty one."""
+    told = False
+    try:
+        handle = _handler(_plug_ins()[name].load())
+    except BaseException as error:
+        agent.sendall(f"it can't be loaded: {_shown(error)}\n\n".encode())
+        return
+    with agent.makefile("r", encoding="utf-8") as lines:
+        for line in lines:
+            try:
+                handle(line.rstrip("\n"))
+            except BaseException as error:
+                if not told:
+                    told = True
+                    what = f"it raised {_shown(error)}; further errors are not told"
+                    agent.sendall(what.encode() + b"\n")
+    agent.sendall(b"\n")
+
+
+def _handler(found: Any) -> Callable[[str], object]:
+    """Return a function that takes the line of an event."""
+    import logging
+
+    handler = found() if isinstance(found, type) else found
+    if not isinstance(handler, logging.Handler):
+        return lambda line: handler(json.loads(line))
+
+    def emit(line: str) -> None:
+        record = logging.LogRecord("relight.events", logging.INFO, "", 0, line, None, None)
+        handler.handle(record)
+
+    return emit
+
+
+def _shown(error: BaseException) -> str:
+    return printable(" ".join(f"{type(error).__name__}: {error}".split())[:300], lines=False)
+
+
+def _plug_ins() -> "dict[str, EntryPoint]":
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=GROUP)}

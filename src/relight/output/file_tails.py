@@ -1,0 +1,191 @@
+"""Shows workers' output files on the console while they are written (--tee).
+
+A turn reads a bounded amount and returns to the loop, so that a worker that writes all the time
+delays neither the others nor a signal.
+"""
+
+import os
+from collections.abc import Callable
+
+from relight.host import system
+from relight.host.loop import Alarm, Loop
+from relight.output.console import ConsoleStream
+
+_CHUNK = 64 * 1024
+_AT_ONCE = 16
+"""Chunks of the end of a file that are shown before other events are handled."""
+_COALESCE_S = 0.01
+"""A file that is written to all the time is read at this interval, not at each write."""
+_POLL_S = 0.1
+"""How often files are polled on a machine that has no inotify instance or watch left."""
+
+
+class FileTail:
+    """Shows a file while a worker writes it. The file itself is the queue: nothing is kept here.
+
+    Args:
+        path: the file, which exists.
+        stream: where to show it.
+        copy: called with what is read, for filters; also when the console is broken.
+    """
+
+    def __init__(
+        self, path: str, stream: ConsoleStream, copy: Callable[[bytes], None] | None = None
+    ) -> None:
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.stream = stream
+        self._copy = copy
+        self._position = 0
+
+    @property
+    def blocked(self) -> bool:
+        """Whether reading is useless, now or for good."""
+        return self.stream.full or (self.stream.broken and self._copy is None)
+
+    @property
+    def done(self) -> bool:
+        """Whether everything that was written has been handed over."""
+        return self.fd < 0 and (self.stream.over or self.stream.broken)
+
+    def read(self) -> int:
+        """Read a chunk of new content if the console has room; return its size."""
+        return 0 if self.blocked else self._read()
+
+    def drop(self) -> int:
+        """Discard what was not shown; return how many bytes. They still reach the filters."""
+        left = 0
+        if self.fd >= 0:
+            left = max(0, os.fstat(self.fd).st_size - self._position)
+            self.close()
+        return left + self.stream.drop()
+
+    def close(self) -> None:
+        """Stop showing the file; what the console did not take still reaches the filters."""
+        if self._copy is not None:
+            while self._read(show=False):
+                pass
+        os.close(self.fd)
+        self.fd = -1
+        self.stream.end()
+
+    def _read(self, *, show: bool = True) -> int:
+        size = os.fstat(self.fd).st_size
+        if size < self._position:  # it was truncated, as by logrotate's copytruncate
+            self._position = 0
+        if size == self._position:
+            return 0
+        data = os.pread(self.fd, _CHUNK, self._position)
+        self._position += len(data)
+        if self._copy is not None:
+            self._copy(data)
+        if show and not self.stream.broken:
+            self.stream.feed(data)
+        return len(data)
+
+
+class FileTails:
+    """The files of a generation that are shown while they are written; woken by inotify(7)."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.on_end: Callable[[], None] = _nothing
+        """Called when all files have been read to their ends, after `finish`."""
+        self._loop = loop
+        self._tails: list[FileTail] = []
+        self._alarm = Alarm(loop, self._turn)
+        self._finishing = self._ended = False
+        self._inotify = system.inotify_open()
+        self._listen()
+
+    @property
+    def done(self) -> bool:
+        """Whether everything that was written has been handed over."""
+        return all(tail.done for tail in self._tails)
+
+    def add(self, tail: FileTail, path: str) -> None:
+        """Show the file at `path` with this tail."""
+        self._tails.append(tail)
+        tail.stream.on_room = self._wake
+        if self._inotify >= 0 and system.inotify_watch(self._inotify, path, system.IN_MODIFY) < 0:
+            self._close_inotify()
+            self._wake()
+
+    def finish(self) -> None:
+        """Show the rest as the console has room, then close each file; the workers are gone."""
+        self._finishing = True
+        for _ in range(_AT_ONCE):  # before other streams write to the console
+            self._turn()
+            if self._ended or all(tail.blocked for tail in self._tails if tail.fd >= 0):
+                break
+
+    def drop(self) -> int:
+        """Discard what was not shown; return how many bytes."""
+        size = sum(tail.drop() for tail in self._tails)
+        self._end()
+        return size
+
+    def _wake(self) -> None:
+        if not self._ended:
+            self._again(0)
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._alarm.set(None)
+            self._close_inotify()
+            self.on_end()
+
+    def _again(self, seconds: float) -> None:
+        self._mute()
+        self._alarm.set_after(seconds)
+
+    def _listen(self) -> None:
+        if self._inotify < 0:
+            self._again(_POLL_S)
+        else:
+            self._loop.on_readable(self._inotify, self._on_change)
+
+    def _on_change(self) -> None:
+        self._turn(changed=True)
+
+    def _turn(self, *, changed: bool = False) -> None:
+        """Read from each file; then wait for the console, for a moment, or for the next change."""
+        self._alarm.set(None)
+        if self._inotify >= 0:
+            try:
+                os.read(self._inotify, _CHUNK)  # all files are read, whichever changed
+            except BlockingIOError:
+                pass
+        tails = [tail for tail in self._tails if tail.fd >= 0]
+        most = 0
+        for tail in tails:
+            size = tail.read()
+            most = max(most, size)
+            if self._finishing and not size and not tail.stream.full:
+                tail.close()
+        if self._finishing and all(tail.fd < 0 for tail in tails):
+            self._end()
+            return
+        if self._alarm.when is not None:
+            return  # the console has called meanwhile
+        if all(tail.blocked for tail in tails):
+            self._mute()
+        elif most == _CHUNK or self._finishing:
+            self._again(0)
+        elif most or changed:
+            self._again(_COALESCE_S)
+        else:
+            self._listen()
+
+    def _mute(self) -> None:
+        if self._inotify >= 0:
+            self._loop.on_readable(self._inotify, None)
+
+    def _close_inotify(self) -> None:
+        if self._inotify >= 0:
+            self._loop.forget(self._inotify)
+            os.close(self._inotify)
+            self._inotify = -1
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,237 @@
+"""The agent's own output: lines on stderr for people, events for programs."""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from itertools import chain
+
+from relight.base.env import Environment
+from relight.base.errors import mistake
+from relight.events.event_types import Event, Mistake, Recorded, StateChanged, is_news, line_of
+from relight.host.loop import Alarm
+from relight.output.console import Consoles
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.output.status_line import StatusLine
+
+
+_MOST_KEPT = 64 * 1024
+"""Bytes of the events in memory, at most."""
+_MOST_CHANGES = 24
+"""Changes of the state of one core in memory, at most. They are apart from the other events: a link
+that comes and goes for an hour pushes out its own changes alone.
+"""
+_SIZE = 400
+"""Bytes of an event without its texts, about."""
+_SHOWN_AFTER_S = 1.0
+"""A shorter wait is not shown, and costs no import."""
+
+
+class Wait:
+    """A wait that a terminal shows.
+
+    Args:
+        consoles: of the agent.
+        env: says what terminal this is.
+    """
+
+    def __init__(self, consoles: Consoles, env: Environment) -> None:
+        self.what: Callable[[], str] = str
+        self._consoles = consoles
+        self._env = env
+        self._loop = consoles.stderr.loop
+        self._since = self._loop.now()
+        self._line: StatusLine | None = None
+        self._alarm = Alarm(self._loop, self._show)
+        self._alarm.set_after(_SHOWN_AFTER_S)
+
+    def end(self) -> None:
+        """Remove the line."""
+        self._alarm.set(None)
+        if self._line is not None:
+            self._line.hide()
+
+    def _show(self) -> None:
+        if self._line is None:
+            from relight.output.status_line import StatusLine
+
+            self._line = StatusLine(self._consoles, self._env)
+        self._alarm.set_after(self._line.show(self.what(), self._loop.now() - self._since))
+
+
+class Journal:
+    """Writes the agent's messages and events, beside the output of its workers.
+
+    Args:
+        consoles: the agent's stdout and stderr.
+        directory: the directory of the event log, or empty for none.
+        verbose: whether every event is shown to the user, and not only news.
+        on_console: whether the events go to stderr as well (`--event-log-handler=console`).
+        env: says what terminal this is.
+
+    Attributes:
+        events: the event log.
+        listeners: are called with each event that comes.
+    """
+
+    def __init__(
+        self,
+        consoles: Consoles,
+        directory: str,
+        env: Environment,
+        *,
+        verbose: bool,
+        on_console: bool,
+    ) -> None:
+        self.verbose = verbose
+        self._consoles = consoles
+        self._stderr = consoles.stderr
+        self._env = env
+        self._said = ""
+        self.listeners: list[Callable[[Recorded], None]] = []
+        self.events = EventLog(directory, self.say, self._stderr.say if on_console else None)
+        self._wait: Wait | None = None
+
+    def say(self, message: str) -> None:
+        """Write a message to stderr."""
+        self._said = message
+        self._stderr.say(f"relight: {message}")
+
+    def say_with_traceback(self, message: str) -> None:
+        """Write a message to stderr, with its traceback in colour if that is a terminal and the
+        environment allows it.
+        """
+        if os.isatty(self._stderr.fd):
+            from relight.core.workers import colours
+
+            message = colours.coloured(message) if colours.are_wanted(self._env.get) else message
+        self.say(message)
+
+    def waits_for(self, what: Callable[[], str]) -> bool:
+        """Show on a terminal what the agent waits for, from a second on and until `goes_on`; return
+        whether that is done here, which it is only on a terminal.
+        """
+        if self._wait is None:
+            if not os.isatty(self._stderr.fd) or self._env.get("TERM", "dumb") == "dumb":
+                return False
+            self._wait = Wait(self._consoles, self._env)
+        self._wait.what = what
+        return True
+
+    def goes_on(self) -> None:
+        """Remove what `waits_for` shows."""
+        if self._wait is not None:
+            self._wait.end()
+            self._wait = None
+
+    def say_once(self, message: str) -> None:
+        """Write a message to stderr, unless it was the last one."""
+        if message != self._said:
+            self.say(message)
+
+    def record(self, event: Event) -> None:
+        """Write an event to the log, and show it to the user if it is news."""
+        self.write(event)
+        if self.verbose or is_news(event):
+            from relight.events.event_text import describe
+
+            self.say(describe(event))
+
+    def record_mistake(self, during: str, error: Exception) -> None:
+        """Write an unexpected exception to the log, and show it to the user.
+
+        It imports nothing of relight: the exception may be that a module can't be loaded any more.
+        """
+        event = Mistake(during, mistake(error))
+        self.write(event)
+        self.say(event.text)
+
+    def write(self, event: Event) -> None:
+        """Write an event to the log only; the user gets another message about it."""
+        recorded = self.events.write(event)
+        for listener in list(self.listeners):
+            try:
+                listener(recorded)
+            except Exception as error:  # who looks at the job must not harm it
+                self.listeners.remove(listener)
+                self.record_mistake("an event is shown", error)
+
+
+class EventLog:
+    """The events of this agent, as JSON lines in `events.jsonl` in the run directory, on stderr, or
+    in neither; the latest also stay in memory, for those who ask (agent/status/job_socket).
+
+    Args:
+        directory: the run directory, or empty for no file.
+        say: tells the user, once, that the file can't be written.
+        console: takes a line for the console, if events go there (`--event-log-handler=console`).
+
+    Attributes:
+        began: when the log was made, on the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        say: Callable[[str], None] = lambda _: None,
+        console: Callable[[str], None] | None = None,
+    ) -> None:
+        self.began = time.monotonic()
+        self._say = say
+        self._has_told = False
+        self._console = console
+        self._path = os.path.join(directory, "events.jsonl") if directory else ""
+        self._before = ""
+        self._number = 0
+        self._changes: dict[str, deque[Recorded]] = {}
+        self._kept: deque[tuple[Recorded, int]] = deque()
+        self._size = 0
+
+    def write(self, event: Event) -> Recorded:
+        """Add an event, with its number and the time; return it with these."""
+        recorded = self._recorded(event)
+        self._keep(recorded)
+        if self._console is not None:
+            self._console(line_of(recorded))
+        self._write_file(recorded)
+        return recorded
+
+    def write_to_file(self, event: Event) -> None:
+        """Add an event to the file only: it is large."""
+        self._write_file(self._recorded(event))
+
+    def after(self, number: int) -> list[Recorded]:
+        """Return the events in memory whose number is higher."""
+        changes = chain.from_iterable(self._changes.values())
+        kept = chain(changes, (recorded for recorded, _ in self._kept))
+        return sorted(recorded for recorded in kept if recorded.number > number)
+
+    def _recorded(self, event: Event) -> Recorded:
+        self._number += 1
+        return Recorded(self._number, round(time.monotonic(), 6), round(time.time(), 3), event)
+
+    def _keep(self, recorded: Recorded) -> None:
+        if isinstance(recorded.event, StateChanged):
+            core = recorded.event.core
+            self._changes.setdefault(core, deque(maxlen=_MOST_CHANGES)).append(recorded)
+            return
+        size = _SIZE + sum(len(each) for each in recorded.event if isinstance(each, str | tuple))
+        self._kept.append((recorded, size))
+        self._size += size
+        while self._size > _MOST_KEPT:
+            self._size -= self._kept.popleft()[1]
+
+    def _write_file(self, recorded: Recorded) -> None:
+        if not self._path:
+            return
+        try:
+            with open(self._path, "a") as file:
+                file.write(self._before + line_of(recorded) + "\n")
+            self._before = ""
+        except OSError as error:
+            self._before = "\n"  # the disk is full; a part of the line may be there
+            if not self._has_told:
+                self._has_told = True
+                self._say(f"events are missing in {self._path}: {error.strerror}")

@@ -1,0 +1,231 @@
+"""Reads workers' output from a pipe or a pseudo-terminal.
+
+It reads a bounded amount and returns to the loop, so that a worker that writes all the time delays
+neither the others nor a signal.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+
+from relight.base.typed import NamedTuple
+from relight.host.loop import Loop
+from relight.output.console import ConsoleStream
+
+TAIL_SIZE = 64 * 1024
+"""Bytes of a worker's stderr that are kept for its failure report."""
+HEAD_SIZE = 16 * 1024
+"""Bytes of the beginning of the last traceback that are kept: its frames, and what was raised."""
+TRACEBACK = b"Traceback (most recent call last):"
+_CHUNK = 64 * 1024
+_LARGEST_PIPE = 1024 * 1024
+"""The usual maximum capacity of a pipe (fs.pipe-max-size of pipe(7))."""
+
+
+class LongOutput(NamedTuple):
+    """The end of an output and, if it is not in there, the beginning of its last traceback;
+    `newlines` are those between the two.
+    """
+
+    head: bytes
+    newlines: int
+    tail: bytes
+
+
+class PipeReader:
+    """Reads what a worker writes to a pipe or a pseudo-terminal, and keeps the last part.
+
+    Args:
+        loop: the agent's loop.
+        fd: our end, which the reader closes.
+        stream: where to show it, or None.
+        on_traceback: called when a traceback begins, before it is shown; None to look for none.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        fd: int,
+        stream: ConsoleStream | None,
+        on_traceback: Callable[[], None] | None = None,
+    ) -> None:
+        self.fd = fd
+        self.tail = bytearray()
+        self.size = 0
+        """Bytes that were read."""
+        self._head = bytearray()
+        """The beginning of the last traceback."""
+        self._head_at = 0
+        """How many bytes came before it."""
+        self._newlines = 0
+        """From its beginning on."""
+        self._on_traceback = on_traceback
+        self._loop = loop
+        self._stream = stream
+        self._finishing = False
+        os.set_blocking(fd, False)
+        loop.on_readable(fd, self._on_readable)
+        if stream is not None:
+            stream.on_room = self._on_room
+
+    @property
+    def done(self) -> bool:
+        """Whether everything that was written has been handed over."""
+        stream = self._stream
+        return self.fd < 0 and (stream is None or stream.over or stream.broken)
+
+    def end(self) -> LongOutput:
+        """Return the end of what was read, and the beginning of the last traceback if it is not in
+        there, as far as it was looked for.
+        """
+        tail_at = self.size - len(self.tail)
+        return ends(bytes(self._head), self._head_at, bytes(self.tail), tail_at, self._newlines)
+
+    def finish(self) -> None:
+        """Read what is left, whether the console has room or not, and close; the workers are gone.
+        If a process still writes, continue as the console has room.
+        """
+        self._finishing = True
+        left = _LARGEST_PIPE
+        while left > 0 and self.fd >= 0 and not (self._stream and self._stream.broken):
+            size = self._read(min(left, _CHUNK))
+            if not size:
+                break
+            left -= size
+        self._on_room()
+
+    def read(self) -> None:
+        """Read what the worker has written so far, if the console has room."""
+        if self.fd >= 0:
+            self._on_readable()
+
+    def drop(self) -> int:
+        """Discard what was read and not shown; return how many bytes."""
+        self.close()
+        return self._stream.drop() if self._stream is not None else 0
+
+    def close(self) -> None:
+        """Stop reading; a worker that writes on gets EPIPE, or EIO from a pseudo-terminal."""
+        if self.fd >= 0:
+            self._loop.forget(self.fd)
+            os.close(self.fd)
+            self.fd = -1
+            if self._stream is not None:
+                self._stream.end()
+
+    def copy_window_size(self, console_fd: int) -> None:
+        """Set a worker's pseudo-terminal to the size of the real terminal (tty_ioctl(4))."""
+        if not os.isatty(self.fd):
+            return
+        try:
+            import fcntl
+            import termios
+
+            size = fcntl.ioctl(console_fd, termios.TIOCGWINSZ, b"\0" * 8)
+            fcntl.ioctl(self.fd, termios.TIOCSWINSZ, size)
+        except (ImportError, OSError):
+            return  # terminal gone, or too few descriptors to import a module
+
+    def _on_room(self) -> None:
+        if self.fd < 0:
+            return
+        if self._stream is not None and self._stream.reader_is_gone:
+            self.close()  # so that the worker gets the error, as on the console itself
+            return
+        self._loop.on_readable(self.fd, self._on_readable)
+        if self._finishing:
+            self._on_readable()
+
+    def _on_readable(self) -> None:
+        """Read what is available, at most a chunk; a pseudo-terminal returns small pieces."""
+        left = _CHUNK
+        while left > 0:
+            if self._stream is not None and self._stream.full:
+                self._loop.on_readable(self.fd, None)  # until there is room
+                return
+            size = self._read(left)
+            if not size:
+                return
+            left -= size
+
+    def _read(self, most: int) -> int:
+        """Read once; return how many bytes, 0 if there are none now or the writer has closed."""
+        try:
+            data = os.read(self.fd, most)
+        except BlockingIOError:
+            if self._finishing:
+                self.close()
+            return 0
+        except OSError as error:
+            if error.errno != errno.EIO:  # a pseudo-terminal's end of file
+                raise
+            data = b""
+        if not data:
+            self.close()
+            return 0
+        self._take(data)
+        return len(data) if self.fd >= 0 else 0
+
+    def _take(self, data: bytes) -> None:
+        self.size += len(data)
+        self.tail += data
+        if self._on_traceback is not None:
+            self._find_traceback(data, self._on_traceback)
+        if len(self.tail) > 2 * TAIL_SIZE:
+            del self.tail[:-TAIL_SIZE]
+        if self._stream is not None:
+            self._stream.feed(data)
+
+    def _find_traceback(self, data: bytes, tell: Callable[[], None]) -> None:
+        """Look for the beginning of a traceback in new output, which may end one that is cut."""
+        first = max(0, len(self.tail) - len(data) - len(TRACEBACK) + 1)
+        at = self.tail.rfind(TRACEBACK, first)
+        if at >= 0:
+            self._head = self.tail[at : at + HEAD_SIZE]
+            self._head_at = self.size - len(self.tail) + at
+            self._newlines = self.tail.count(b"\n", at)
+            tell()
+        elif self._head:
+            self._newlines += data.count(b"\n")
+            if len(self._head) < HEAD_SIZE:
+                self._head += data[: HEAD_SIZE - len(self._head)]
+
+
+def ends(head: bytes, head_at: int, tail: bytes, tail_at: int, newlines: int) -> LongOutput:
+    """Return two parts of an output, given where each begins.
+
+    Args:
+        head: the first; it is left out if the second has all of it.
+        head_at: how many bytes came before it.
+        tail: the second, the end.
+        tail_at: how many bytes came before it.
+        newlines: how many there are from the first one's beginning on.
+    """
+    missing = tail_at - (head_at + len(head))
+    if not head or head_at >= tail_at:
+        return LongOutput(b"", 0, tail)
+    if missing <= 0:
+        return LongOutput(b"", 0, head + tail[-missing:])
+    return LongOutput(head, newlines - head.count(b"\n") - tail.count(b"\n"), tail)
+
+
+def channel(console_fd: int) -> tuple[int, int]:
+    """Return (our end, the worker's end) of a pipe, or of a pseudo-terminal where the console is
+    one.
+
+    Args:
+        console_fd: where the output will be shown, -1 for nowhere.
+    """
+    if console_fd < 0 or not os.isatty(console_fd):
+        return os.pipe()
+    try:
+        import termios
+
+        ours, theirs = os.openpty()
+    except (ImportError, OSError):  # no descriptor left, or
+        return os.pipe()  # no pseudo-terminal left: colours are lost, nothing else
+    attributes = termios.tcgetattr(theirs)
+    attributes[1] &= ~termios.OPOST  # the real terminal translates line ends
+    attributes[3] &= ~termios.ECHO
+    termios.tcsetattr(theirs, termios.TCSANOW, attributes)
+    return ours, theirs

@@ -1,0 +1,58 @@
+"""The last line of a terminal, while the agent waits: gone before anything else is shown."""
+
+import os
+
+from relight.base.env import Environment
+from relight.core.workers import colours, status_text
+from relight.output.console import Consoles
+
+
+class StatusLine:
+    """One line, rewritten in place.
+
+    Args:
+        consoles: of the agent; its stderr is a terminal.
+        env: says whether the user wants colours.
+    """
+
+    def __init__(self, consoles: Consoles, env: Environment) -> None:
+        self._consoles = consoles
+        self._coloured = colours.are_wanted(env.get)
+        self._is_there = False
+        # stdout may lead to the same terminal through a pipe, as in `relight run … | tee log`.
+        for console in consoles:
+            console.before_output = self.hide
+
+    def show(self, what: str, waited_s: float) -> float:
+        """Show what the agent waits for, unless a worker is in the middle of a line, or this job
+        is in the background of the terminal; return in how many seconds the line changes.
+        """
+        fd = self._consoles.stderr.fd
+        if all(console.is_at_line_start for console in self._consoles) and not _is_behind(fd):
+            self._write(status_text.line(what, waited_s, _columns(fd)))
+            self._is_there = True
+        return status_text.until_next(waited_s)
+
+    def hide(self) -> None:
+        """Remove the line, if it is there."""
+        if self._is_there:
+            self._is_there = False
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        data = status_text.drawn(text, coloured=self._coloured)
+        self._consoles.stderr.overwrite(data.encode(errors="replace"))
+
+
+def _columns(fd: int) -> int:
+    try:
+        return os.get_terminal_size(fd).columns
+    except OSError:
+        return 0
+
+
+def _is_behind(fd: int) -> bool:
+    try:
+        return os.tcgetpgrp(fd) != os.getpgrp()
+    except OSError:  # it is not the terminal of this session
+        return False

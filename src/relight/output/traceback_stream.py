@@ -1,0 +1,127 @@
+"""Looks at a worker that prints a traceback; on a terminal, shows its output without the traceback
+with which it ends.
+
+core/diagnosis/printed_traceback decides when to look, and core/workers/held_traceback what is held
+back. Loaded when the first traceback comes, or where stderr is a terminal.
+"""
+
+from collections.abc import Callable
+
+from relight.core.diagnosis.printed_traceback import PrintedTraceback, Program
+from relight.core.workers.held_traceback import HeldTraceback
+from relight.host.loop import Alarm, Loop
+from relight.output.console import Console, ConsoleStream
+
+
+class TracebackLooks:
+    """Finds out when a worker has printed its last traceback, and whether it went on.
+
+    Args:
+        loop: the agent's loop.
+        program: returns what the worker does.
+        own_time: whether to look by itself; on a terminal, `TracebackStream` calls `look`.
+    """
+
+    def __init__(self, loop: Loop, program: Callable[[], Program], *, own_time: bool) -> None:
+        self.core = PrintedTraceback()
+        self._loop = loop
+        self._program = program
+        self._own_time = own_time
+        self._alarm = Alarm(loop, self._ring)
+
+    def on_traceback(self) -> None:
+        """Note that a traceback begins in the output of the worker."""
+        now = self._loop.now()
+        self.core.printed(now)
+        due = self.core.deadline()
+        if self._own_time and due is not None:
+            if due <= now:  # the worker may be gone in a moment
+                self.look()
+            else:
+                self._alarm.set(due)
+
+    def look(self) -> bool | None:
+        """Look at the worker; return whether it no longer runs its program, None if that can't be
+        seen.
+        """
+        program = self._program()
+        self.core.looked(program, self._loop.now())
+        self._alarm.set(None)
+        return None if program is Program.UNSEEN else program is not Program.RUNS
+
+    def _ring(self) -> None:
+        self.look()
+
+    def worker_ended(self) -> None:
+        """Note the end of the worker, whose last output was read."""
+        self.core.worker_ended()
+        self._alarm.set(None)
+
+
+class TracebackStream(ConsoleStream):
+    """The output of one worker on its way to a terminal.
+
+    If the agent is killed, what is held back is lost: the last words of a worker that has ended,
+    or is about to.
+
+    Args:
+        console: the terminal.
+        is_shutting_down: returns whether the worker no longer runs its program; None if that can't
+            be seen.
+        on_late: called when a worker takes long to end; may `replace` what is held, which is shown
+            then.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        is_shutting_down: Callable[[], bool | None],
+        on_late: Callable[[], None],
+    ) -> None:
+        super().__init__(console)
+        self._core = HeldTraceback()
+        self._is_shutting_down = is_shutting_down
+        self._on_late = on_late
+        self._look = Alarm(console.loop, self._decide)
+
+    @property
+    def held(self) -> bytes:
+        """What is held back of a worker that has ended, or was seen to end."""
+        return self._core.held if self._core.ends else b""
+
+    def feed(self, data: bytes) -> None:
+        """Take output of the worker."""
+        now = self._console.loop.now()
+        self._show(self._core.output(data, now))
+        due = self._core.deadline()
+        if due is not None and due <= now:
+            self._decide()
+
+    def worker_ended(self, *, failed: bool) -> None:
+        """Note the end of the worker, whose last output was read."""
+        if failed:
+            self._core.worker_ended()
+        else:
+            self._show(self._core.release())
+        self._look.set(self._core.deadline())
+
+    def replace(self, data: bytes) -> None:
+        """Show these bytes instead of those that are held."""
+        self._core.release()
+        self._show(data)
+
+    def release(self) -> None:
+        """Show what is held."""
+        self._show(self._core.release())
+
+    def _decide(self) -> None:
+        now = self._console.loop.now()
+        ends = self._is_shutting_down()
+        if ends and self._core.is_late(now):
+            self._on_late()
+        self._show(self._core.looked(ends, now))
+
+    def _show(self, data: bytes) -> None:
+        self._look.set(self._core.deadline())
+        if data:
+            super().feed(data)

@@ -1,0 +1,471 @@
+"""Where the output of one generation's workers goes: files, the console, or nowhere.
+
+If a stream has a file, the worker writes to it directly, so nothing is lost when a process is
+killed, and no console can block the worker; a tee'd stream is read back from its file. A stream
+without a file reaches the console through a pipe, or through a pseudo-terminal where the console is
+a terminal, so that progress bars and colours are as usual. There the traceback with which a worker
+ends is held back (output/traceback_stream). The end of each worker's stderr is kept for the failure
+report. What should go to a file that can't be made, as on a full disk, goes to the console.
+
+The layout is torchrun's: `<run directory>/attempt_<n>/<local rank>/{stdout.log, stderr.log,
+error.json}` and `<run directory>/attempt_<n>/filtered_{stdout,stderr}.log`.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from relight.base.typed import NamedTuple
+from relight.base.values import STDERR, STDOUT
+from relight.flags.spec import LaunchSpec
+from relight.host.loop import Loop, Timer
+from relight.output.console import Console, Consoles, ConsoleStream
+from relight.output.pipe_reader import (
+    HEAD_SIZE,
+    TAIL_SIZE,
+    TRACEBACK,
+    LongOutput,
+    PipeReader,
+    channel,
+    ends,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.diagnosis.printed_traceback import PrintedTraceback, Program
+    from relight.output.file_tails import FileTails
+    from relight.output.log_filters import FilteredFile, LineFilter
+    from relight.output.traceback_stream import TracebackLooks, TracebackStream
+
+_NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+_STDOUT_SIZE = 4 * 1024
+"""Bytes of a worker's stdout that are read for its failure report."""
+_STEP, _MOST_READ = 1 << 20, 8 << 20
+"""How much of a file is searched for the beginning of a long traceback: at a time, and in all."""
+_FRAME = '\n  File "'
+_MOST_UNSHOWN = 3
+"""How many ended generations' output is kept while the consoles are blocked."""
+_SHOW_S = 5.0
+"""How long an agent that was asked to end waits for the consoles."""
+
+
+class Destination(NamedTuple):
+    """The destination of one stream of one worker."""
+
+    file: bool
+    console: bool
+
+
+def destination(spec: LaunchSpec, local_rank: int, stream: int) -> Destination:
+    """Return where a stream goes, from `--redirects`, `--tee`, `--local-ranks-filter`, `--log-dir`.
+
+    The rules are those of torchrun: tee and redirect go to the file, tee and neither to the
+    console, and the filter takes the console away.
+    """
+    if spec.log_dir == os.devnull:
+        return Destination(file=False, console=True)
+    tee = bool(spec.tee.of(local_rank) & stream)
+    redirect = bool(spec.redirects.of(local_rank) & stream)
+    shown = is_shown(spec, local_rank)
+    return Destination(file=tee or redirect, console=shown and (tee or not redirect))
+
+
+def is_shown(spec: LaunchSpec, local_rank: int) -> bool:
+    """Return whether `--local-ranks-filter` lets a worker's output reach the console."""
+    return not spec.local_ranks_filter or local_rank in spec.local_ranks_filter
+
+
+class Logs:
+    """The output of the workers of one generation.
+
+    Args:
+        loop: the agent's loop.
+        consoles: the agent's stdout and stderr.
+        spec: the launch's options.
+        directory: `attempt_<n>` of this generation, to be made; empty for no files at all.
+
+    Raises:
+        OSError: no descriptor is left for a file.
+    """
+
+    def __init__(self, loop: Loop, consoles: Consoles, spec: LaunchSpec, directory: str) -> None:
+        self.program_of: Callable[[int], Program] | None = None
+        """Returns what a worker does, by its local rank."""
+        self.on_late: Callable[[], None] = lambda: None
+        """Called when a worker takes long to end whose traceback is held; set before `open`."""
+        self._directory = directory
+        self._loop = loop
+        self._consoles = consoles
+        self._spec = spec
+        self._tails = self._file_tails() if spec.tee.any() and directory else None
+        self._pipes: list[tuple[PipeReader, int]] = []
+        self._stdout: dict[int, PipeReader | str] = {}
+        self._stderr: dict[int, PipeReader | str] = {}
+        self._terminals: dict[int, TracebackStream] = {}
+        self._looks: dict[int, TracebackLooks] = {}
+        self._files: list[str] = []
+        self._to_pass_on: list[int] = []
+        self._filtered: dict[int, FilteredFile] = {}
+        self._filters: list[LineFilter] = []
+        self._has_told = False
+        if directory:
+            try:
+                os.makedirs(directory)
+            except OSError as error:
+                self._do_without(error)
+                self._directory = ""
+                return
+            for stream, name in _NAMES.items():
+                if texts := getattr(spec, f"duplicate_{name}_filters"):
+                    self._filter_to(f"filtered_{name}.log", stream, texts)
+
+    def error_file(self, local_rank: int) -> str:
+        """Return the path where a worker's `@record` writes its exception; empty without files."""
+        return self._path(local_rank, "error.json") if self._directory else ""
+
+    def stderr_path(self, local_rank: int) -> str:
+        """Return the path of a worker's stderr file, or an empty string."""
+        return self.path(local_rank, STDERR)
+
+    def stderr_of(self, local_rank: int) -> str:
+        """Return the end of what a worker wrote to stderr, and of a last traceback that is longer
+        also the beginning; a line between them has how many lines are left out.
+        """
+        source = self._stderr.get(local_rank)
+        if source is None:
+            return ""
+        if isinstance(source, PipeReader):
+            source.read()
+            found = source.end()
+        else:
+            found = _end_of(source)
+        tail = found.tail.decode(errors="replace")
+        if not found.head or _FRAME in tail:  # it is not the message that is long
+            return tail
+        from relight.core.diagnosis.tracebacks import keep
+
+        return keep(found.head.decode(errors="replace"), tail, found.newlines)
+
+    def stdout_of(self, local_rank: int) -> str:
+        """Return the end of what a worker wrote to stdout; an empty text where that is unknown, or
+        goes the way of stderr.
+        """
+        source = self._stdout.get(local_rank)
+        if isinstance(source, PipeReader):
+            source.read()
+            return bytes(source.tail[-_STDOUT_SIZE:]).decode(errors="replace")
+        if source is None:
+            return ""
+        with open(source, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _STDOUT_SIZE))
+            return file.read().decode(errors="replace")
+
+    def printed(self, local_rank: int) -> "PrintedTraceback | None":
+        """Return what is known of the last traceback of a worker; None if there is none, or if its
+        stderr goes to a file.
+        """
+        looks = self._looks.get(local_rank)
+        return looks.core if looks is not None and looks.core.at is not None else None
+
+    def path(self, local_rank: int, stream: int) -> str:
+        """Return the path of the file of a worker's stream, or an empty string."""
+        source = self._streams(stream).get(local_rank)
+        return source if isinstance(source, str) else ""
+
+    def tail(self, local_rank: int, stream: int) -> bytes:
+        """Return the end of what a worker wrote to a stream that has no file."""
+        source = self._streams(stream).get(local_rank)
+        return bytes(source.tail) if isinstance(source, PipeReader) else b""
+
+    def size(self) -> int:
+        """Return how many bytes the workers have printed so far, as far as anybody sees them."""
+        total = sum(pipe.size for pipe, _ in self._pipes)
+        for path in self._files:
+            try:
+                total += os.stat(path).st_size
+            except OSError:
+                continue  # it was removed
+        return total
+
+    def open(self, local_rank: int, prefix: bytes) -> tuple[int, int]:
+        """Return the descriptors for a worker's stdout and stderr; `passed_on` closes them here.
+
+        Args:
+            local_rank: the worker.
+            prefix: the start of each line where they are tee'd.
+
+        Raises:
+            OSError: no descriptor is left.
+        """
+        if self._directory and self._spec.keeps_logs():
+            try:
+                os.mkdir(os.path.join(self._directory, str(local_rank)))
+            except OSError as error:
+                self._do_without(error)
+        raw = Destination(file=False, console=True)
+        if self._consoles.stdout is self._consoles.stderr and all(
+            destination(self._spec, local_rank, stream) == raw for stream in _NAMES
+        ):
+            # One channel keeps the order of what the worker writes to stdout and stderr.
+            both = self._open_stream(local_rank, STDERR, prefix)
+            return both, both
+        return (
+            self._open_stream(local_rank, STDOUT, prefix),
+            self._open_stream(local_rank, STDERR, prefix),
+        )
+
+    def worker_ended(self, local_rank: int, *, failed: bool) -> bool:
+        """Note the end of a worker; return whether its traceback is held back."""
+        stream = self._terminals.get(local_rank)
+        reader = self._stderr.get(local_rank)
+        if isinstance(reader, PipeReader) and (failed or stream is not None):
+            reader.read()
+        if local_rank in self._looks:
+            self._looks[local_rank].worker_ended()
+        if stream is None:
+            return False
+        stream.worker_ended(failed=failed)
+        return bool(stream.held)
+
+    def held(self) -> "dict[int, TracebackStream]":
+        """Return the streams that hold back how their workers have ended, or end, by local rank."""
+        return {rank: stream for rank, stream in self._terminals.items() if stream.held}
+
+    def release(self) -> None:
+        """Show what is held back."""
+        for stream in self._terminals.values():
+            stream.release()
+
+    def passed_on(self) -> None:
+        """Close our copies of the workers' descriptors, now that they have theirs."""
+        for fd in self._to_pass_on:
+            os.close(fd)
+        self._to_pass_on.clear()
+
+    def resize(self) -> None:
+        """Pass a new size of the terminal to the workers."""
+        for pipe, console_fd in self._pipes:
+            if pipe.fd >= 0:
+                pipe.copy_window_size(console_fd)
+
+    def finish(self) -> None:
+        """Show the rest as the consoles have room; all workers and their descendants are gone."""
+        for source in self._sources:
+            source.finish()
+        if self._tails is None:
+            self._end_filters()
+
+    @property
+    def reader_is_gone(self) -> bool:
+        """Whether nobody reads the agent's stdout or stderr any more, as after `| head`."""
+        return any(console.reader_is_gone for console in self._consoles)
+
+    @property
+    def done(self) -> bool:
+        """Whether all output was handed to the consoles."""
+        return all(source.done for source in self._sources)
+
+    def drop(self) -> int:
+        """Discard unshown output; return how many bytes. Files still have them."""
+        return sum(source.drop() for source in self._sources)
+
+    @property
+    def _sources(self) -> "list[PipeReader | FileTails]":
+        pipes = [pipe for pipe, _ in self._pipes]
+        return [*pipes, self._tails] if self._tails is not None else [*pipes]
+
+    def _end_filters(self) -> None:
+        for each in self._filters:
+            each.end()
+        for file in self._filtered.values():
+            file.close()
+
+    def _path(self, local_rank: int, name: str) -> str:
+        # torchrun's layout only where logs are kept: a directory costs 0.1 ms a worker.
+        between = "/" if self._spec.keeps_logs() else "."
+        return f"{self._directory}/{local_rank}{between}{name}"
+
+    def _open_stream(self, local_rank: int, stream: int, prefix: bytes) -> int:
+        to_file, to_console = destination(self._spec, local_rank, stream)
+        console = self._consoles.stdout if stream == STDOUT else self._consoles.stderr
+        path = self._path(local_rank, f"{_NAMES[stream]}.log")
+        fd = self._make(path) if to_file else -1
+        if to_file and fd < 0:
+            to_console = is_shown(self._spec, local_rank)
+        if fd >= 0:
+            self._files.append(path)
+            self._streams(stream)[local_rank] = path
+            if to_console and self._tails is not None:
+                from relight.output.file_tails import FileTail
+
+                copy = self._filter(stream, prefix)
+                self._tails.add(FileTail(path, ConsoleStream(console, prefix), copy), path)
+        elif not to_console and stream == STDOUT:
+            fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        else:  # stderr is read even if it is not shown: it tells why a worker failed
+            ours, fd = channel(console.fd if to_console else -1)
+            if to_console and stream == STDERR and os.isatty(ours):
+                shown: ConsoleStream | None = self._without_traceback(local_rank, console)
+            else:
+                shown = ConsoleStream(console) if to_console else None
+            tell = partial(self._on_traceback, local_rank) if stream == STDERR else None
+            pipe = PipeReader(self._loop, ours, shown, tell)
+            pipe.copy_window_size(console.fd)
+            self._pipes.append((pipe, console.fd))
+            self._streams(stream)[local_rank] = pipe
+        self._to_pass_on.append(fd)
+        return fd
+
+    def _make(self, path: str) -> int:
+        """Return the descriptor of a new file; -1 if it can't be made."""
+        if not self._directory:
+            return -1
+        # O_APPEND: a file that is truncated under the worker, to save space, has no hole.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, 0o666)
+        except OSError as error:
+            self._do_without(error)
+            return -1
+
+    def _do_without(self, error: OSError) -> None:
+        """Tell the user that a file can't be made; a lack of descriptors concerns more than that.
+
+        Raises:
+            OSError: it is such a lack.
+        """
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise error
+        if self._spec.keeps_logs() and not self._has_told:
+            self._has_told = True
+            self._consoles.stderr.say(
+                f"relight: can't write logs to {error.filename}: {error.strerror}; the output goes "
+                "to the console"
+            )
+
+    def _streams(self, stream: int) -> "dict[int, PipeReader | str]":
+        return self._stdout if stream == STDOUT else self._stderr
+
+    def _without_traceback(self, local_rank: int, console: Console) -> "TracebackStream":
+        from relight.output.traceback_stream import TracebackStream
+
+        look = lambda: self._looks_at(local_rank).look()  # noqa: E731
+        stream = TracebackStream(console, look, self.on_late)
+        self._terminals[local_rank] = stream
+        return stream
+
+    def _on_traceback(self, local_rank: int) -> None:
+        self._looks_at(local_rank).on_traceback()
+
+    def _looks_at(self, local_rank: int) -> "TracebackLooks":
+        looks = self._looks.get(local_rank)
+        if looks is None:
+            from relight.core.diagnosis.printed_traceback import Program
+            from relight.output.traceback_stream import TracebackLooks
+
+            program_of = self.program_of or (lambda _: Program.UNSEEN)
+            on_terminal = local_rank in self._terminals
+            looks = self._looks[local_rank] = TracebackLooks(
+                self._loop, lambda: program_of(local_rank), own_time=not on_terminal
+            )
+        return looks
+
+    def _file_tails(self) -> "FileTails":
+        from relight.output.file_tails import FileTails
+
+        tails = FileTails(self._loop)
+        tails.on_end = self._end_filters
+        return tails
+
+    def _filter_to(self, name: str, stream: int, texts: tuple[str, ...]) -> None:
+        from relight.output.log_filters import FilteredFile
+
+        path = os.path.join(self._directory, name)
+        try:
+            self._filtered[stream] = FilteredFile(texts, path, self._consoles.stderr.say)
+        except OSError as error:
+            self._do_without(error)
+
+    def _filter(self, stream: int, prefix: bytes) -> Callable[[bytes], None] | None:
+        file = self._filtered.get(stream)
+        if file is None:
+            return None
+        from relight.output.log_filters import LineFilter
+
+        self._filters.append(LineFilter(file, prefix))
+        return self._filters[-1].feed
+
+
+class UnshownOutput:
+    """Unshown output of ended generations on its way to the consoles. Only the agent's exit waits
+    for it.
+
+    Args:
+        loop: the agent's loop.
+        consoles: the agent's stdout and stderr.
+        signals: the stop signals that the agent has received; grows.
+    """
+
+    def __init__(self, loop: Loop, consoles: Consoles, signals: Sequence[int]) -> None:
+        self._loop = loop
+        self._consoles = consoles
+        self._signals = signals
+        self._logs: dict[int, Logs] = {}
+        self._limit: Timer | None = None
+
+    def add(self, logs: Logs, generation: int) -> None:
+        """Add the output of a generation whose workers are gone. While the consoles are blocked,
+        output of older generations is dropped.
+        """
+        logs.finish()
+        self._logs = {number: each for number, each in self._logs.items() if not each.done}
+        self._logs[generation] = logs
+        for number in list(self._logs)[:-_MOST_UNSHOWN]:
+            self._say(self._logs.pop(number).drop(), f"worker output of generation {number}")
+
+    def show(self) -> None:
+        """Return when all is written, when the consoles have no reader, some time after a first
+        signal, or at a second one.
+        """
+        old = self._logs.values()
+        self._loop.run_until(lambda: all(each.done for each in old) or self._is_late())
+        for console in self._consoles:
+            console.flush(self._is_late)
+        size = sum(logs.drop() for logs in old) + self._consoles.stdout.unwritten
+        self._logs.clear()
+        self._say(size, "worker output")
+
+    def _is_late(self) -> bool:
+        if self._signals and self._limit is None:
+            self._limit = self._loop.call_after(_SHOW_S, lambda: None)
+        over = self._limit is not None and self._loop.now() >= self._limit.when
+        return over or len(self._signals) > 1
+
+    def _say(self, size: int, what: str) -> None:
+        if size:
+            why = "the console is blocked"
+            self._consoles.stderr.say(f"relight: {size} bytes of {what} were not shown: {why}")
+
+
+def _end_of(path: str) -> LongOutput:
+    """Return the end of a file, and the beginning of its last traceback, if that is not too far
+    away.
+    """
+    with open(path, "rb") as file:
+        tail_at = max(0, os.fstat(file.fileno()).st_size - TAIL_SIZE)
+        file.seek(tail_at)
+        tail = file.read()
+        at, newlines = tail_at, tail.count(b"\n")
+        while TRACEBACK not in tail and at > max(0, tail_at - _MOST_READ):
+            before, at = at, max(0, at - _STEP)
+            file.seek(at)
+            part = file.read(before - at + len(TRACEBACK))  # the header may be cut there
+            found = part.rfind(TRACEBACK)
+            if found < 0:
+                newlines += part.count(b"\n", 0, before - at)
+                continue
+            newlines += part.count(b"\n", found, before - at)
+            file.seek(at + found)
+            return ends(file.read(HEAD_SIZE), at + found, tail, tail_at, newlines)
+        return LongOutput(b"", 0, tail)

@@ -1,0 +1,65 @@
+"""Detects which imports read the arguments of the script, in a process that serves later jobs, too:
+these have other arguments.
+"""
+
+import sys
+from collections.abc import Callable
+from operator import index
+
+from relight.base.typed import Any
+from relight.preload.env_tracer import module_of
+
+_READS = (
+    "__add__", "__contains__", "__eq__", "__ge__", "__gt__", "__iter__", "__le__", "__len__",
+    "__lt__", "__mul__", "__ne__", "__repr__", "__reversed__", "__rmul__", "copy",
+    "count", "index", "pop",
+)  # fmt: skip
+
+
+class Arguments:
+    """Replaces `sys.argv` by a list that has only the script, and notes who reads more of it.
+
+    Args:
+        script: the first element, as the interpreter sets it.
+    """
+
+    def __init__(self, script: str) -> None:
+        self._real = sys.argv
+        self._read_by = ""
+        sys.argv = _watched(self._note)([script])
+        sys.orig_argv[:] = [sys.orig_argv[0]]
+
+    def end(self) -> None:
+        """Restore the list."""
+        sys.argv = self._real
+
+    def problem(self) -> tuple[str, str]:
+        """Return the module that has read arguments since the last call, and describe that; empty
+        if none has.
+        """
+        module, self._read_by = self._read_by, ""
+        return (module, f"{module} reads the script's arguments") if module else ("", "")
+
+    def _note(self) -> None:
+        self._read_by = self._read_by or module_of(sys._getframe(2))
+
+
+def _watched(note: Callable[[], None]) -> Any:
+    class Watched(list):  # type: ignore[type-arg]
+        def __getitem__(self, place: Any) -> Any:
+            if isinstance(place, slice) or index(place) != 0:
+                note()
+            return super().__getitem__(place)
+
+    def noting(name: str) -> Callable[..., Any]:
+        original = getattr(list, name)
+
+        def read(self: Any, *arguments: Any) -> Any:
+            note()
+            return original(self, *arguments)
+
+        return read
+
+    for name in _READS:
+        setattr(Watched, name, noting(name))
+    return Watched

@@ -1,0 +1,223 @@
+"""The files that imports have read: if one of them changes, a fresh process would import otherwise.
+
+    files           of modules, of the interpreter, and all others that an import has opened
+    directories     where modules are looked for: the names in them that can be imported, so that an
+                    edit of a file that no import has read changes nothing; of others that an import
+                    has listed: all names
+
+Not noticed: a file that an import has only asked for with stat(2), and what compiled code opens by
+itself, except shared libraries.
+"""
+
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from importlib.machinery import all_suffixes
+
+from relight.base.typed import Any, NamedTuple
+
+_SYSTEM = ("/proc/", "/dev/", "/sys/")
+_WRITES = os.O_WRONLY | os.O_RDWR
+_LINKER = ("/etc/ld.so.cache", "/etc/ld.so.preload")
+_LISTINGS = ("os.listdir", "os.scandir")
+_EVENTS = ("open", "os.exec", "os.posix_spawn", "os.system", "subprocess.Popen", *_LISTINGS)
+"""Audit events: files are opened, directories listed, or programs run."""
+_OURS = ("relight", "sitecustomize")
+_CLOCK_NS = 20_000_000
+"""File systems take the time of the last tick of the kernel, and the process began before this."""
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
+_QUOTED = re.compile(r"""["']([A-Za-z_]\w*)["']""")
+
+
+class _File(NamedTuple):
+    """A file's identity and content, as far as the system shows it without reading the file."""
+
+    modified_ns: int
+    changed_ns: int
+    size: int
+    inode: int
+    device: int
+
+
+class Inputs:
+    """Records from now on which files are opened for reading.
+
+    Args:
+        began_ns: when this process was started, in nanoseconds since 1970. Files that have changed
+            since may not be what was read.
+
+    Attributes:
+        variables: the beginnings of names of variables that imports depend on, besides those that
+            `preload/env_tracer.py` notes: of the programs that they run, and of `.pth` files.
+        words: names of variables that modules may have read which `.pth` files import: before this
+            object could see it.
+    """
+
+    def __init__(self, began_ns: int) -> None:
+        self.variables: set[str] = {"COVERAGE_"}
+        self.words = _words_of_modules()
+        self._began_ns = began_ns - _CLOCK_NS
+        self._opened: set[str] = set()
+        self._files: dict[str, _File | None] = {}
+        self._directories: dict[str, tuple[int, frozenset[str]]] = {}
+        self._listed: dict[str, frozenset[str]] = {}
+        self._records = True
+        sys.addaudithook(self._note)
+
+    def end(self) -> str:
+        """Stop recording; return which file has changed since the beginning, if any."""
+        self._records = False
+        paths = {os.path.abspath(path) for path in self._opened}
+        paths.update(_of_modules(), _of_interpreter(), _LINKER)
+        self._files = {path: _file(path) for path in sorted(paths) if _counts(path)}
+        self._directories = {path: _directory(path) for path in sorted(_searched())}
+        lists = {path for path in self._listed if _counts(path, is_file=False)}
+        self._listed = {path: _names(path) for path in sorted(lists - self._directories.keys())}
+        self._opened.clear()
+        for path, file in self._files.items():
+            if path.endswith(".pth"):
+                self.variables.update(_VARIABLE.findall(_text(path)))
+            if file is not None and file.modified_ns > self._began_ns:
+                return f"{path} was changed while it was imported"
+        return ""
+
+    def changed(self) -> str:
+        """Describe what has changed since; empty if nothing has."""
+        for path, file in self._files.items():
+            now = _file(path)
+            if now != file:
+                what = "was removed" if now is None else "is new" if file is None else "has changed"
+                return f"{path} {what}"
+        for path, (modified_ns, names) in self._directories.items():
+            if _modified_ns(path) != modified_ns:
+                modified_ns, now_names = _directory(path)
+                if now_names != names:
+                    which = ", ".join(sorted(now_names ^ names)[:3])
+                    return f"{path} has other modules: {which}"
+                self._directories[path] = modified_ns, names
+        for path, names in self._listed.items():
+            if (now_names := _names(path)) != names:
+                return f"{path} has other files: {', '.join(sorted(now_names ^ names)[:3])}"
+        return ""
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self._records or not event.startswith(_EVENTS):
+            return
+        top = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
+        if top == "relight":
+            return  # which looks at the script, for example
+        if event in _LISTINGS:
+            if top != "importlib" and isinstance(arguments[0], (str, bytes)):
+                self._listed[os.path.abspath(os.fsdecode(arguments[0]))] = frozenset()
+        elif event == "open":
+            path, _, flags = arguments
+            if isinstance(path, (str, bytes)) and not (isinstance(flags, int) and flags & _WRITES):
+                self._opened.add(os.fsdecode(path))
+        else:
+            self.variables.add("PATH")
+
+
+def _counts(path: str, *, is_file: bool = True) -> bool:
+    """Return whether a file can differ from job to job. Compiled modules have their sources."""
+    is_other = path.startswith(_SYSTEM) or "__pycache__" in path
+    return not is_other and os.path.isdir(path) != is_file
+
+
+def _words_of_modules() -> set[str]:
+    """Return the quoted words in the modules that are loaded by now, without those of the standard
+    library: what starts an interpreter reads variables by fixed names.
+    """
+    standard = os.path.dirname(os.__file__) + os.sep
+    words = set[str]()
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None) or ""
+        is_standard = path.startswith(standard) and "-packages" not in path
+        if path.endswith(".py") and not is_standard and name.partition(".")[0] not in _OURS:
+            words.update(_QUOTED.findall(_text(path)))
+    return words
+
+
+def _of_modules() -> Iterator[str]:
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__dict__", {}).get("__file__")
+        # Some libraries have modules without a file whose `__file__` is set (torch.ops: "_ops.py").
+        if isinstance(path, str) and os.path.isabs(path):
+            yield path
+
+
+def _of_interpreter() -> Iterator[str]:
+    """Yield the program, its shared libraries, and the files that set its path."""
+    yield os.path.realpath("/proc/self/exe")
+    yield os.path.join(sys.prefix, "pyvenv.cfg")
+    with open("/proc/self/maps") as file:
+        for line in file:
+            words = line.split(maxsplit=5)
+            if len(words) == 6 and words[5].startswith("/"):
+                path = words[5].rstrip("\n")
+                if not path.startswith("/memfd:") and not path.endswith(" (deleted)"):
+                    yield path
+    for folder in _searched():
+        yield from (os.path.join(folder, name) for name in _listed(folder) if name.endswith(".pth"))
+
+
+def _searched() -> set[str]:
+    """Return the directories in which modules are looked for, also those that do not exist."""
+    found = {path for path in sys.path if path and os.path.isabs(path)}
+    found.update(path for path in sysconfig.get_paths().values() if path.endswith("-packages"))
+    for module in list(sys.modules.values()):
+        places = getattr(module, "__dict__", {}).get("__path__")
+        try:
+            found.update(path for path in places or () if os.path.isabs(path))
+        except Exception:  # noqa: S112  # a package's own object may do anything
+            continue
+    return found
+
+
+def _file(path: str) -> _File | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    times = found.st_mtime_ns, found.st_ctime_ns
+    return _File(*times, found.st_size, found.st_ino, found.st_dev)
+
+
+def _modified_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _directory(path: str) -> tuple[int, frozenset[str]]:
+    modified_ns = _modified_ns(path)  # before the names: a change between the two is seen next time
+    return modified_ns, frozenset(_importable(_listed(path)))
+
+
+def _names(path: str) -> frozenset[str]:
+    return frozenset(name for name in _listed(path) if name != "__pycache__")
+
+
+def _importable(names: Iterable[str]) -> Iterator[str]:
+    endings = (*all_suffixes(), ".pth", ".egg-link", "-info", ".egg")
+    for name in names:
+        is_hidden = name.startswith(".") or name == "__pycache__"
+        if not is_hidden and (name.endswith(endings) or "." not in name):
+            yield name
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read(1 << 16)
+    except OSError:
+        return ""

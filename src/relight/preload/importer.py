@@ -1,0 +1,426 @@
+"""Imports modules in the process that will be forked, and skips those that can't be preloaded.
+
+An import must leave nothing but private memory: one thread, no descriptors, no children, no shared
+memory, no timer. It must not depend on anything that differs between workers, or change what the
+interpreter still needs, and the script must get the same modules as without it. Each name is
+imported on trial (`preload/speculative_import.py`): if it does not fit, the import is undone.
+"""
+
+import json
+import os
+import signal
+import site
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from importlib.machinery import PathFinder
+from itertools import takewhile
+
+from relight.base.typed import Any
+from relight.host import linux
+from relight.preload.env_tracer import Watch
+from relight.preload.guard import Guard
+from relight.preload.speculative_import import UnfitError, attempt
+from relight.preload.temp_dirs import Temporary
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.preload.argv_tracer import Arguments
+
+Tell = Callable[[str], None]
+"""Sends a line to the agent."""
+_PROGRESS = b"%9d"
+_TRIAL_S = 1.0
+"""How long a trial of many modules may last, which bounds the work that is repeated."""
+_MAX_PRINTED = 65536
+_LEFT_OUT = b"\nrelight: %d more bytes were printed by preloaded modules, and are left out here\n"
+_HARMLESS_THREADS = ("jemalloc_bg_thd",)
+"""Threads of jemalloc (in pyarrow), which purges without them in a forked process."""
+_OURS = ("relight", "sitecustomize", "__main__", "__mp_main__")
+"""Modules that were not preloaded; the last is multiprocessing's name for the script."""
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+
+
+def preload(
+    setup: dict[str, Any],
+    loaded: set[str],
+    tell: Tell,
+    watch: Watch,
+    others: "Sequence[Temporary | Arguments]",
+    guard: Guard,
+    descriptors: Collection[int],
+) -> tuple[tuple[bytes, bytes], dict[str, set[str]]]:
+    """Import the modules; return what they have printed to stdout and stderr, and which modules
+    were imported by which.
+
+    Sends the agent `importing MODULE`, `without MODULE SECONDS REASON` for an import that was
+    undone, and `left_out PACKAGES` for those that are not installed. If the modules were learned,
+    also `learned JSON`: which ones will never fit, because of which, and where packages are
+    installed.
+
+    Args:
+        setup: `modules`; `learned`: whether these are the imports of a watched worker, of which
+            some may have failed; `culprits`: modules that are known to be unfit; `argv`: the
+            workers' command line.
+        loaded: the modules that any worker has loaded by now.
+        tell: sends the agent a line.
+        watch: finds modules that depend on a variable that differs between workers.
+        others: find modules that have made a temporary file that workers would share, and those
+            that have read the arguments of the script.
+        guard: the guard of this process.
+        descriptors: those that are open, besides the guard's.
+
+    Raises:
+        UnfitError: the process can't be used.
+    """
+    outputs = [linux.anonymous_file("printed") for _ in range(2)]
+    known = {0, 1, 2, *descriptors, *guard.descriptors, *outputs}
+    baseline = _Baseline(known, setup, loaded, watch, others)
+    baseline.check("the start of the interpreter", 0)
+    for fd, output in enumerate(outputs, 1):
+        os.dup2(output, fd)
+    main = sys.modules["__main__"]
+    if setup["argv"][2] not in ("-m", "-"):
+        # Some libraries check whether it exists.
+        main.__file__ = os.path.abspath(setup["argv"][2])
+    imports = _DependencyFinder(dict.fromkeys(setup["culprits"], True))
+    _import_all(_wanted(setup, tell), baseline, imports, outputs, tell, guard)
+    if setup["learned"]:
+        directories = sorted({os.path.dirname(each) for each in _install_directories()})
+        found = {"unfit": imports.unfit, "directories": directories}
+        tell(f"learned {json.dumps(found)}")
+    if hasattr(main, "__file__"):
+        del main.__file__
+    watch.end()
+    null = os.open(os.devnull, os.O_RDWR)
+    printed = []
+    for fd, output in enumerate(outputs, 1):
+        left_out = os.fstat(output).st_size - _MAX_PRINTED
+        end = _LEFT_OUT % left_out if left_out > 0 else b""
+        printed.append(os.pread(output, _MAX_PRINTED, 0) + end)
+        os.dup2(null, fd)
+        os.close(output)
+    os.close(null)
+    return (printed[0], printed[1]), imports.needs
+
+
+def _wanted(setup: dict[str, Any], tell: Tell) -> list[str]:
+    names: list[str] = setup["modules"]
+    if setup["learned"]:
+        names = _installed(names)
+        others = _packages(setup["modules"]) - _packages(names) - {"relight"}
+        left_out = [n for n in sorted(others) if n.isidentifier() and PathFinder.find_spec(n)]
+        tell(f"left_out {' '.join(left_out)}")
+    return names
+
+
+def _import_all(
+    names: list[str],
+    baseline: "_Baseline",
+    imports: "_DependencyFinder",
+    outputs: list[int],
+    tell: Tell,
+    guard: Guard,
+) -> None:
+    """Import the modules that fit and do not need one that does not fit.
+
+    Modules that the user named are tried one by one, others in batches. A batch that fails is
+    undone, and reports how many succeeded: these are imported next, then the failed one alone.
+    """
+    asked, left = set(names), names
+    alone = asked if baseline.is_asked else set()
+    unfit: list[str] = []
+    fits = False
+    at_once: int | None = None
+    progress = linux.anonymous_file("progress")
+    while left := [x for x in left if x not in sys.modules and not _is_below(x, unfit)]:
+        many = list(takewhile(lambda name: name not in alone, left))[:at_once]
+        os.pwrite(progress, _PROGRESS % 1, 0)
+        printed = [os.fstat(output).st_size for output in outputs]
+        undone = attempt(
+            partial(_import_some, many or left[:1], baseline, imports, progress, tell), guard
+        )
+        tried = int(os.pread(progress, len(_PROGRESS % 0), 0))
+        if undone is None:
+            fits = True
+            left = left[tried:]
+            at_once = None
+            continue
+        for output, size in zip(outputs, printed, strict=True):
+            os.ftruncate(output, size)
+            os.lseek(output, size, os.SEEK_SET)
+        if tried > 1:
+            at_once = tried - 1
+            continue
+        name = left[0]
+        unfit.append(name)
+        culprit = undone.culprit or name
+        imports.culprits[culprit] = undone.lasting
+        if undone.lasting:
+            imports.unfit[name] = culprit
+        if name in asked:
+            tell(f"without {name} {undone.seconds:.3f} {undone.reason}")
+            # Most of the modules that it imports may fit.
+            tops = _packages([name, culprit])
+            others = [x for x in _installed(undone.modules) if x.partition(".")[0] not in tops]
+            left = [*others, *left]
+    os.close(progress)
+    if unfit and not fits and not asked & sys.modules.keys():
+        raise UnfitError("", "no module is left")
+
+
+def _import_some(
+    names: list[str],
+    baseline: "_Baseline",
+    imports: "_DependencyFinder",
+    progress: int,
+    tell: Tell,
+    child: int,
+) -> None:
+    """Import modules for a limited time; write their number to the file `progress`, so that
+    a copy of this process knows how far this one got.
+    """
+    end = time.monotonic() + _TRIAL_S
+    for number, name in enumerate(names, 1):
+        os.pwrite(progress, _PROGRESS % number, 0)
+        if name not in sys.modules:
+            tell(f"importing {name}")
+            baseline.load(name, imports, child)
+        if time.monotonic() > end:
+            break
+
+
+def _is_below(name: str, others: list[str]) -> bool:
+    return name in others or name.startswith(tuple(f"{other}." for other in others))
+
+
+class _DependencyFinder:
+    """An import finder that notes which module imports which, and rejects unfit modules and
+    everything that imports them.
+
+    Args:
+        culprits: modules that are known to be unfit; True for those that will never fit.
+    """
+
+    def __init__(self, culprits: dict[str, bool]) -> None:
+        self.culprits = culprits
+        self.unfit: dict[str, str] = {}
+        """Modules that will never fit, and for each the one that made it unfit."""
+        self.wanted = ""
+        self.needs: dict[str, set[str]] = {}
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Find nothing, or stop the import."""
+        del path, target
+        if name in self.culprits:
+            self.wanted = name
+            raise UnfitError(name, f"it needs {name}", lasting=self.culprits[name])
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name != "<module>":
+            frame = frame.f_back
+        if frame is not None:
+            self.needs.setdefault(str(frame.f_globals.get("__name__")), set()).add(name)
+
+
+class _Baseline:
+    """What this process was before the imports, and must still be after each.
+
+    Args:
+        descriptors: those that may be open.
+
+    Attributes:
+        is_asked: the user has named the modules.
+    """
+
+    def __init__(
+        self,
+        descriptors: set[int],
+        setup: dict[str, Any],
+        loaded: set[str],
+        watch: Watch,
+        others: "Sequence[Temporary | Arguments]",
+    ) -> None:
+        self._descriptors = descriptors
+        self._directory = os.readlink("/proc/self/cwd")
+        self._path = list(sys.path)
+        self._setup = setup
+        self.is_asked = not setup["learned"]
+        self._known = set(loaded)
+        self._watch = watch
+        self._others = others
+
+    def load(self, name: str, imports: _DependencyFinder, child: int) -> None:
+        """Import a module; raise UnfitError if it does not fit."""
+        self._descriptors = set(_descriptors())
+        self._watch.begin()
+        sys.meta_path.insert(0, imports)
+        try:
+            __import__(name)
+        except BaseException as error:
+            if self.is_asked and not imports.wanted:
+                hint = _hint(error, self._setup["argv"])
+                raise UnfitError(name, f"it can't be imported: {error!r}{hint}") from None
+        if imports in sys.meta_path:
+            sys.meta_path.remove(imports)
+        if imports.wanted:
+            lasting = imports.culprits[imports.wanted]
+            raise UnfitError(imports.wanted, f"it needs {imports.wanted}", lasting=lasting)
+        self.check(name, child)
+
+    def check(self, name: str, child: int) -> None:
+        """Raise UnfitError if the import of this module has left more than memory and `child`."""
+        for fd, target in _descriptors().items():
+            if fd not in self._descriptors and fd not in linux.libffi_descriptors():
+                raise UnfitError(name, f"{name} opens {target}")
+        if _threads() > 1:
+            # A thread that a library ends before a fork and restarts after it does no harm.
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0)
+            if linux.reap(pid, linux.END_LIMIT_S) is None:
+                os.kill(pid, signal.SIGKILL)
+                raise UnfitError(name, f"after {name}, a fork hangs")
+            if _threads() > 1:
+                raise UnfitError(name, f"{name} starts a thread")
+        if set(linux.children()) - {child}:
+            raise UnfitError(name, f"{name} starts a process")
+        if _shares_memory():
+            raise UnfitError(name, f"{name} makes memory that processes share")
+        if any(signal.getitimer(timer) != (0.0, 0.0) for timer in _TIMERS):
+            raise UnfitError(name, f"{name} starts a timer")
+        if os.readlink("/proc/self/cwd") != self._directory:
+            raise UnfitError(name, f"{name} changes the working directory")
+        if sys.path[: len(self._path)] != self._path:
+            # The script's directory would come before the entries that were put there.
+            raise UnfitError(name, f"{name} changes sys.path, not only its end")
+        if signal.getsignal(signal.SIGCHLD) is None:
+            raise UnfitError(name, f"{name} brings its own handler of SIGCHLD")
+        for watched in (*self._others, self._watch):
+            culprit, reason = watched.problem()
+            if reason:
+                raise UnfitError(culprit, reason)
+        new = sys.modules.keys() - self._known
+        check_shadows(self._setup["argv"], new)
+        if not self.is_asked:
+            _check_files(new)
+        self._known.update(new)
+
+
+def _shares_memory() -> bool:
+    """Return whether this process has memory that stays shared after a fork (proc(5), maps)."""
+    with open("/proc/self/maps", "rb") as file:
+        modes = {line.split(maxsplit=2)[1] for line in file}
+    return any(mode[1:2] == b"w" and mode[3:4] == b"s" for mode in modes)
+
+
+def _threads() -> int:
+    """Return the number of threads, without those that libraries do not need after a fork."""
+    count = 0
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/comm") as file:
+                count += file.read().rstrip("\n") not in _HARMLESS_THREADS
+        except FileNotFoundError:
+            pass  # it has ended
+    return count
+
+
+def _descriptors() -> dict[int, str]:
+    """Return the open descriptors of this process and their files."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            pass  # that of the listing itself
+    return found
+
+
+def check_shadows(argv: list[str], modules: Collection[str]) -> None:
+    """Check that no preloaded module is shadowed by one beside the script."""
+    folder = _folder(argv)
+    known = folder in sys.path_importer_cache
+    for name in sorted(_packages(modules)):
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if spec is None or not spec.has_location:
+            continue  # built in: can't be shadowed
+        other = PathFinder.find_spec(name, [folder])
+        if other is not None and other.loader is not None and other.origin != spec.origin:
+            reason = f"the script would import another {name}: {other.origin}"
+            raise UnfitError(name, reason, lasting=False)
+    if not known:
+        sys.path_importer_cache.pop(folder, None)
+
+
+def _folder(argv: list[str]) -> str:
+    """Return the directory in which the script would look for modules first."""
+    if argv[2] in ("-m", "-"):
+        return os.getcwd()
+    path = os.path.realpath(argv[2])
+    return path if os.path.isdir(path) or _is_archive(path) else os.path.dirname(path)
+
+
+def _hint(error: BaseException, argv: list[str]) -> str:
+    name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    beside = name and PathFinder.find_spec(name.partition(".")[0], [_folder(argv)])
+    return "; modules beside the script are not preloaded" if beside else ""
+
+
+def _is_archive(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) == b"PK\3\4"
+    except OSError:
+        return False
+
+
+def _install_directories() -> tuple[str, ...]:
+    """Return the directories of the standard library and installed packages, including those that
+    a cluster adds on PYTHONPATH.
+    """
+    folders = [os.path.dirname(os.__file__), *site.getsitepackages()]
+    folders += [p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages")]
+    if site.ENABLE_USER_SITE:
+        folders.append(site.getusersitepackages())
+    return tuple(
+        form for folder in folders for form in (folder + os.sep, os.path.realpath(folder) + os.sep)
+    )
+
+
+def _installed(names: list[str]) -> list[str]:
+    """Return the modules that are installed, and not the user's own."""
+    places = _install_directories()
+    fits: dict[str, bool] = {}
+    for name in names:
+        top = name.partition(".")[0]
+        if top not in fits:
+            fits[top] = top.isidentifier() and top != "relight" and _is_installed(top, places)
+    # Other names are for importlib.import_module only, and may contain anything.
+    return [
+        name
+        for name in names
+        if fits[name.partition(".")[0]] and all(map(str.isidentifier, name.split(".")))
+    ]
+
+
+def _packages(names: Collection[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
+
+
+def _is_installed(top: str, places: tuple[str, ...]) -> bool:
+    if top in sys.builtin_module_names:
+        return True
+    spec = PathFinder.find_spec(top)
+    return spec is not None and bool(spec.origin) and str(spec.origin).startswith(places)
+
+
+def _check_files(modules: Collection[str]) -> None:
+    places = _install_directories()
+    for name in modules:
+        path = getattr(sys.modules[name], "__file__", None) or ""
+        ours = name.partition(".")[0] in _OURS
+        # Some libraries have modules without a file whose `__file__` is set (torch.ops: "_ops.py").
+        if os.path.isabs(path) and not ours and not path.startswith(places):
+            reason = f"{name} is not an installed module: {path}"
+            raise UnfitError(name, reason, lasting=False)

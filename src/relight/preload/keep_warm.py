@@ -1,0 +1,143 @@
+"""What makes a warm spawner one that outlives its job: it knows what its imports depend on, and
+keeps nothing of the job that has started it.
+"""
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+
+from relight.base import fields
+from relight.base.typed import Any
+from relight.host import linux
+from relight.host.process_handle import ProcessHandle
+from relight.preload.argv_tracer import Arguments
+from relight.preload.env_tracer import Watch
+from relight.preload.file_tracer import Inputs
+from relight.preload.importer import check_shadows
+from relight.preload.lazy_modules import LATER, NATIVE
+from relight.preload.speculative_import import UnfitError
+from relight.preload.warm_process import JobConnection, WarmProcess
+from relight.warm import fork_compat, warm_sockets
+from relight.warm.warm_sockets import BeingMade, Description
+
+
+class Lasting:
+    """Records from now on what the imports depend on.
+
+    Attributes:
+        until: processes that this one does not outlive.
+        lock: the descriptor of a file that is locked until jobs can find this process.
+        arguments: finds modules that have read the arguments of the script.
+
+    Args:
+        setup: the agent's instructions (`warm/preloading.py`).
+        loaded: the names of the modules that any worker has loaded by now.
+
+    Raises:
+        UnfitError: a process that this one must not outlive has ended.
+    """
+
+    def __init__(self, setup: dict[str, Any], loaded: set[str]) -> None:
+        self._setup = setup
+        self._loaded = loaded
+        self.until = _open(setup["keep"]["until"])
+        self.lock: int = setup["keep"]["lock"]
+        self._inputs = Inputs(setup["keep"]["began_ns"])
+        self.arguments = Arguments(sys.argv[0])
+        self._variables = fork_compat.NOTHING
+        self._modules = 0
+
+    def show(self, guard: int) -> None:
+        """Write into the locked file who imports, for `relight warm`.
+
+        Args:
+            guard: the pid of the guard of this process.
+        """
+        being_made = BeingMade(guard, self._setup["keep"]["script"])
+        try:
+            os.truncate(self.lock, 0)
+            os.pwrite(self.lock, json.dumps(fields.plain(being_made)).encode(), 0)
+        except OSError:
+            pass  # a full disk; the lock itself holds
+
+    def end_imports(self, variables: Mapping[str, str], watch: Watch) -> None:
+        """Note what the imports depend on, and remove the environment of this process.
+
+        Args:
+            variables: with which they were done.
+            watch: has seen which ones were read.
+
+        Raises:
+            UnfitError: a file has changed meanwhile.
+        """
+        self.arguments.end()
+        if changed := self._inputs.end():
+            raise UnfitError("", changed, lasting=False)
+        mine = {*self._setup["own"], *self._setup["writes"]}
+        self._variables = fork_compat.of_imports(
+            {name: value for name, value in variables.items() if name not in mine},
+            self._inputs.words.union(*watch.reads.values()) - mine,
+            {*fork_compat.NATIVE, *NATIVE, *self._inputs.variables}.union(*watch.prefixes.values()),
+            LATER,
+        )
+        self._modules = len(sys.modules) - len(self._loaded)
+        os.environ.clear()
+        linux.show_environment({})
+
+    def serve(self, control: socket.socket, agent: int) -> JobConnection:
+        """Serve agents, that with this pid first; return in the child for a job only.
+
+        Raises:
+            OSError: the socket can't be made, or no descriptor is left.
+        """
+        linux.rename_process(f"warm process of {self._setup['keep']['script']}", exactly=True)
+        keep = self._setup["keep"]
+        process = WarmProcess(
+            keep["socket"],
+            keep["stays_s"],
+            self.until,
+            self._describe,
+            is_ahead=keep["is_ahead"],
+        )
+        warm_sockets.unlock(self.lock)
+        return process.run(control, agent)
+
+    def _describe(self) -> Description:
+        return Description(
+            pid=os.getpid(),
+            script=self._setup["keep"]["script"],
+            asked=self._setup["modules"],
+            learned=self._setup["learned"],
+            modules=self._modules,
+            writes=tuple(self._setup["writes"]),
+            facts=fork_compat.collect(),
+            variables=self._variables,
+            why_not=self._inputs.changed() or self._shadow(),
+            age_s=0.0,
+            idle_s=0.0,
+            stays_s=0.0,
+            jobs=0,
+            uses=0,
+        )
+
+    def _shadow(self) -> str:
+        """Return which module the script would find beside itself by now."""
+        try:
+            check_shadows(self._setup["argv"], sys.modules.keys() - self._loaded)
+        except UnfitError as error:
+            return str(error)
+        return ""
+
+
+def _open(pids: Sequence[int]) -> list[ProcessHandle]:
+    """Return references to processes."""
+    found = []
+    for pid in pids:
+        try:
+            found.append(ProcessHandle(pid))
+        except OSError as error:
+            why = f"it was not to outlive process {pid}: {error.strerror}"
+            raise UnfitError("", why, lasting=False) from None
+    return found

@@ -1,0 +1,301 @@
+"""Hides the preloaded modules of a warm worker until its script imports them.
+
+So `sys.modules` is the same as in a cold worker, and the script's import of a module is noticed:
+the variables that it has set by then must be those with which the module was imported, it must find
+the same module, and it must not have put others in the place of those that this one needs. If that
+is not so, the worker becomes a cold one: it executes its own command line from the start.
+
+    import torch  -->  Deferred.find_spec  -->  _Loader.exec_module  -->  torch and what it needs
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
+from types import FunctionType, ModuleType
+
+from relight.base.typed import Any, NamedTuple
+
+NATIVE = (
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "TBB_",
+    "MKLDNN_", "ONEDNN_", "DNNL_", "TORCH_", "PYTORCH_", "ATEN_", "KINETO_", "NPY_", "ACC_",
+    "GFORTRAN_", "ARROW_", "JE_ARROW_",
+)  # fmt: skip
+"""Variables that compiled code reads by `getenv` when it is loaded; found by interposing `getenv`
+with LD_PRELOAD while torch, numpy and others were imported.
+"""
+LATER = ("TORCH_NCCL_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Variables that it reads only when an accelerator or a process group is set up."""
+_IRREVERSIBLE = frozenset({
+    "os.chdir", "os.fork", "os.forkpty", "os.kill", "os.link", "os.mkdir", "os.posix_spawn",
+    "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.system", "os.truncate",
+    "builtins.input", "socket.bind", "socket.connect", "socket.sendto", "subprocess.Popen",
+})  # fmt: skip
+"""Audit events after which a script must not be restarted from its beginning."""
+_CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+class Imports(NamedTuple):
+    """Facts about the preloaded imports.
+
+    `needs` has, for each module, the modules that it needs; `reads` and `prefixes` are those of
+    `preload/env_tracer.py`; `values` are the variables that a script has set before these imports.
+    """
+
+    needs: Mapping[str, set[str]]
+    reads: Mapping[str, set[str]]
+    prefixes: Mapping[str, set[str]]
+    values: Mapping[str, str]
+
+
+class Deferred:
+    """An import finder for the hidden modules, at the front of `sys.meta_path`.
+
+    Args:
+        names: the hidden modules.
+        imports: facts about their imports.
+        tell: called with a variable, to report its value to the warm spawner.
+        restart: the command line and the environment of this worker.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        imports: Imports,
+        tell: Callable[[str], None],
+        restart: tuple[tuple[str, ...], Mapping[str, str]],
+    ) -> None:
+        self._hidden = {name: sys.modules.pop(name) for name in names}
+        self._imports = imports
+        self._report = tell
+        self._restart = restart
+        self._pid = os.getpid()
+        self._expected = {**os.environ, **imports.values}
+        self._putenv: dict[str, str | None] = {}
+        self._irreversible = False
+        if self._hidden:
+            sys.meta_path.insert(0, self)
+            sys.addaudithook(self._audit)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        """Return the original spec of a hidden module, with another loader."""
+        del path, target
+        module = self._hidden.get(name)
+        if module is None:
+            return None
+        known = getattr(module, "__spec__", None)
+        origin, loader = getattr(known, "origin", None), getattr(known, "loader", None)
+        if other := self._found_instead(name, origin):
+            self._restart_cold(
+                f"the script finds another {name} than the one that was preloaded ({other})",
+                "continues with it, but preloaded modules use the other one",
+            )
+            for each in [x for x in self._hidden if x == name or x.startswith(f"{name}.")]:
+                del self._hidden[each]
+            return None
+        spec = ModuleSpec(name, _Loader(self, loader), origin=origin)  # type: ignore[arg-type]
+        if known is not None:
+            spec.submodule_search_locations = known.submodule_search_locations
+            spec.cached = known.cached
+            spec.has_location = known.has_location
+        return spec
+
+    def show(self, name: str) -> ModuleType:
+        """Put a module and the modules that it needs into `sys.modules`; return the module."""
+        module = self._hidden[name]
+        needed = self._needed(name)
+        self._check(name, needed)
+        for other in [other for other in self._hidden if other in needed]:
+            preloaded = self._hidden.pop(other)
+            if other != name and sys.modules.get(other, preloaded) is not preloaded:
+                self._restart_cold(
+                    f"the script puts its own {other} into sys.modules before it imports {name}",
+                    "continues, but preloaded modules use the installed one",
+                )
+                continue
+            sys.modules[other] = preloaded
+        if not self._hidden:
+            self._end()
+        return module
+
+    def _needed(self, name: str) -> set[str]:
+        found = {name}
+        left = [name]
+        while left:
+            name = left.pop()
+            new = {*self._imports.needs.get(name, ()), name.rpartition(".")[0]} - found
+            new &= self._hidden.keys()
+            found |= new
+            left += new
+        return found
+
+    def _check(self, name: str, names: set[str]) -> None:
+        """Check that the script's variables have the values with which these modules, which an
+        import needs, were preloaded.
+
+        Python reads `os.environ`; compiled code reads the process's own environment, which
+        `os.putenv` can change separately.
+        """
+        python = dict(os.environ)
+        own = {k: v for k, v in {**python, **self._putenv}.items() if v is not None}
+        for now, is_read in ((python, self._is_read), (own, self._is_read_natively)):
+            if now == self._expected:
+                continue
+            both = now.keys() | self._expected.keys()
+            changed = {name for name in both if now.get(name) != self._expected.get(name)}
+            for variable in sorted(changed):
+                if is_read(variable, names):
+                    self._on_changed_variable(variable, name, now.get(variable))
+
+    def _is_read(self, variable: str, names: set[str]) -> bool:
+        """Return whether one of these modules has read a variable from `os.environ`."""
+        for name in names:
+            if variable in self._imports.reads.get(name, ()):
+                return True
+            if variable.startswith(tuple(self._imports.prefixes.get(name, ()))):
+                return True
+        return False
+
+    def _is_read_natively(self, variable: str, names: set[str]) -> bool:
+        """Return whether one of these modules is compiled and reads a variable."""
+        if not variable.startswith(NATIVE) or variable.startswith(LATER):
+            return False
+        specs = [getattr(self._hidden[name], "__spec__", None) for name in names]
+        origins = [str(getattr(spec, "origin", None)) for spec in specs]
+        return any(origin.endswith(tuple(EXTENSION_SUFFIXES)) for origin in origins)
+
+    def _found_instead(self, name: str, origin: str | None) -> str:
+        """Return where a cold worker would find another package of this name, because the script
+        has changed `sys.path`; empty if it would find the preloaded one.
+        """
+        spec = None if "." in name or not origin else PathFinder.find_spec(name)
+        if spec is None or spec.loader is None or spec.origin == origin:
+            return ""
+        found = spec.origin or name
+        return "" if os.path.realpath(found) == os.path.realpath(str(origin)) else found
+
+    def _on_changed_variable(self, variable: str, name: str, value: str | None) -> None:
+        self._restart_cold(
+            f"the script sets {variable} before it imports {name}, which was preloaded without "
+            "that",
+            "continues with the value at import time",
+            report=variable if value is None else f"{variable}={value}",
+        )
+        if value is None:
+            del self._expected[variable]
+        else:
+            self._expected[variable] = value
+
+    def _restart_cold(self, why: str, otherwise: str, report: str = "") -> None:
+        """Restart as a cold worker, unless the script has done something that can't be repeated.
+
+        Args:
+            why: the cause, for people.
+            otherwise: what follows if it can't be restarted.
+            report: a variable to report to the warm spawner.
+        """
+        again = not self._irreversible and os.getpid() == self._pid
+        if report:
+            self._report(report)  # which writes to a file
+        what = "restarts without preloaded modules" if again else otherwise
+        os.write(2, f"relight: {why}: this worker {what}\n".encode(errors="replace"))
+        if again:
+            argv, variables = self._restart
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as a program starts
+                signal.signal(number, signal.SIG_DFL)
+            start = os.execve if "/" in argv[0] else os.execvpe
+            start(argv[0], argv, variables)
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Notice actions that can't be repeated, and changes of the environment."""
+        if event == "os.putenv":
+            self._putenv[os.fsdecode(arguments[0])] = os.fsdecode(arguments[1])
+        elif event == "os.unsetenv":
+            self._putenv[os.fsdecode(arguments[0])] = None
+        if self._irreversible:
+            return
+        if event in _IRREVERSIBLE:
+            self._irreversible = "__pycache__" not in str(arguments[:1])
+        elif event == "open" and len(arguments) > 2 and arguments[2] & _CHANGES:
+            path = str(arguments[0])
+            self._irreversible = "__pycache__" not in path and not path.startswith("/dev/")
+
+    def _end(self) -> None:
+        self._irreversible = True
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+class _Loader:
+    """Loads a preloaded module; all other requests go to its own loader."""
+
+    def __init__(self, deferred: Deferred, loader: Any) -> None:
+        self._deferred = deferred
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Return None, so that an empty module is made."""
+        del spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Have the import return the preloaded module."""
+        name = module.__name__
+        preloaded = self._deferred.show(name)
+        if sys.modules.get(name) is not preloaded:
+            sys.modules[name] = preloaded
+        if not isinstance(preloaded, ModuleType) or module is preloaded:
+            return
+        module.__dict__.update(vars(preloaded))  # for callers that make it without an import
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def installed() -> list[str]:
+    """Return the modules in `sys.modules` of installed packages, without the standard library."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(path, str) and f"-packages{os.sep}" in path:
+            found.append(name)
+    return found
+
+
+def third_party(loaded: set[str]) -> list[str]:
+    """Return the modules that neither the standard library nor every interpreter has."""
+    known = {*sys.stdlib_module_names, "relight", "sitecustomize", "usercustomize"}
+    known.update(("__main__", "__mp_main__"))
+    return [
+        name
+        for name, module in sys.modules.items()
+        if name not in loaded and module is not None and name.partition(".")[0] not in known
+    ]
+
+
+def references(names: Iterable[str]) -> dict[str, set[str]]:
+    """Return, for each module, the others whose objects it references, or that are below it."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        module = sys.modules.get(name)
+        above = name.rpartition(".")[0]
+        if not hasattr(sys.modules.get(above), "__path__"):
+            # Made by compiled code, for example: no import can find a submodule of a non-package.
+            found.setdefault(above, set()).add(name)
+        if not isinstance(module, ModuleType):
+            continue
+        others = found.setdefault(name, set())
+        for value in list(vars(module).values()):
+            kind = type(value)
+            if issubclass(kind, ModuleType):
+                other = value.__dict__.get("__name__")
+            elif kind is FunctionType:
+                other = value.__module__
+            elif issubclass(kind, type):
+                other = value.__dict__.get("__module__")
+            else:
+                continue
+            # A package gets all its modules as attributes, whichever module imports them.
+            if isinstance(other, str) and not other.startswith(f"{name}."):
+                others.add(other)
+    return found

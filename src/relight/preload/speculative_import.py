@@ -1,0 +1,103 @@
+"""Tries a step that may spoil this process; if it does, a copy forked before continues instead.
+
+    guard --> the process --> its copy, which waits        before and during the step
+    guard --> the process                                  success: the copy is killed
+    guard --> what was the copy                            failure: the process ends
+
+The guard (`preload/guard.py`) gets the copy's pid beforehand. When the process ends, in any way,
+the guard kills its orphans and guards the copy.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+from relight.base.typed import NamedTuple
+from relight.host import linux
+from relight.host.process_handle import ProcessHandle
+from relight.preload.guard import Guard
+
+_LOOK_S = 60.0
+
+
+class UndoneStep(NamedTuple):
+    """The result of a step that was tried and undone.
+
+    `reason` says why, and `culprit` is the module that caused it. `lasting`: it would be the same
+    in the next job, with the same packages. `modules`: those imported so far, in order. `seconds`
+    is the time that it took.
+    """
+
+    culprit: str
+    lasting: bool
+    reason: str
+    modules: list[str]
+    seconds: float
+
+
+class UnfitError(Exception):
+    """Workers must not be forked from this process as it is now; the message says why.
+
+    Args:
+        culprit: the module that caused it.
+        reason: why.
+        lasting: whether that depends on the installed packages only.
+    """
+
+    def __init__(self, culprit: str, reason: str, *, lasting: bool = True) -> None:
+        super().__init__(reason)
+        self.culprit = culprit
+        self.lasting = lasting
+
+
+def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
+    """Call `step`; return None on success, or why it was undone.
+
+    Args:
+        step: raises UnfitError if it must be undone. It is called with the pid of the waiting copy,
+            a child that is not the step's.
+        guard: the guard of this process.
+
+    Raises:
+        OSError: no process can be forked, or no descriptor is left.
+    """
+    begin = time.monotonic()
+    before = set(sys.modules)
+    this = ProcessHandle(os.getpid())
+    result = linux.anonymous_file("trial")
+    copy = os.fork()
+    if copy == 0:
+        undone = _take_over(this, result, guard)
+        this.close()
+        os.close(result)
+        return undone._replace(seconds=time.monotonic() - begin)
+    this.close()
+    try:
+        guard.set_heir(copy)
+        step(copy)
+    except BaseException as error:
+        unfit = error if isinstance(error, UnfitError) else UnfitError("", repr(error))
+        lasting = "lasting" if unfit.lasting and unfit.culprit else ""
+        reason = " ".join(str(unfit).split())
+        lines = unfit.culprit, lasting, reason, *(x for x in sys.modules if x not in before)
+        os.write(result, "\n".join(lines).encode(errors="replace"))
+        os._exit(0)
+    os.close(result)
+    os.kill(copy, signal.SIGKILL)
+    linux.reap(copy, linux.END_LIMIT_S)
+    return None
+
+
+def _take_over(process: ProcessHandle, result: int, guard: Guard) -> UndoneStep:
+    """Wait in the copy until the process is gone, then take its place."""
+    while not process.wait(_LOOK_S):
+        pass  # its imports; the guard ends both of them if they take too long
+    guard.inherit()
+    linux.become_subreaper()
+    lines = os.pread(result, os.fstat(result).st_size, 0).decode(errors="replace").split("\n")
+    if not lines[1:]:  # also if something has killed it
+        return UndoneStep("", False, "it ends the process", [], 0.0)
+    culprit, lasting, reason, *modules = lines
+    return UndoneStep(culprit, bool(lasting), reason, modules, 0.0)

@@ -1,0 +1,89 @@
+"""Gives each worker its own copy of temporary directories that imports have made.
+
+Forked workers would share a directory, and the first that ends would remove it. A
+`tempfile.TemporaryDirectory` whose name was not read yet can be made again in each worker (wandb
+has one, and so has every module that imports wandb). Any other temporary file or directory makes
+the import unfit.
+"""
+
+import gc
+import os
+import sys
+import weakref
+from types import FrameType
+
+from relight.base.typed import Any, NamedTuple
+from relight.host.files import remove_tree
+from relight.preload.env_tracer import module_of
+
+
+class _Made(NamedTuple):
+    """A temporary file or directory: the module that made it, and the arguments of mkdtemp."""
+
+    module: str
+    suffix: Any
+    prefix: Any
+    folder: Any
+
+
+class Temporary:
+    """Records temporary files and directories from now on."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, _Made] = {}
+        self._renewed: list[tuple[Any, _Made]] = []
+        self._notes = True
+        sys.addaudithook(self._note)
+
+    def end(self) -> None:
+        """Stop recording."""
+        self._notes = False
+
+    def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self._notes and event in ("tempfile.mkdtemp", "tempfile.mkstemp"):
+            frame: FrameType = sys._getframe(1)
+            known = frame.f_locals.get
+            made = _Made(module_of(frame), known("suffix"), known("prefix"), known("dir"))
+            self._made[os.fsdecode(arguments[0])] = made
+
+    def problem(self) -> tuple[str, str]:
+        """Remove what was made since the last call; return the module that has made something that
+        can't be made again, and a description, or two empty texts.
+        """
+        made = {path: by for path, by in self._made.items() if os.path.lexists(path)}
+        self._made.clear()
+        directories = _unasked(made) if made else {}
+        for path in made:
+            remove_tree(path) if os.path.isdir(path) else os.unlink(path)
+        for path, by in made.items():
+            if path not in directories:
+                return by.module, f"{by.module} makes a temporary file or directory: {path}"
+            self._renewed.append((directories[path], by))
+        return "", ""
+
+    def renew(self) -> None:
+        """Make the directories again, in a worker."""
+        for directory, made in self._renewed:
+            import tempfile
+
+            old, new = directory.name, tempfile.mkdtemp(made.suffix, made.prefix, made.folder)
+            directory.name = new
+            known = directory._finalizer.detach()
+            if known is not None:
+                _, function, _, named = known
+                named = {k: v.replace(old, new) if type(v) is str else v for k, v in named.items()}
+                directory._finalizer = weakref.finalize(directory, function, new, **named)
+
+
+def _unasked(made: dict[str, _Made]) -> dict[str, Any]:
+    """Return the objects of the directories that are empty and whose names nothing else holds."""
+    tempfile: Any = sys.modules["tempfile"]
+    found = {}
+    for thing in gc.get_objects():
+        if type(thing) is tempfile.TemporaryDirectory and thing.name in made:
+            known = thing._finalizer.peek()
+            own = [made, thing, vars(thing), *(known[2:] if known else ())]
+            holders = [x for x in gc.get_referrers(thing.name) if all(x is not y for y in own)]
+            if known and not holders and not os.listdir(thing.name):
+                found[thing.name] = thing
+    return found

@@ -1,0 +1,325 @@
+"""The warm process: it keeps imported modules when its job has ended, for the next jobs that fit.
+
+It is the process that has imported the modules (`preload/warm_fork.py`). It listens on a socket in
+a directory that only its user can enter, and never runs a script itself:
+
+    agent           connects
+    warm process    sends a line of JSON (`Description`): what it was made for, and what has changed
+                    since in the files that it has imported
+    agent           compares; sends `take` or `stop`, or closes the connection
+    warm process    forks a guard and a warm spawner, which serve this agent on this connection as
+                    if it had started them. So this process sees nothing of a job, and no job sees
+                    anything of another
+
+    warm process --> guard --> warm spawner of a job --> workers
+                 --> guard --> warm spawner of another
+
+It ends after a time without a job; when memory gets scarce (PSI); when its user has logged out or
+the directory is gone; when a file that it has imported has changed; or when asked to. If a job runs
+then, it takes no other and ends after it. Between jobs it sleeps: nothing wakes it up before one of
+these happens.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from relight.base import fields
+from relight.base.typed import NamedTuple
+from relight.host import linux, user_sockets
+from relight.host.process_handle import ProcessHandle
+from relight.preload.guard import AgentProcess
+from relight.warm.warm_sockets import Description
+
+_ANSWER_S = 2.0
+"""How long an agent may take to answer."""
+_MOST_CONNECTIONS = 16
+_END_LIMIT_S = 1.0
+_PRESSURE = b"some 200000 2000000\0"
+"""Memory pressure to leave at: 0.2 s of 2 s were lost by some process (Linux, accounting/psi)."""
+
+
+class JobConnection(NamedTuple):
+    """What a child of this process gets: a job's connection, its agent, and this process."""
+
+    control: socket.socket
+    agent: AgentProcess
+    warm_process: ProcessHandle
+
+
+class _Connection(NamedTuple):
+    socket: socket.socket
+    until: float
+
+
+class _Guard(NamedTuple):
+    process: ProcessHandle
+    agent: ProcessHandle
+
+
+class WarmProcess:
+    """Forks the warm spawners of jobs.
+
+    Args:
+        path: of its socket.
+        idle_s: how long it stays without a job, in seconds.
+        until: processes that it does not outlive.
+        describe: returns what agents are told, without the part that this object knows.
+        is_ahead: the first connection is that of `relight warm start`, and not of a job.
+
+    Raises:
+        OSError: the socket can't be made.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        idle_s: float,
+        until: Sequence[ProcessHandle],
+        describe: Callable[[], Description],
+        *,
+        is_ahead: bool,
+    ) -> None:
+        self._listener = user_sockets.listen(path)
+        self._path = path
+        self._inode = os.lstat(path).st_ino
+        self._idle_s = idle_s
+        self._describe = describe
+        self._connections: dict[int, _Connection] = {}
+        self._guards: dict[int, _Guard] = {}
+        self._began = self._idle_since = time.monotonic()
+        self._uses = -1 if is_ahead else 0
+        self._is_ending = False
+        self._forgotten: set[int] = set()
+        self._poll = select.poll()
+        self._poll.register(self._listener, select.POLLIN)
+        self._folder, pressure = _watch(path), _pressure()
+        self._ends = {*(each.fileno() for each in until), pressure}
+        """Descriptors on which anything is a reason to end."""
+        for fd in {self._folder, *self._ends} - {-1}:
+            self._poll.register(fd, select.POLLPRI if fd == pressure else select.POLLIN)
+
+    def run(self, first: socket.socket, agent: int) -> JobConnection:
+        """Serve agents; return only in a child, for one job.
+
+        Args:
+            first: the connection of the agent that has started this process.
+            agent: its pid.
+        """
+        if job := self._take(first, agent):
+            return job
+        while self._guards or not self._is_ending:
+            self._forgotten.clear()
+            for fd, _ in self._poll.poll(self._wait_ms()):
+                if fd not in self._forgotten and (job := self._serve(fd)):
+                    return job
+            now = time.monotonic()
+            for fd in [fd for fd, each in self._connections.items() if each.until <= now]:
+                self._close(fd)
+            if not self._guards and now >= self._idle_since + self._idle_s:
+                self._end()
+        os._exit(0)
+
+    def _serve(self, fd: int) -> JobConnection | None:
+        if fd == self._listener.fileno():
+            self._accept()
+        elif fd in self._connections:
+            return self._obey(fd)
+        elif fd in self._guards:
+            self._on_guard_exit(fd)
+        elif fd == self._folder:
+            self._on_change()
+        elif fd in self._ends:
+            self._forget(fd)
+            self._end()
+        else:
+            self._on_agent_exit(fd)
+        return None
+
+    def _wait_ms(self) -> float | None:
+        """Return how long to sleep; None: until something happens."""
+        ends = [each.until for each in self._connections.values()]
+        if not self._guards:
+            ends.append(self._idle_since + self._idle_s)
+        # poll(2) cuts fractions of a millisecond, so it would return a bit too early.
+        return max(0.0, min(ends) - time.monotonic()) * 1000 + 1 if ends else None
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # the agent is gone, or no descriptor is left
+        known = user_sockets.peer(connection)
+        if known.user != os.getuid() or len(self._connections) >= _MOST_CONNECTIONS:
+            connection.close()
+            return
+        connection.settimeout(_ANSWER_S)
+        now = time.monotonic()
+        try:
+            described = self._describe()
+        except Exception:  # its files can't be looked at; a job that runs must not end for that
+            connection.close()
+            self._end()
+            return
+        description = described._replace(
+            age_s=now - self._began,
+            idle_s=0.0 if self._guards else now - self._idle_since,
+            stays_s=self._idle_s,
+            uses=max(0, self._uses),
+            jobs=len(self._guards),
+        )
+        try:
+            connection.sendall(json.dumps(fields.plain(description)).encode() + b"\n")
+        except OSError:
+            connection.close()
+            return
+        self._connections[connection.fileno()] = _Connection(connection, now + _ANSWER_S)
+        self._poll.register(connection, select.POLLIN)
+        if description.why_not:
+            self._end()
+
+    def _obey(self, fd: int) -> JobConnection | None:
+        connection = self._connections[fd].socket
+        try:
+            word = connection.recv(16)
+        except OSError:
+            word = b""
+        if word == b"take\n" and not self._is_ending:
+            del self._connections[fd]
+            self._forget(fd)
+            return self._take(connection, user_sockets.peer(connection).pid)
+        self._close(fd)
+        if word == b"stop\n":
+            self._end()
+        return None
+
+    def _close(self, fd: int) -> None:
+        self._forget(fd)
+        self._connections.pop(fd).socket.close()
+
+    def _take(self, control: socket.socket, agent: int) -> JobConnection | None:
+        """Fork the guard of a job; return what it needs, in the guard only."""
+        try:
+            control.setblocking(True)
+            process = ProcessHandle(agent)
+        except OSError:
+            control.close()  # the agent is gone, or in another container; or no descriptor is left
+            return None
+        if _is_closed(control):  # so the pid may be another process's by now
+            control.close()
+            process.close()
+            return None
+        this, pid = None, -1
+        try:
+            this = ProcessHandle(os.getpid())
+            pid = os.fork()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                control.sendall(f"unfit it can't be forked: {error.strerror}\n".encode())
+        if this is not None and pid == 0:
+            for other in (self._listener, *(each.socket for each in self._connections.values())):
+                other.detach()  # or the object would close another descriptor of the same number
+            kept = (control.fileno(), *process.descriptors, *this.descriptors)
+            linux.close_all_but({0, 1, 2, *kept, *linux.libffi_descriptors()})
+            return JobConnection(control, AgentProcess(process, control.fileno()), this)
+        if this is not None:
+            this.close()
+        control.close()
+        if pid < 0:
+            process.close()
+            return None
+        self._uses += 1
+        guard = ProcessHandle(pid)  # there is a descriptor for it: two were just closed
+        self._guards[guard.fileno()] = _Guard(guard, process)
+        self._poll.register(guard, select.POLLIN)
+        self._poll.register(process, select.POLLIN)
+        return None
+
+    def _on_guard_exit(self, fd: int) -> None:
+        """Reap a guard; kill what it has left, if it was killed itself."""
+        self._forget(fd)
+        guard = self._guards.pop(fd)
+        linux.reap(guard.process.pid, _END_LIMIT_S)
+        guard.process.close()
+        self._forget(guard.agent.fileno())
+        guard.agent.close()
+        linux.end_children(_END_LIMIT_S, [each.process.pid for each in self._guards.values()])
+        self._idle_since = time.monotonic()
+
+    def _on_agent_exit(self, fd: int) -> None:
+        """Continue the guard of a job whose agent has ended, in case it is stopped."""
+        self._forget(fd)
+        for guard in self._guards.values():
+            if guard.agent.fileno() == fd:
+                os.kill(guard.process.pid, signal.SIGCONT)
+
+    def _on_change(self) -> None:
+        """End if the socket is gone: another one in the directory is no concern of this process."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._folder, 1 << 16)
+        if not self._has_socket():
+            self._forget(self._folder)
+            self._end()
+
+    def _has_socket(self) -> bool:
+        try:
+            return os.lstat(self._path).st_ino == self._inode
+        except OSError:
+            return False
+
+    def _forget(self, fd: int) -> None:
+        """Wait for a descriptor no longer, if it was waited for. It may be closed and used anew
+        while events that were found before are still to be handled.
+        """
+        self._forgotten.add(fd)
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(fd)
+
+    def _end(self) -> None:
+        """Take no further job, and exit when none runs."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        self._forget(self._listener.fileno())
+        self._listener.close()
+        if self._has_socket():
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+
+def _watch(path: str) -> int:
+    """Return a descriptor that can be read when a file is removed; -1 if none is left."""
+    fd = linux.inotify_open()
+    folder = os.path.dirname(path)
+    events = linux.IN_DELETE | linux.IN_MOVED_FROM | linux.IN_DELETE_SELF | linux.IN_MOVE_SELF
+    if fd >= 0 and linux.inotify_watch(fd, folder, events) < 0:
+        os.close(fd)
+        return -1
+    return fd
+
+
+def _pressure() -> int:
+    """Return a descriptor that has an exceptional condition when memory is scarce; -1 where the
+    system does not tell.
+    """
+    try:
+        fd = os.open("/proc/pressure/memory", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        os.write(fd, _PRESSURE)
+    except OSError:
+        os.close(fd)
+        return -1
+    return fd
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection, 0)
+    return bool(poll.poll(0))

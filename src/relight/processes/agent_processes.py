@@ -1,0 +1,171 @@
+"""Lists the agents that run on this machine, from /proc alone (proc(5)), without contacting them.
+
+An agent is recognized by its command line. Its workers are the children of its spawners, which are
+recognized by their process names (`processes/spawner.py`, `preload/warm_fork.py`). Processes of
+other users are left out, except for root.
+"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+from relight.base.errors import UsageError
+from relight.base.typed import NamedTuple
+from relight.host import system
+from relight.processes import straggler_reports as slow_ranks
+
+_COLD, _WARM = "worker spawner ", "warm spawner of"
+"""The spawners' process names, cut to the 15 characters that the kernel keeps."""
+_PF_FORKNOEXEC = 0x40
+"""A process was forked and has not executed a program since (include/linux/sched.h)."""
+
+
+class Running(NamedTuple):
+    """An agent that runs here. Memory is in bytes; shared pages count in part (PSS).
+
+    `run_id` is empty while it has no workers; `job` is the id of the job that it is a part of, if
+    any. `warm_pid` is the pid of the warm spawner, which holds the modules of --preload, 0 without
+    one; its memory is part of `memory`. `slow_ranks` says which are slow (--watch-slow-ranks),
+    empty for none.
+    """
+
+    pid: int
+    run_id: str
+    workers: tuple[int, ...]
+    seconds: float
+    memory: int
+    warm_pid: int
+    warm_memory: int
+    command: tuple[str, ...]
+    job: str = ""
+    slow_ranks: str = ""
+
+
+class _Process(NamedTuple):
+    pid: int
+    parent: int
+    session: int
+    flags: int
+    name: str
+    seconds: float
+    words: tuple[str, ...]
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process has not ended, though it may be stopped."""
+    return system.is_running(pid) or system.is_stopped(pid)
+
+
+def running() -> list[Running]:
+    """Return this user's agents, in the order of their pids.
+
+    Raises:
+        UsageError: there is no proc(5).
+    """
+    processes = {process.pid: process for process in _processes()}
+    children: dict[int, list[_Process]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process)
+    return [
+        _describe(process, children)
+        for _, process in sorted(processes.items())
+        if arguments(process.words) is not None and not _is_fork(process, processes)
+    ]
+
+
+def arguments(words: Sequence[str]) -> list[str] | None:
+    """Return the arguments after `relight run` or `relight launch` in a Python command line that
+    runs it, as a script or with -m; None for any other command line.
+    """
+    if not words or not os.path.basename(words[0]).startswith("python"):
+        return None
+    rest = iter(words[1:])
+    for word in rest:
+        if word in ("-X", "-W"):
+            next(rest, "")
+        elif word == "-c":  # relight.launch has one, with -m and the rest behind it
+            if "relight.__main__" not in next(rest, ""):
+                return None
+        elif word == "-m" or not word.startswith("-"):
+            name = next(rest, "") if word == "-m" else os.path.basename(word)
+            found = name == "relight" and next(rest, "") in ("run", "launch")
+            return list(rest) if found else None
+    return None
+
+
+def _is_fork(process: _Process, processes: Mapping[int, _Process]) -> bool:
+    """Return whether a process was forked by an agent and still has its command line. Its parent
+    may have ended, and gVisor shows no flags.
+    """
+    parent = processes.get(process.parent)
+    is_parents = parent is not None and parent.words == process.words
+    return is_parents or bool(process.flags & _PF_FORKNOEXEC)
+
+
+def _describe(agent: _Process, children: dict[int, list[_Process]]) -> Running:
+    own = children.get(agent.pid, [])
+    below = [child for guard in own for child in children.get(guard.pid, [])]  # `stand_guard`
+    own = [child for child in own + below if child.name in (_COLD, _WARM)]
+    holders = [child.pid for child in own]
+    # Orphans of a worker are the spawner's children too, but most of them lead no session.
+    workers = [w for pid in holders for w in children.get(pid, []) if w.session == w.pid]
+    warm = next((child.pid for child in own if child.name == _WARM), 0)
+    known = next(filter(None, (_variables(worker.pid) for worker in workers)), {})
+    return Running(
+        pid=agent.pid,
+        run_id=known.get("TORCHELASTIC_RUN_ID", ""),
+        workers=tuple(sorted(worker.pid for worker in workers)),
+        seconds=agent.seconds,
+        memory=sum(system.memory(pid) for pid in _tree(agent.pid, children)),
+        warm_pid=warm,
+        warm_memory=system.memory(warm) if warm else 0,
+        command=agent.words,
+        job=known.get("RELIGHT_JOB_ID", ""),
+        slow_ranks=slow_ranks.shown_by(agent.pid),
+    )
+
+
+def _tree(pid: int, children: dict[int, list[_Process]]) -> Iterator[int]:
+    left = [pid]
+    while left:
+        yield (pid := left.pop())
+        left += [child.pid for child in children.get(pid, ())]
+
+
+def _processes() -> Iterator[_Process]:
+    user = os.geteuid()
+    try:
+        since_boot = float(_read("/proc/uptime").split()[0])
+    except FileNotFoundError:
+        raise UsageError(
+            "this system does not show which agents run: it has no /proc", hint="name a job"
+        ) from None
+    ticks = os.sysconf("SC_CLK_TCK")
+    for name in os.listdir("/proc"):
+        if not name.isdecimal():
+            continue
+        try:
+            if user not in (0, os.stat(f"/proc/{name}").st_uid):
+                continue
+            stat, _, rest = _read(f"/proc/{name}/stat").rpartition(")")
+            words = _read(f"/proc/{name}/cmdline").rstrip("\0").split("\0")
+        except OSError:
+            continue  # it has ended meanwhile
+        state, parent, *fields = rest.split()
+        if state not in "ZX":
+            seconds = max(0.0, since_boot - int(fields[17]) / ticks)
+            short = stat.partition("(")[2]
+            session, flags = int(fields[1]), int(fields[4])
+            yield _Process(int(name), int(parent), session, flags, short, seconds, tuple(words))
+
+
+def _variables(pid: int) -> dict[str, str]:
+    try:
+        pairs = [text.partition("=") for text in _read(f"/proc/{pid}/environ").split("\0")]
+    except OSError:
+        return {}
+    return {name: value for name, _, value in pairs}
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()

@@ -1,0 +1,61 @@
+"""The processes on this machine that wait at a breakpoint (worker/breakpoint.py)."""
+
+import os
+import socket
+import struct
+from collections.abc import Iterable
+
+from relight.base.errors import MachineError
+from relight.host import system
+
+_NAME = "@relight-breakpoint-"
+"""The name of their sockets as /proc/net/unix shows it (unix(7)), before the pid."""
+_LISTENS = 0x10000
+"""The flag of a socket that listens: __SO_ACCEPTCON of linux/net.h."""
+
+
+def waiting() -> dict[int, bool]:
+    """Return the pids of the processes that are at a breakpoint, and whether nobody is attached."""
+    found: dict[int, bool] = {}
+    try:
+        with open("/proc/net/unix", encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except FileNotFoundError:
+        return {}
+    for line in lines:
+        words = line.split()
+        pid = words[-1].removeprefix(_NAME) if words else ""
+        if words and words[-1].startswith(_NAME) and pid.isdecimal():
+            listens = bool(int(words[3], 16) & _LISTENS)
+            found[int(pid)] = listens or found.get(int(pid), False)
+    return found
+
+
+def any_below(pids: Iterable[int]) -> bool:
+    """Return whether one of these processes, or of what they have started, is at a breakpoint."""
+    found = waiting()
+    return bool(found) and any(one in found for pid in pids for one in (pid, *system.tree(pid)))
+
+
+def connect(pid: int) -> socket.socket:
+    """Attach to a process that waits at a breakpoint.
+
+    Raises:
+        MachineError: it does not wait any more, or belongs to another user.
+    """
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(f"\0{_NAME[1:]}{pid}")
+    except OSError as error:
+        connection.close()
+        raise MachineError(f"process {pid} does not wait any more: {error.strerror}") from None
+    size = struct.calcsize("3i")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    other, user, _ = struct.unpack("3i", credentials)
+    if other != pid or (os.geteuid() and user != os.geteuid()):
+        connection.close()
+        raise MachineError(
+            f"process {pid} belongs to another user (uid {user})",
+            hint="its user or root can debug it",
+        )
+    return connection

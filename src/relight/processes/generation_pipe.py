@@ -1,0 +1,134 @@
+"""How the plans of a generation get to a process that starts its workers, with their descriptors.
+
+The process is the agent's spawner (`processes/spawner.py`) or a warm spawner
+(`preload/warm_fork.py`). For each generation the agent sends a count, and that many descriptors: a
+file with the plans, a socket for the generation, stdin, and each worker's stdout and stderr. The
+file is in memory and the messages are small, so that sending never blocks.
+"""
+
+import array  # noqa: F401  # by socket.send_fds at a restart, when its file may be lost
+import errno
+import marshal
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+
+from relight.base.typed import NamedTuple
+from relight.host import system
+from relight.host.descriptors import raise_limit
+
+_COUNT = struct.Struct("!I")
+_MOST_AT_ONCE = 250
+"""Descriptors in one message (SCM_MAX_FD of Linux is 253)."""
+_FEW = 32
+"""So many descriptors fit below any limit of open files."""
+_FORMAT = 4
+"""Of marshal; the other process may be another version of Python, 3.11 or later."""
+
+
+class WorkerPlan(NamedTuple):
+    """One worker to start.
+
+    `stdout` and `stderr` are descriptors of the process that has the plan. `cpus` is an affinity
+    mask, empty for the agent's own. A stop signal goes to the worker alone, or to its process group
+    if `signal_group` is true.
+    """
+
+    local_rank: int
+    argv: tuple[str, ...]
+    variables: Mapping[str, str]
+    stdout: int
+    stderr: int
+    cpus: frozenset[int]
+    signal_group: bool
+
+
+class GenerationPlan(NamedTuple):
+    """The workers of one generation.
+
+    `connection` is the descriptor of a socket to the agent, `stdin` that of the workers' standard
+    input. `scratch` is a directory that the agent removes when it ends, or empty. `held` are
+    descriptors to keep open as long as there are workers.
+    """
+
+    workers: list[WorkerPlan]
+    connection: int
+    stdin: int
+    scratch: str
+    held: Sequence[int] = ()
+
+
+def send(
+    control: socket.socket, workers: Sequence[WorkerPlan], scratch: str, held: Sequence[int]
+) -> socket.socket:
+    """Send the plans of a generation; return the agent's end of its socket.
+
+    Raises:
+        OSError: they can't be sent, or no descriptor is left.
+    """
+    plans = [(w.argv, dict(w.variables), w.cpus, w.signal_group) for w in workers]
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs, open(system.anonymous_file("relight-plans"), "wb", buffering=0) as file:
+            file.write(marshal.dumps((plans, scratch), _FORMAT))
+            fds = [file.fileno(), theirs.fileno(), 0]
+            fds += [fd for worker in workers for fd in (worker.stdout, worker.stderr)]
+            fds += held
+            control.sendall(_COUNT.pack(len(fds)))
+            for first in range(0, len(fds), _MOST_AT_ONCE):
+                socket.send_fds(control, [b"f"], fds[first : first + _MOST_AT_ONCE])
+    except OSError:
+        ours.close()
+        raise
+    return ours
+
+
+def receive(control: socket.socket) -> GenerationPlan | None:
+    """Return the plans of the next generation, None if the agent is gone.
+
+    Raises:
+        OSError: no descriptor is left.
+    """
+    header = _exactly(control, _COUNT.size)
+    if header is None:
+        return None
+    (count,) = _COUNT.unpack(header)
+    if count > _FEW:
+        raise_limit()
+    fds: list[int] = []
+    while len(fds) < count:
+        data, some, flags, _ = socket.recv_fds(control, 1, _MOST_AT_ONCE)
+        if not data:
+            return None
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        fds += some
+    for fd in fds:  # recv_fds passes on no MSG_CMSG_CLOEXEC in Python 3.11
+        os.set_inheritable(fd, False)
+    file, connection, stdin, *others = fds
+    described = os.pread(file, os.fstat(file).st_size, 0)
+    plans, scratch = marshal.loads(described)  # noqa: S302  # written by our own agent
+    os.close(file)
+    outputs, held = others[: 2 * len(plans)], others[2 * len(plans) :]
+    pairs = zip(outputs[::2], outputs[1::2], strict=True)
+    workers = [
+        WorkerPlan(local_rank, argv, variables, *pair, cpus, signal_group)
+        for local_rank, ((argv, variables, cpus, signal_group), pair) in enumerate(
+            zip(plans, pairs, strict=True)
+        )
+    ]
+    return GenerationPlan(workers, connection, stdin, scratch, held)
+
+
+def _exactly(control: socket.socket, size: int) -> bytes | None:
+    data = b""
+    while len(data) < size:
+        try:
+            more = control.recv(size - len(data))
+        except OSError:
+            more = b""
+        if not more:
+            return None
+        data += more
+    return data

@@ -1,0 +1,209 @@
+"""Processes that an agent starts beside the workers: a health check, py-spy, the status page, the
+handler of events.
+
+Each has a guard and a spawner of its own, as workers have (`processes/spawner.py`): whatever is
+killed, nothing that it has started is left behind, and the workers' guard and spawner are not
+needed. The agent never waits for the process itself, which may be in an uninterruptible call, but
+for words on the socket of its spawner, with a limit.
+
+    agent --fork--> guard --fork--> spawner --fork, exec--> helper --> whatever it starts
+"""
+
+import errno
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from relight.base.typed import NamedTuple
+from relight.host import system
+from relight.host.loop import Loop
+from relight.processes import spawner
+from relight.processes.generation_pipe import WorkerPlan
+
+_END_S = 1.0
+"""How long `run` waits for the guard of a helper that was closed, to reap it."""
+_MOST_OUTPUT = 16 << 20
+
+
+class Finished(NamedTuple):
+    """How a program has ended, and what it has printed: the first 16 MiB of each."""
+
+    exitcode: int
+    stdout: bytes
+    stderr: bytes
+
+
+class Helper:
+    """A process that ends, with all that it has started, when this object is closed, or when this
+    process ends.
+
+    Args:
+        command: the program, found in the PATH of its variables, and its arguments.
+        variables: its environment.
+        output: the descriptor for its stdout.
+        errors: that for its stderr.
+        stdin: that for its stdin; None for no input.
+        call: what it does instead of executing the command, in a fork of this process that has
+            these three descriptors alone.
+
+    Attributes:
+        exitcode: how it has ended, negative for a signal; None as long as it runs.
+        error: why it could not be started, or empty.
+        is_lost: its spawner was killed, and it as a consequence.
+
+    Raises:
+        OSError: no process can be forked, or no descriptor is left.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        output: int,
+        errors: int,
+        *,
+        stdin: int | None = None,
+        call: Callable[[], object] | None = None,
+    ) -> None:
+        self.exitcode: int | None = None
+        self.error: OSError | None = None
+        self.is_lost = False
+        self._spawner = 0
+        self._buffer = b""
+        self._loop: Loop | None = None
+        plan = WorkerPlan(
+            0, tuple(command), variables, output, errors, frozenset(), signal_group=False
+        )
+        system.adopt_orphans()
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            pid, self._socket = spawner.fork_helper(plan, null if stdin is None else stdin, call)
+        finally:
+            os.close(null)
+        try:
+            self._child = system.Child(pid)
+        except OSError:
+            self._socket.close()
+            raise
+
+    def fileno(self) -> int:
+        """Return the descriptor that can be read when there is something to `hear`."""
+        return self._socket.fileno()
+
+    def watch(self, loop: Loop, on_end: Callable[[], None]) -> None:
+        """Call back once when it has ended."""
+
+        def hear() -> None:
+            if self.hear():
+                loop.forget(self)
+                on_end()
+
+        self._loop = loop
+        loop.on_readable(self, hear)
+
+    def hear(self) -> bool:
+        """Take what its spawner says; return whether it has ended. It never waits."""
+        if self.exitcode is not None:
+            return True
+        try:
+            data = self._socket.recv(4096, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._take(line.decode(errors="replace"))
+        if not data and self.exitcode is None:
+            self.exitcode, self.is_lost = -signal.SIGKILL, True
+        return self.exitcode is not None
+
+    def wait(self, limit_s: float) -> bool:
+        """Return whether it has ended, as soon as it has or when the time is up."""
+        end, poll = time.monotonic() + limit_s, select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while not self.hear():
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            poll.poll(left * 1000 + 1)
+        return True
+
+    def ask_to_end(self) -> None:
+        """Send it SIGTERM."""
+        try:
+            self._socket.sendall(f"signal 0 {signal.SIGTERM:d}\n".encode())
+        except OSError:
+            pass  # its spawner is gone
+        self._child.send(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Have it and all that it has started killed; it is not waited for."""
+        if self._socket.fileno() < 0:
+            return
+        loop = self._loop
+        if loop is not None:
+            loop.forget(self)
+        self._socket.close()
+        self._child.send(signal.SIGCONT)  # somebody may have stopped its spawner
+        if loop is not None:
+            loop.on_readable(self._child, self._reap)
+            return
+        poll = select.poll()
+        poll.register(self._child, select.POLLIN)
+        if poll.poll(_END_S * 1000):
+            self._reap()
+
+    def _take(self, line: str) -> None:
+        word, *rest = line.split()
+        if word == "holder":
+            self._spawner = int(rest[0])
+            self._child.guards(self._spawner)
+            system.own_children.add(self._spawner)  # it is if its guard is killed
+        elif word == "exited":
+            self.exitcode = int(rest[1])
+        elif word in ("failed", "unborn"):
+            self.error = OSError(int(rest[1]), os.strerror(int(rest[1])))
+            if word == "unborn":  # so no exit will follow
+                self.exitcode = 127
+        elif word in ("refused", "broken"):
+            self.error = OSError(errno.EIO, "its spawner failed: " + " ".join(rest))
+            self.exitcode = 127
+
+    def _reap(self) -> None:
+        if self._loop is not None:
+            self._loop.forget(self._child)
+        self._child.reap()
+        self._child.close()
+        if self._spawner:
+            try:
+                system.reap(self._spawner, 0)
+            except ChildProcessError:
+                pass  # its guard was not killed, and has reaped it
+
+
+def run(command: Sequence[str], variables: Mapping[str, str], limit_s: float) -> Finished:
+    """Run a program to its end; call it in a thread, or where nothing else is to be done.
+
+    Raises:
+        TimeoutError: it has not ended in time. It was killed, if that is possible.
+        OSError: it can't be started.
+    """
+    files: list[int] = []
+    try:
+        files += [system.anonymous_file("stdout"), system.anonymous_file("stderr")]
+        helper = Helper(command, variables, *files)
+        try:
+            if not helper.wait(limit_s):
+                raise TimeoutError(errno.ETIMEDOUT, f"no end within {limit_s:g} s")
+        finally:
+            helper.close()
+        if helper.error is not None:
+            raise helper.error
+        return Finished(helper.exitcode or 0, *(os.pread(fd, _MOST_OUTPUT, 0) for fd in files))
+    finally:
+        for fd in files:
+            os.close(fd)

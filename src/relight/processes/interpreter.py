@@ -1,0 +1,98 @@
+"""Chooses the Python interpreter of the workers.
+
+torchrun is installed with torch, so its own Python is the right one. relight may be installed apart
+from torch (`pipx install`, `uv tool install`). The first of these is taken:
+
+    PYTHON_EXEC         as under torchrun
+    relight's own       if torch is installed beside it, or it was named (`python -m relight`)
+    the active one      of VIRTUAL_ENV or CONDA_PREFIX; if both, the first on PATH
+    relight's own
+
+A Python that is only on PATH is not taken, because the user has not chosen it. `remedy` names it.
+"""
+
+import os
+import sys
+
+from relight.base.env import Environment
+
+_FINDS = "import importlib.util as u, sys; sys.exit(u.find_spec(sys.argv[1]) is None)"
+_LOOK_S = 1.0
+"""How long another Python is waited for."""
+
+
+def choose(env: Environment) -> str:
+    """Return the workers' interpreter, as a path or as a name on PATH."""
+    named = env.get("PYTHON_EXEC")
+    if named:
+        return named
+    active = _active(env)
+    return active if active and _is_program() and not _has_torch() else sys.executable
+
+
+def explain(python: str, env: Environment) -> str:
+    """Return why the workers run another Python than the launcher; empty if they do not."""
+    if python == sys.executable:
+        active = _active(env)
+        return f"workers run relight's own Python, not that of {active}" if active else ""
+    source = "PYTHON_EXEC" if env.get("PYTHON_EXEC") else "the active environment"
+    return f"workers run {python} (from {source}); relight runs {sys.executable}"
+
+
+def remedy(python: str, env: Environment, module: str) -> str:
+    """Return a hint for a module that the workers' Python lacks, if another Python is on PATH.
+
+    Args:
+        python: the workers'.
+        env: their environment.
+        module: its name, as in the error.
+    """
+    import shutil  # only after a failure
+
+    from relight.processes import helper
+
+    places = env.get("PATH", os.defpath)
+    usual = shutil.which("python", path=places) or shutil.which("python3", path=places)
+    if not usual or _is_same(os.path.dirname(usual), os.path.dirname(python)):
+        return ""
+    command = [usual, "-c", _FINDS, module.partition(".")[0]]
+    try:
+        has_it = not helper.run(command, env.variables, _LOOK_S).exitcode
+    except OSError:
+        has_it = False
+    other = f"; {usual} has it: activate its environment, or set PYTHON_EXEC" if has_it else ""
+    return f"workers ran {python}{other}"
+
+
+def _active(env: Environment) -> str:
+    """Return the Python of the active environment; empty if that is relight's own."""
+    path = env.get("PATH").split(os.pathsep)
+
+    def place(folder: str) -> int:
+        programs = os.path.join(folder, "bin")
+        return path.index(programs) if programs in path else len(path)
+
+    folders = [folder for folder in map(env.get, ("VIRTUAL_ENV", "CONDA_PREFIX")) if folder]
+    folders.sort(key=place)
+    for folder in folders:
+        python = os.path.join(folder, "bin", "python")
+        if os.access(python, os.X_OK):
+            return "" if _is_same(folder, sys.prefix) else python
+    return ""
+
+
+def _is_program() -> bool:
+    """Return whether this is the program `relight`, and not `python -m` or `python -c`."""
+    main = sys.modules["__main__"]
+    return hasattr(main, "__file__") and getattr(main, "__spec__", None) is None
+
+
+def _has_torch() -> bool:
+    from importlib.util import find_spec  # a millisecond, only where an environment is active
+
+    spec = find_spec("torch")
+    return spec is not None and spec.origin is not None
+
+
+def _is_same(folder: str, other: str) -> bool:
+    return os.path.realpath(folder) == os.path.realpath(other)

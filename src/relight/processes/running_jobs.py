@@ -1,0 +1,308 @@
+"""Jobs of `relight run` on this machine: the sockets of their agents, and what is left of ended
+ones.
+
+They are in a directory that only its user can enter: `$XDG_RUNTIME_DIR/relight/jobs`, or
+`/tmp/relight-UID/jobs` (host/user_sockets). Each agent that has run for a second has a socket
+there, `NAME-PID.sock`, and each of the last 100 that have ended a file, `NAME-PID.json`. An agent
+that was killed leaves its socket, which the next reader removes.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Collection, Iterator, Mapping
+
+from relight import __version__
+from relight.base import fields
+from relight.base.typed import NamedTuple
+from relight.base.values import whole
+from relight.core.status.snapshot import (
+    ENDED,
+    EventsAfter,
+    Everywhere,
+    NodeAnswers,
+    NodeSnapshot,
+    Output,
+    Question,
+    Stacks,
+    WholeJob,
+)
+from relight.host import files, user_sockets
+from relight.host.user_sockets import JOBS, OF_JOB
+from relight.processes import agent_processes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.group.node_stacks import NodeStacks
+
+_ENDED, _TOKEN = ".json", ".token"
+_MOST_ENDED = 100
+_TIMEOUT_S = 3.0
+MOST_BYTES = 32 << 20
+"""Most bytes of an answer."""
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+
+
+class SilentJob(NamedTuple):
+    """A job whose agent does not answer."""
+
+    id: str
+    name: str
+    pid: int
+
+
+class JobDirectory:
+    """The directory of this user's jobs.
+
+    Args:
+        variables: the environment.
+
+    Raises:
+        OSError: it can't be made, or others can enter it.
+    """
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self.path = user_sockets.directory(variables, JOBS)
+        self._unreadable: dict[str, str] = {}
+        """The versions of agents, by job, whose snapshots have a form that this one can't read."""
+
+    def ids(self) -> set[str]:
+        """Return the ids of jobs that run or have ended, without asking their agents: some may have
+        been killed.
+        """
+        return {*self._names(OF_JOB), *self._names(_ENDED)}
+
+    def running(self) -> list[NodeSnapshot]:
+        """Return what the agents say that answer, the newest first."""
+        found = filter(None, map(self.ask, self._names(OF_JOB)))
+        return sorted(found, key=lambda each: each.started, reverse=True)
+
+    def ended(self) -> list[NodeSnapshot]:
+        """Return the last snapshots of jobs that have ended, the newest first."""
+        found = filter(None, map(self._read, self._names(_ENDED)))
+        return sorted(found, key=lambda each: each.taken, reverse=True)
+
+    def find(self, job: str) -> NodeSnapshot | None:
+        """Return the snapshot of a job that runs, or else of one that has ended."""
+        return (self.ask(job) or self._read(job)) if is_id(job) else None
+
+    def ask(self, job: str) -> NodeSnapshot | None:
+        """Return what the agent of a job says; None if it does not answer, or says nonsense."""
+        answer = self._answer(job, b"\n")
+        found = _snapshot(answer)
+        if found is None and answer:
+            self._unreadable[job] = _version_in(answer)
+        return found
+
+    def silent(self, answered: Collection[str]) -> list[SilentJob]:
+        """Return the jobs whose agents live, except for those that have just answered: they are
+        stopped, or late.
+        """
+        found = []
+        for job in self._names(OF_JOB):
+            name, _, number = job.rpartition("-")
+            pid = whole(number)
+            if job not in answered and pid is not None and agent_processes.lives(pid):
+                found.append(SilentJob(job, name, pid))
+        return found
+
+    def silent_pid(self, job: str) -> int:
+        """Return the pid of the agent of a job that has not answered, if it lives; else 0."""
+        return next((each.pid for each in self.silent(()) if each.id == job), 0)
+
+    def why_silent(self, job: str, pid: int) -> tuple[str, str]:
+        """Return why the agent of a job, which lives, has not answered, and what to do."""
+        agent = f"its agent (pid {pid})"
+        if job not in self._unreadable:
+            why = f"{agent} does not answer: it is stopped, or this machine is very busy"
+            return why, f"kill -CONT {pid} lets a stopped one go on"
+        theirs = self._unreadable[job] or "another version of relight"
+        why = f"{agent} runs {theirs}, whose answers relight {__version__} can't read"
+        return why, "use the relight command of that version; the job is not affected"
+
+    def answers_or_lives(self, job: str) -> bool:
+        """Return whether the agent of a job is there, even if it does not answer."""
+        return self.ask(job) is not None or bool(self.silent_pid(job))
+
+    def find_whole(self, job: str) -> WholeJob | None:
+        """Return a job on all its nodes: of one that has ended, or is of one node, this one."""
+        own = self.find(job)
+        if own is None or own.nodes == 1 or own.state == ENDED:
+            return None if own is None else WholeJob((own,))
+        others, silent = list[NodeSnapshot](), list[str]()
+        for host, answer in self._ask_everywhere(job, "").nodes:
+            found = None if answer is None else _snapshot(answer)
+            if found is None:
+                silent.append(host)
+            elif (found.host, found.id, found.started) != (own.host, own.id, own.started):
+                others.append(found)
+        return WholeJob((own, *sorted(others, key=_place)), tuple(silent))
+
+    def output(self, job: str, question: Output) -> str:
+        """Return the end of what a worker has printed; empty if its agent does not answer."""
+        return self._answer(job, _line(question)).decode(errors="replace")
+
+    def output_elsewhere(self, job: str, question: Output) -> str:
+        """Return the end of what a rank has printed on whichever node."""
+        found = self._ask_everywhere(job, _line(question).decode().strip())
+        return next((each.answer for each in found.nodes if each.answer), "")
+
+    def events(self, job: str, question: EventsAfter) -> Iterator[str]:
+        """Return the lines of the events that an agent has in memory, and those that come if the
+        question is to follow them; none if it does not answer.
+        """
+        connection = self._connect(job)
+        if connection is None:
+            return
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(_line(question))
+            if question.follow:
+                connection.settimeout(None)
+            with connection.makefile("r", encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    yield line.rstrip("\n")
+
+    def events_everywhere(self, job: str, number: int) -> list[tuple[str, list[str]]]:
+        """Return the lines of events above a number that the agents of all nodes have in memory, by
+        host: none of a node that does not answer.
+        """
+        question = _line(EventsAfter(number, follow=False)).decode().strip()
+        found = self._ask_everywhere(job, question).nodes
+        return [(each.host, (each.answer or "").splitlines()) for each in found]
+
+    def stacks(self, job: str) -> "list[tuple[str, NodeStacks | None]]":
+        """Return where the workers of all nodes are, by the names of the nodes: None of a node that
+        does not answer. It is empty if the agent of the job itself does not.
+        """
+        from relight.core.group import node_stacks
+
+        question = _line(Stacks())
+        found = [
+            (each.host, each.answer)
+            for each in self._ask_everywhere(job, question.decode().strip()).nodes
+        ]
+        if not found:  # it is of one node, or has no coordinator
+            own = self._answer(job, question).decode(errors="replace")
+            found = [(socket.gethostname(), own)] if own else []
+        names = node_stacks.numbered(host for host, _ in found)
+        return [
+            (name, node_stacks.read(answer)) for name, (_, answer) in zip(names, found, strict=True)
+        ]
+
+    def keep(self, snapshot: NodeSnapshot) -> None:
+        """Keep the last snapshot of a job; remove the oldest of more than 100.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        import json
+
+        path = os.path.join(self.path, snapshot.id + _ENDED)
+        files.replace(path, json.dumps(fields.to_json(snapshot)))
+        paths = [os.path.join(self.path, name + _ENDED) for name in self._names(_ENDED)]
+        for old in sorted(paths, key=_age)[:-_MOST_ENDED]:
+            with contextlib.suppress(OSError):
+                os.unlink(old)
+
+    def make_token(self, job: str, token: str) -> str:
+        """Write the token of a page that this process serves; return the path. Those of pages that
+        were killed are removed.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        for name in self._names(_TOKEN):
+            of, _, pid = name.rpartition(".")
+            runs = os.path.exists(os.path.join(self.path, of + OF_JOB))
+            if not runs and pid.isdecimal() and not agent_processes.lives(int(pid)):
+                self.remove_token(os.path.join(self.path, name + _TOKEN))
+        path = os.path.join(self.path, f"{job}.{os.getpid()}{_TOKEN}")
+        files.replace(path, token)
+        return path
+
+    def remove_token(self, path: str) -> None:
+        """Remove a file of `make_token`."""
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+    def forget(self, job: str) -> None:
+        """Remove what is left of a job."""
+        for ending in (OF_JOB, _ENDED):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.path, job + ending))
+
+    def _ask_everywhere(self, job: str, question: str) -> NodeAnswers:
+        try:
+            found = fields.decode(self._answer(job, _line(Everywhere(question))))
+            answers: NodeAnswers = fields.record(NodeAnswers, found)
+        except fields.Malformed:
+            return NodeAnswers(())
+        return answers
+
+    def _names(self, ending: str) -> list[str]:
+        return [
+            name.removesuffix(ending) for name in os.listdir(self.path) if name.endswith(ending)
+        ]
+
+    def _connect(self, job: str) -> socket.socket | None:
+        return user_sockets.connect(os.path.join(self.path, job + OF_JOB), _TIMEOUT_S)
+
+    def _answer(self, job: str, question: bytes) -> bytes:
+        connection = self._connect(job)
+        if connection is None:
+            return b""
+        data = bytearray()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(question)
+            while (more := connection.recv(1 << 20)) and len(data) < MOST_BYTES:
+                data += more
+            return bytes(data)
+        return b""
+
+    def _read(self, job: str) -> NodeSnapshot | None:
+        try:
+            with files.opened(os.path.join(self.path, job + _ENDED)) as file:
+                return _snapshot(file.read(MOST_BYTES))
+        except OSError:
+            return None
+
+
+def is_id(text: str) -> bool:
+    """Return whether a text may be the id of a job: it is part of a path."""
+    return bool(text) and set(text) <= _LETTERS and not text.startswith(".")
+
+
+def _line(question: Question) -> bytes:
+    import json
+
+    return json.dumps(fields.to_json(question)).encode() + b"\n"
+
+
+def _place(job: NodeSnapshot) -> tuple[bool, int]:
+    """Return the order of nodes: by their number, spares last."""
+    return job.node < 0, job.node
+
+
+def _snapshot(data: bytes | str) -> NodeSnapshot | None:
+    try:
+        found = fields.record(NodeSnapshot, fields.decode(data))
+    except fields.Malformed:
+        return None
+    return found if isinstance(found, NodeSnapshot) else None
+
+
+def _version_in(answer: bytes) -> str:
+    """Return the version of relight in an answer with an unknown form; empty if it has none."""
+    try:
+        found = fields.decode(answer)
+    except fields.Malformed:
+        return ""
+    version = found.get("version") if isinstance(found, dict) else None
+    return f"relight {fields.fit(version, 'name')}" if isinstance(version, str) and version else ""
+
+
+def _age(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,83 @@
+"""Opens the memory that an agent shares with a worker (core/workers/shared_words), for both sides.
+
+It is a file, which both find by its path. If the disk has no room for it, it is a file in memory
+(memfd_create(2)) of the process that has come first, and the path is a link to its descriptor: a
+link that short needs no block.
+"""
+
+import errno
+import mmap
+import os
+import weakref
+
+from relight.core.workers.shared_words import SIZE
+
+_LEAST_BLOCK = 512
+"""Bytes of the smallest block of a file system."""
+_NAME = "relight-page"
+_TARGET = f"/memfd:{_NAME} (deleted)"
+"""What the kernel says of such a descriptor (proc_pid_fd(5))."""
+
+
+def mapped(path: str, *, make: bool) -> memoryview:
+    """Return the memory at a path as 8-byte words; either side may make it. An access is a SIGBUS
+    if somebody has truncated the file: only the worker, which may harm itself, has it mapped.
+
+    Raises:
+        OSError: there is none and `make` is not set, or it can't be made.
+    """
+    fd = opened(path, make=make)
+    try:
+        page = memoryview(mmap.mmap(fd, SIZE)).cast("Q")
+    except ValueError as error:  # somebody has truncated it
+        os.close(fd)
+        raise OSError(errno.EIO, str(error), path) from None
+    weakref.finalize(page.obj, os.close, fd)  # the path may lead to it
+    return page
+
+
+def opened(path: str, *, make: bool) -> int:
+    """Return a descriptor of the memory at a path; either side may make it.
+
+    Raises:
+        OSError: there is none and `make` is not set, or it can't be made.
+    """
+    where, flags = path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make else 0)
+    if os.path.islink(path):
+        where, flags = os.readlink(path), os.O_RDWR | os.O_CLOEXEC
+        if os.readlink(where) != _TARGET:  # another process has that number by now
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    fd = os.open(where, flags, 0o600)
+    try:
+        _allocate(fd)
+    except OSError:
+        os.close(fd)
+        if not make or where != path or not hasattr(os, "memfd_create"):
+            raise
+        return _in_memory(path)
+    return fd
+
+
+def _allocate(fd: int) -> None:
+    """Allocate the blocks: a write to a hole ends the process with SIGBUS if the disk is full
+    (mmap(2)).
+    """
+    try:
+        os.posix_fallocate(fd, 0, SIZE)
+    except (AttributeError, OSError):
+        # The disk is full, which a write says too; or macOS or musl, which do not emulate it as
+        # glibc does: by a byte in each block, here one that is in no word in use.
+        for block in range(0, SIZE, _LEAST_BLOCK):
+            os.pwrite(fd, b"\0", block + _LEAST_BLOCK - 1)
+
+
+def _in_memory(path: str) -> int:
+    fd = os.memfd_create(_NAME)
+    try:
+        os.ftruncate(fd, SIZE)
+        os.unlink(path)
+        os.symlink(f"/proc/{os.getpid()}/fd/{fd}", path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,171 @@
+"""The memory that this agent shares with the workers of one generation (core/workers/shared_words).
+
+Each worker has a file, beside its error file, that it makes when it first calls a function of
+`relight.worker`. So a job whose script calls none has no such files. A worker that can't make its
+file, as on a full disk, is one that reports nothing and can't be asked to save.
+
+The agent reads and writes the file and does not map it: the worker may truncate it at any moment,
+and an access to what is gone would be a SIGBUS.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+
+from relight.core.workers import shared_words as words
+from relight.host.loop import Loop
+from relight.processes.shared_page import opened
+
+_SEEN_AFTER_S = 0.002
+"""After this time, a worker sees what this process has written before, and has counted a call that
+had begun before.
+"""
+
+
+class WorkerMemory:
+    """The files of one generation's workers.
+
+    Args:
+        loop: the agent's loop.
+        error_files: the path of the error file by local rank; empty for none: then this worker
+            shares no memory.
+        began: when the workers were started, or a moment before, on the loop's clock.
+        say: tells the user.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        error_files: Mapping[int, str],
+        began: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._paths = {rank: path + words.SUFFIX for rank, path in error_files.items() if path}
+        self._open: dict[int, int] = {}  # descriptors, by local rank
+        self._began = began
+        self._say = say
+        self._told = False
+        self._agreed = 0
+        """The call on which the workers agree; 0 for none yet."""
+
+    def calls(self) -> int:
+        """Return how often a worker of this node has called `should_checkpoint` at most; 0 if none
+        has.
+        """
+        return max((words.calls(page) for _, page in self._pages()), default=0)
+
+    def step(self) -> int | None:
+        """Return the highest step that a worker of this node has reported, None if none has."""
+        return max(self.steps().values(), default=None)
+
+    def steps(self) -> dict[int, int]:
+        """Return the step that each worker has reported last, by local rank, if it has."""
+        return {rank: step for rank, (step, _) in self.progress().items()}
+
+    def progress(self) -> dict[int, tuple[int, float]]:
+        """Return the step that each worker has reported last, if it has, and when on the loop's
+        clock, by local rank.
+        """
+        found = {
+            rank: words.progress(page, self._began, self._loop.now) for rank, page in self._pages()
+        }
+        return {rank: progress for rank, progress in found.items() if progress is not None}
+
+    def span(self) -> tuple[float, float] | None:
+        """Return when a worker of this node has first and last reported a step, in seconds of the
+        monotonic clock; None if none has.
+        """
+        found = [words.span(page, self._began, self._loop.now) for _, page in self._pages()]
+        spans = [span for span in found if span is not None]
+        if not spans:
+            return None
+        return min(first for first, _ in spans), max(last for _, last in spans)
+
+    def limit(self, call: int, answer: Callable[[int], None]) -> None:
+        """Hold workers at a call of `should_checkpoint` until they are told more.
+
+        Args:
+            call: the number of the call, from 1; 0 for none.
+            answer: called soon, with the most calls of a worker that may have missed this.
+        """
+        self._write(words.LIMIT, call)
+        self._loop.call_after(_SEEN_AFTER_S, lambda: answer(self._calls_until_held()))
+
+    def release(self) -> None:
+        """Hold no worker any more, unless they agreed."""
+        for local_rank in list(self._open):
+            self._put(local_rank, words.LIMIT, 0)
+
+    def agree(self, call: int, deadline: float) -> None:
+        """Let the workers save and leave. If an earlier coordinator has told a call, it stands:
+        workers may have passed the new one already.
+
+        Args:
+            call: the number of the call of `should_checkpoint`; 0 for the next.
+            deadline: when they are stopped, on the loop's clock.
+        """
+        latest = self._loop.now() + words.MOST_LEFT_S
+        self._write(words.DEADLINE, int(min(deadline, latest) * 1e9))
+        if self._agreed < 2:
+            self._agreed = call or 1
+            self._write(words.AGREED, self._agreed)
+
+    def close(self) -> None:
+        """Remove the files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+        for path in self._paths.values():
+            try:
+                os.unlink(path)
+            except OSError:
+                pass  # the worker has made none
+        self._paths = {}
+
+    def _calls_until_held(self) -> int:
+        """Return how often workers may have called, or still may, as nothing holds them before."""
+        return max(self.calls(), self._agreed - 1)
+
+    def _write(self, word: int, value: int) -> None:
+        for local_rank in self._paths:
+            if self._find(local_rank, make=True):
+                self._put(local_rank, word, value)
+
+    def _put(self, local_rank: int, word: int, value: int) -> None:
+        try:
+            os.pwrite(self._open[local_rank], value.to_bytes(8, sys.byteorder), 8 * word)
+        except OSError as error:  # the worker has made a hole, and the disk is full
+            self._tell(local_rank, error)
+
+    def _pages(self) -> Iterator[tuple[int, memoryview]]:
+        """Yield a copy of the memory of each worker that has made it, by local rank."""
+        for local_rank in self._paths:
+            if not self._find(local_rank, make=False):
+                continue
+            try:
+                page = os.pread(self._open[local_rank], words.SIZE, 0)
+            except OSError as error:
+                self._tell(local_rank, error)
+                continue
+            if len(page) == words.SIZE:
+                yield local_rank, memoryview(page).cast("Q")
+
+    def _find(self, local_rank: int, *, make: bool) -> bool:
+        """Return whether a worker's file is open; open it if it is there, or make it."""
+        if local_rank not in self._open:
+            try:
+                self._open[local_rank] = opened(self._paths[local_rank], make=make)
+            except FileNotFoundError:
+                return False  # this worker has called nothing yet
+            except OSError as error:
+                self._tell(local_rank, error)
+                return False
+        return True
+
+    def _tell(self, local_rank: int, error: OSError) -> None:
+        if not self._told:
+            self._told = True
+            self._say(
+                f"can't share {self._paths[local_rank]} with local rank {local_rank}: "
+                f"{error.strerror}; its steps are unknown, and it can't be asked to save"
+            )

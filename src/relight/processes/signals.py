@@ -1,0 +1,38 @@
+"""The signals that an agent handles."""
+
+import signal
+from collections.abc import Callable
+
+from relight.flags.spec import LaunchSpec
+from relight.host.loop import Loop
+
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+Callback = Callable[[int], None]
+
+
+def listen(
+    loop: Loop, spec: LaunchSpec, on_stop: Callback, on_other: Callback, on_resize: Callback
+) -> None:
+    """Call back for signals of this process.
+
+    Args:
+        loop: the agent's loop.
+        spec: has the signals that stop the job (`--signals-to-handle`), and those that tell of a
+            preemption (`--on-preempt`).
+        on_stop: called for these.
+        on_other: called for signals that only workers may handle.
+        on_resize: called when the terminal's size changes.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit statuses of children are lost
+    notice = spec.on_preempt.signals if spec.on_preempt is not None else ()
+    stopping = dict.fromkeys((*spec.signals_to_handle, *notice))
+    for number in stopping:
+        # A job under nohup outlives its terminal.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.on_signal(number, on_stop)
+    for number in _PASSED_ON:
+        ignored = signal.getsignal(number) is signal.SIG_IGN  # and workers inherit that
+        if number not in stopping and not ignored:
+            loop.on_signal(number, on_other)
+    if signal.getsignal(signal.SIGWINCH) is not signal.SIG_IGN:
+        loop.on_signal(signal.SIGWINCH, on_resize)

@@ -1,0 +1,595 @@
+"""The spawner: the process that starts, signals and reaps the workers, and outlives the agent.
+
+A process that is killed with SIGKILL can't clean up after itself, so another process has to. The
+agent forks the spawner when the first workers are to start, and sends it those of the later
+generations (`processes/generation_pipe.py`). The spawner is the parent of all workers and
+the subreaper of everything that they start, so no descendant escapes it, not even one that calls
+setsid or whose parent has died. When the socket of a generation ends, for whatever reason, the
+spawner kills all of them. A normal generation ends in the same way, so this path is always used. A
+live agent sends `end` before; without it, the spawner cleans up in the agent's place. It exits when
+the agent is gone.
+
+    agent --fork--> guard --fork--> spawner --fork, exec--> workers --> whatever they start
+
+If the spawner itself is killed, PR_SET_PDEATHSIG ends the workers, and what they started becomes
+the guard's (`linux.stand_guard`; it is a subreaper as well, and so is the agent), which kills it.
+A process only kills its own children, whose pids can't have been reused because no other process
+reaps them. Some processes can't be killed: those in an uninterruptible call, and those of another
+user, as `sudo` starts them. The spawner names them to the agent, which decides how long to wait;
+without the agent it gives up after a while, and its guard does the same.
+
+Workers may have a lease, a time until which they may run. When it expires, they are frozen
+(SIGSTOP) with all their descendants until it is renewed (`processes/freezer.py`). The spawner does
+that, so that it also works when the agent itself is stopped.
+
+Lines on the socket of a generation; RANK is a local rank, and TIME is CLOCK_MONOTONIC in seconds,
+which is the same for all processes of a machine.
+
+    agent to spawner    signal RANK NUMBER
+                        kill                        kill all workers and what they started
+                        lease TIME                  0 for none
+                        end
+    spawner to agent    holder PID                  its own pid; the agent has forked its guard
+                        started RANK PID
+                        unborn RANK ERRNO           the worker could not be forked
+                        failed RANK ERRNO           its program could not be executed
+                        exited RANK EXITCODE TIME
+                        remains PID REFUSED         the process still exists a second after SIGKILL;
+                                                    REFUSED is 1 if we may not signal it
+                        frozen, thawed              the lease expired, or was renewed
+                        ended                       all workers are gone; the spawner waits for the
+                                                    next generation
+                        leaving                     all workers are gone; the spawner exits
+                        refused ERRNO PATH          the system refused something; PATH may be empty
+                        broken REASON               the spawner has a bug
+"""
+
+import errno
+import gc
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from relight.base.errors import EXIT_INTERNAL, EXIT_MACHINE, mistake
+from relight.base.typed import Any, NamedTuple, NoReturn
+from relight.host import system
+from relight.host.descriptors import restore_limit
+from relight.host.files import remove_tree
+from relight.processes import generation_pipe
+from relight.processes.generation_pipe import GenerationPlan, WorkerPlan
+
+_TELL_S = 1.0
+"""When processes that still exist after SIGKILL are named."""
+_LOOK_S = 1.0
+"""How often the spawner looks at them, if none exits."""
+_REAP_S = 1.0
+"""How long the agent waits for the exit of an idle spawner that it has killed."""
+_IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
+"""Python ignores these for itself; as in subprocess, the workers get the default action."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.host.loop import Loop
+    from relight.processes.freezer import Freezer
+
+
+class Spawner:
+    """The parent of one generation's workers.
+
+    Args:
+        plan: the workers.
+
+    Attributes:
+        abandoned: whether the agent has not sent `end`.
+    """
+
+    def __init__(self, plan: GenerationPlan) -> None:
+        self.plans = plan.workers
+        self.stdin = plan.stdin
+        self.scratch = plan.scratch
+        self.held = plan.held
+        self.agent = socket.socket(fileno=plan.connection)
+        self.local_rank_of: dict[int, int] = {}
+        self.pid_of: dict[int, int] = {}
+        self.buffer = b""
+        self.freezer: Freezer | None = None
+        """Keeps the workers' lease; None before the first one."""
+        self.abandoned = True
+        self._action_before = signal.getsignal(signal.SIGCHLD)
+        self._pipe = (-1, -1)
+        self._kill_began = 0.0
+        self._told: set[int] = set()
+        """Pids of processes that the agent knows to exist still after SIGKILL."""
+
+    def run(self, mask: Any) -> bool:
+        """Start the workers and supervise them until the agent closes its socket, or is gone;
+        return whether no process is left.
+
+        All signals must be blocked, and stay so except SIGCHLD: a spawner is not controlled by
+        signals. `mask` is the workers' signal mask (`system.block_signals`).
+        """
+        wake_read = self._wake_on_exits()
+        poll = select.poll()
+        poll.register(self.agent, select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
+        holder = f"holder {os.getpid()}"
+        self.tell("\n".join([holder, *(self._start(plan, mask) for plan in self.plans)]))
+        system.unblock_sigchld()
+        self._detach()
+        while True:
+            ready = dict(poll.poll(self._until_lease_ends()))
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+            # Exits first: a worker that is already gone must not be signalled.
+            self._reap()
+            if self.agent.fileno() in ready and not self._obey():
+                return self._end_everything()
+            self._keep_lease()
+
+    def _detach(self) -> None:
+        """Close the descriptors that only workers need."""
+        os.close(self.stdin)
+
+    def end(self) -> None:
+        """Tell the agent that the generation is over, and restore the state from before it."""
+        self.tell("ended")  # first: it prepares the next one meanwhile, or ends
+        self.agent.close()
+        system.block_signals()
+        self.restore_action()
+        while signal.sigtimedwait(signal.valid_signals(), 0):
+            pass  # signals that arrived for this process meanwhile
+        for fd in (*self._pipe, *self.held):
+            os.close(fd)
+
+    def restore_action(self) -> None:
+        """Have SIGCHLD do what it did before the generation."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, self._action_before)
+
+    def _until_lease_ends(self) -> float | None:
+        """Return the milliseconds until the lease needs a check; None if there is none."""
+        now = time.monotonic()
+        look_at = self.freezer.next_look(now) if self.freezer is not None else None
+        return None if look_at is None else max(0.0, look_at - now) * 1000
+
+    def _keep_lease(self) -> None:
+        """Freeze the workers while their lease has expired, thaw them once it is renewed."""
+        if self.freezer is not None and self.freezer.look(time.monotonic()):
+            self.tell("frozen" if self.freezer.frozen else "thawed")
+
+    def _wake_on_exits(self) -> int:
+        """Have SIGCHLD only write to a pipe; return the descriptor to read."""
+        self._pipe = wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        return wake_read
+
+    def _start(self, plan: WorkerPlan, mask: Any) -> str:
+        """Start a worker; return the line for the agent."""
+        own = os.getpid()
+        number = 0
+        try:
+            pid = system.fork_worker()
+        except OSError as error:
+            pid, number = -1, error.errno or errno.EAGAIN
+        if pid == 0:
+            self.become_worker(plan, own, mask)
+        for fd in {plan.stdout, plan.stderr}:  # so that later workers need not copy and close them
+            os.close(fd)
+        if pid < 0:
+            return f"unborn {plan.local_rank} {number}"
+        self.local_rank_of[pid] = plan.local_rank
+        self.pid_of[plan.local_rank] = pid
+        return f"started {plan.local_rank} {pid}"
+
+    def become_worker(self, plan: WorkerPlan, spawner: int, mask: Any) -> NoReturn:
+        """Become a worker, in a child of the spawner."""
+        try:
+            system.die_with_parent(signal.SIGKILL)
+            if os.getppid() != spawner:
+                os._exit(1)  # the spawner died before it could be watched
+            os.setsid()
+            if plan.cpus:
+                os.sched_setaffinity(0, plan.cpus)
+            for fd, number in ((self.stdin, 0), (plan.stdout, 1), (plan.stderr, 2)):
+                os.dup2(fd, number)
+            restore_limit()
+            # A signal that arrived since the fork acts now, as it would on the program.
+            system.restore_signals(mask)
+            self.execute(plan)
+        except OSError as error:
+            self.tell(f"failed {plan.local_rank} {error.errno}")
+        finally:
+            os._exit(127)
+
+    def execute(self, plan: WorkerPlan) -> None:
+        """Execute the worker's program; does not return.
+
+        Raises:
+            OSError: it can't be executed.
+        """
+        start = os.execve if "/" in plan.argv[0] else os.execvpe
+        start(plan.argv[0], plan.argv, plan.variables)
+
+    def _obey(self) -> bool:
+        """Run the agent's commands; return False once its end of the socket is closed."""
+        try:
+            data = self.agent.recv(4096)
+        except OSError:
+            data = b""
+        if not data:
+            return False
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            words = line.split()
+            if words[0] == b"signal":
+                self._signal(int(words[1]), int(words[2]))
+            elif words[0] == b"kill":
+                self._end_everything()
+            elif words[0] == b"lease":
+                self._set_lease(float(words[1]))
+            elif words[0] == b"end":
+                self.abandoned = False
+        return True
+
+    def _set_lease(self, until: float) -> None:
+        """Load the freezer before it is needed: the disk with its code may be lost later."""
+        if until and self.freezer is None:
+            from relight.processes.freezer import Freezer
+
+            self.freezer = Freezer()
+        if self.freezer is not None:
+            self.freezer.until = until
+
+    def _signal(self, local_rank: int, number: int) -> None:
+        pid = self.pid_of.get(local_rank)
+        if pid is None:
+            return
+        if self.plans[local_rank].signal_group:
+            try:
+                os.killpg(pid, number)
+            except (ProcessLookupError, PermissionError):
+                os.kill(pid, number)  # between its fork and its setsid
+        else:
+            os.kill(pid, number)
+
+    def _reap(self) -> bool:
+        """Reap children; return False when none are left."""
+        lines: list[str] = []
+        try:
+            while True:
+                pid, status = system.reap_any()
+                if pid == 0:
+                    return True
+                local_rank = self.local_rank_of.pop(pid, None)
+                if local_rank is not None:
+                    del self.pid_of[local_rank]
+                    exitcode = os.waitstatus_to_exitcode(status)
+                    lines.append(f"exited {local_rank} {exitcode} {time.monotonic()!r}")
+        except ChildProcessError:
+            return False
+        finally:
+            if lines:
+                self.tell("\n".join(lines))
+
+    def _end_everything(self) -> bool:
+        """Kill all children, and the orphans that the spawner adopts, until none are left; return
+        False if some are when the agent has given up, or is gone and time is up.
+        """
+        poll = select.poll()
+        poll.register(self._pipe[0], select.POLLIN)
+        poll.register(self.agent, 0)  # only for the end of both directions
+        is_alone, wait_s = False, 0.01
+        self._kill_began = self._kill_began or time.monotonic()
+        while True:
+            left = system.kill_children()
+            if not self._reap():
+                return True
+            passed = time.monotonic() - self._kill_began
+            if passed >= _TELL_S and (news := left.keys() - self._told):
+                self._told |= news
+                self.tell("\n".join(f"remains {pid} {left[pid]:d}" for pid in sorted(news)))
+            refused = bool(left) and all(left.values())
+            limit_s = system.REFUSED_LIMIT_S if refused else system.END_LIMIT_S
+            if is_alone and passed >= limit_s:
+                return False
+            ready = dict(poll.poll(wait_s * 1000))
+            wait_s = min(2 * wait_s, _LOOK_S)
+            if self._pipe[0] in ready:
+                os.read(self._pipe[0], 4096)
+                wait_s = 0.01
+            if self.agent.fileno() in ready:
+                poll.unregister(self.agent)
+                is_alone = True
+
+    def tell(self, line: str) -> None:
+        """Send a line to the agent, if it is alive."""
+        try:
+            self.agent.sendall(line.encode() + b"\n")
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                raise
+
+
+def own_actions() -> tuple[int, ...]:
+    """Return the signals for which this process has a handler, or which only Python ignores."""
+    handled = (n for n in range(1, signal.NSIG) if callable(signal.getsignal(n)))
+    return (*handled, *_IGNORED_BY_PYTHON)
+
+
+def default_signals(numbers: Iterable[int]) -> None:
+    """Let these signals have their default effect; others that are ignored stay ignored."""
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
+
+
+class SpawnerProcess:
+    """The agent's spawner, from the agent's side: one process for all generations, if it lives that
+    long and the system can do that.
+    """
+
+    def __init__(self) -> None:
+        self.held: Callable[[], Sequence[int]] = tuple
+        """Returns descriptors that spawners keep open as long as they have workers; the guard of
+        the first generation's keeps those of that time."""
+        self._pid = 0
+        self._idle_pid = 0
+        """The spawner's own pid, which it tells when it waits for a generation; 0 if it has not."""
+        self._control: socket.socket | None = None
+
+    def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
+        """Start the workers of a generation; return the pid of the process that was forked for the
+        first one, and the agent's end of the generation's socket.
+
+        Args:
+            plans: the workers.
+            scratch: a directory that the agent removes when it ends, or empty. The spawner removes
+                it if the agent is gone by then.
+
+        Raises:
+            OSError: no process can be forked, or no descriptor is left.
+        """
+        if self._control is not None and self._continue_idle(self._control):
+            self._idle_pid = 0
+            try:
+                return self._pid, generation_pipe.send(self._control, plans, scratch, self.held())
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it was killed just now
+        self.close()
+        if not system.SPAWNER_STAYS:
+            return fork(plans, scratch)
+        control, theirs = socket.socketpair()
+        with theirs:
+            self._pid, connection = _fork(plans, scratch, theirs, held=self.held())
+        self._control = control
+        return self._pid, connection
+
+    def close(self) -> None:
+        """Let it end. If it has workers, it ends after them."""
+        if self._control is None:
+            return
+        pid = self._hear_idle(self._control)
+        self._control.close()
+        self._control, self._idle_pid = None, 0
+        try:
+            if pid and system.parent_of(pid) == os.getpid():  # its guard was killed
+                os.kill(pid, signal.SIGKILL)
+                system.reap(pid, _REAP_S)
+            elif pid:  # another program may have stopped them
+                os.kill(self._pid, signal.SIGCONT)
+                self._continue(pid)
+        except OSError:
+            pass  # they have ended
+        try:
+            system.reap(self._pid, 0)  # if it was killed while it was idle
+        except ChildProcessError:
+            pass  # its last generation has reaped it
+
+    def wait(self, loop: "Loop", limit_s: float) -> None:
+        """Close it, and return when it is gone; for a program that goes on after the job."""
+        if self._control is None:
+            return
+        try:
+            child = system.Child(self._pid)
+        except OSError:
+            child = None  # it has ended, and was reaped
+        self.close()
+        if child is None:
+            return
+        ended: list[bool] = []
+        loop.on_readable(child, lambda: ended.append(True))
+        loop.run_until(lambda: bool(ended), limit_s)
+        loop.forget(child)
+        if ended:
+            try:
+                child.reap()
+            except ChildProcessError:
+                pass  # reaped by the search for orphans
+        child.close()
+
+    def _continue_idle(self, control: socket.socket) -> bool:
+        """Return whether the last generation is over, and the process and its guard are still
+        there. It has said so with its pid; it is continued, as another program may have stopped it.
+        """
+        pid = self._hear_idle(control)
+        try:
+            if not pid or system.parent_of(pid) != self._pid:
+                return False
+            self._continue(pid)
+        except OSError:
+            return False
+        return True
+
+    def _hear_idle(self, control: socket.socket) -> int:
+        """Return the pid of the spawner if it waits for a generation, else 0."""
+        try:
+            self._idle_pid = int(control.recv(20, socket.MSG_DONTWAIT) or 0) or self._idle_pid
+        except OSError:
+            pass  # it has not told anything, or is gone
+        return self._idle_pid
+
+    def _continue(self, pid: int) -> None:
+        system.signal_if(pid, signal.SIGCONT, lambda: system.parent_of(pid) == self._pid)
+
+
+def fork(plans: Sequence[WorkerPlan], scratch: str = "") -> tuple[int, socket.socket]:
+    """Fork a spawner for one generation; return what `SpawnerProcess.fork` returns.
+
+    Raises:
+        OSError: no process can be forked, or no descriptor is left.
+    """
+    return _fork(plans, scratch, None)
+
+
+def fork_helper(
+    plan: WorkerPlan, stdin: int, call: Callable[[], object] | None
+) -> tuple[int, socket.socket]:
+    """Fork a spawner for a process that is no worker; return what `SpawnerProcess.fork` returns.
+
+    Args:
+        plan: the process, with the local rank 0.
+        stdin: its standard input.
+        call: what it does instead of executing a program, with these three descriptors alone.
+
+    Raises:
+        OSError: no process can be forked, or no descriptor is left.
+    """
+    return _fork([plan], "", None, stdin, call, of="helper")
+
+
+def _fork(
+    plans: Sequence[WorkerPlan],
+    scratch: str,
+    control: socket.socket | None,
+    stdin: int = 0,
+    call: Callable[[], object] | None = None,
+    *,
+    held: Collection[int] = (),
+    of: str = "worker",
+) -> tuple[int, socket.socket]:
+    ours, theirs = socket.socketpair()
+    agent = _Agent(os.getpid(), own_actions(), of)
+    # A signal must not reach the spawner while it still shares the agent's wake-up pipe.
+    mask = system.block_signals()
+    try:
+        pid = system.fork()
+        if pid == 0:
+            plan = GenerationPlan(list(plans), theirs.detach(), stdin, scratch)
+            _live(_FirstSpawner(plan, agent, call), control, held, mask)
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        system.restore_signals(mask)
+        theirs.close()
+    return pid, ours
+
+
+class _Agent(NamedTuple):
+    """The agent that has forked a spawner: its pid, the signals for which it has handlers, and what
+    the spawner is `of`.
+    """
+
+    pid: int
+    actions: Sequence[int]
+    of: str
+
+
+class _FirstSpawner(Spawner):
+    """The spawner of the first generation, just forked by the agent: it has that one's plan from
+    the agent's memory.
+    """
+
+    def __init__(
+        self, plan: GenerationPlan, parent: _Agent, call: Callable[[], object] | None
+    ) -> None:
+        super().__init__(plan)
+        self.parent = parent
+        self._call = call
+
+    def leave_agent(self, keep: Collection[int]) -> None:
+        """Leave the agent's session and signals behind, and its descriptors but those to keep."""
+        os.setsid()
+        system.become_subreaper()
+        system.die_with_parent(signal.SIGCONT)  # a stopped spawner must see its end too
+        default_signals(self.parent.actions)  # here: each worker would copy pages for it
+        outputs = [fd for plan in self.plans for fd in (plan.stdout, plan.stderr)]
+        system.close_all_but({0, 1, 2, self.stdin, self.agent.fileno(), *keep, *outputs})
+
+    def execute(self, plan: WorkerPlan) -> None:
+        if self._call is None:
+            super().execute(plan)
+            return
+        self.restore_action()
+        self.agent.detach()
+        system.close_all_but({0, 1, 2})
+        self._call()
+        os._exit(0)
+
+    def _detach(self) -> None:
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in {0, 1, 2, self.stdin}:
+            os.dup2(null, fd)
+        os.close(null)
+        system.rename_process(f"{self.parent.of} spawner of {self.parent.pid}")
+
+
+def _live(
+    first: _FirstSpawner, control: socket.socket | None, held: Collection[int], mask: Any
+) -> NoReturn:
+    """Be the spawner of the first generation, and of those that come through `control`."""
+    gc.disable()  # finalizing the agent's objects here would close our descriptors
+    spawner: Spawner = first
+    try:
+        to_guard = system.stand_guard(first.parent.pid, first.parent.of, held)
+        controls = () if control is None else (control.fileno(),)
+        first.leave_agent({to_guard, *controls, *held})
+        parents = first.parent.pid, os.getppid()
+        told = ""
+        while True:
+            if spawner.scratch != told and to_guard >= 0:
+                told = spawner.scratch
+                _tell_guard(to_guard, told)
+            none_left = spawner.run(mask)
+            if spawner.scratch and (spawner.abandoned or os.getppid() not in parents):
+                remove_tree(spawner.scratch)
+            if control is None or not none_left:
+                spawner.tell("leaving")
+                os._exit(0)
+            plan = _next_plan(spawner, control)
+            if plan is None:
+                os._exit(0)
+            spawner = Spawner(plan)
+    except OSError as error:
+        if spawner.agent.fileno() >= 0:  # not between two generations
+            spawner.tell(f"refused {error.errno or 0} {error.filename or ''}")
+        os._exit(EXIT_MACHINE)
+    except BaseException as error:
+        spawner.tell(f"broken {mistake(error)}")
+    finally:  # nothing of the agent may run on here
+        os._exit(EXIT_INTERNAL)
+
+
+def _tell_guard(to_guard: int, scratch: str) -> None:
+    try:
+        os.write(to_guard, os.fsencode(scratch))
+    except BrokenPipeError:
+        pass  # it was killed: the agent finds that out, and ends this process
+
+
+def _next_plan(spawner: Spawner, control: socket.socket) -> GenerationPlan | None:
+    """End a generation, and return the plan of the next one; None if the agent is gone."""
+    try:
+        control.send(b"%d\n" % os.getpid())
+    except OSError:
+        pass  # it is gone
+    spawner.end()
+    plan = generation_pipe.receive(control)
+    if plan is None and spawner.scratch:
+        remove_tree(spawner.scratch)  # unless the agent was killed, it has done so
+    return plan

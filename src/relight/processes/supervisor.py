@@ -1,0 +1,167 @@
+"""Executes the decisions of core/workers/supervision for processes that were started together: the
+workers of an agent, or the replicas of a job on this machine.
+
+    Workers (the spawner) --exits--> Supervisor --> core/workers/supervision --signals--> Workers
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from relight.core.workers.supervision import (
+    FOR_EVER,
+    UNSTOPPED,
+    Kill,
+    SaveAndLeave,
+    Signal,
+    Supervision,
+    SupervisionState,
+    WorkerEnd,
+)
+from relight.events.event_types import (
+    Event,
+    ProcessRemains,
+    StateChanged,
+    Tick,
+    WorkerExited,
+    WorkersFrozen,
+    WorkerStarted,
+    changed,
+)
+from relight.host.loop import Alarm, Loop
+from relight.processes.worker_processes import Fork, ProcessEvent, WorkerPlan, Workers
+
+OnEvent = Callable[[ProcessEvent], None]
+OnChange = Callable[[StateChanged], None]
+
+
+class Supervisor:
+    """Starts processes and stops them together. If it is killed, none of them survives.
+
+    Args:
+        loop: the loop of this process.
+        plans: the processes to start, in the order of their local ranks.
+        ranks: the rank of each, in the same order.
+        scratch: a directory to remove if this process is killed, or empty.
+        grace_s: seconds from the first signal to SIGKILL.
+        on_event: called with each start and exit, when processes are frozen or run again, with what
+            SIGKILL does not end, and when the spawner is lost; after what core/workers/supervision
+            decided was done.
+        before_stop: called with the exit of a process that failed, before the others are stopped
+            because of it.
+        on_change: called with each change of the state of core/workers/supervision.
+        fork: starts a spawner, or uses the warm one (`warm/preloading.py`).
+        grace_for_all: whether a process without a handler for the stop signal gets the grace time
+            too. If not, it is killed at once, except where the agent itself got a stop signal.
+
+    Raises:
+        MachineError: the machine has no process or descriptor left.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        plans: Sequence[WorkerPlan],
+        ranks: Sequence[int],
+        scratch: str,
+        grace_s: float,
+        on_event: OnEvent,
+        fork: Fork | None = None,
+        *,
+        before_stop: Callable[[WorkerExited], None] | None = None,
+        on_change: OnChange | None = None,
+        grace_for_all: bool = False,
+    ) -> None:
+        self.core = Supervision(len(plans), grace_s)
+        self._loop = loop
+        self._on_event = on_event
+        self._before_stop = before_stop
+        self._on_change = on_change
+        self._grace_for_all = grace_for_all
+        self._lease_until = FOR_EVER
+        self._alarm = Alarm(loop, partial(self.step, Tick()))
+        self.workers = Workers(loop, plans, ranks, scratch, self._on_process, fork)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the processes were not asked to stop."""
+        return self.core.state in UNSTOPPED
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all processes have ended, or can't be killed."""
+        return self.core.state is SupervisionState.ENDED
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the processes were asked to stop, and the grace time is not over."""
+        return self.core.state is SupervisionState.STOPPING
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Local ranks of the processes that have not ended."""
+        return self.core.alive
+
+    @property
+    def ends(self) -> list[WorkerEnd]:
+        """How the ended processes ended."""
+        return list(self.core.ends.values())
+
+    @property
+    def are_frozen(self) -> bool:
+        """Whether the processes are frozen, or are being frozen, as their lease is over."""
+        return self.workers.frozen or self._loop.now() >= self._lease_until
+
+    def ended_unasked(self, local_rank: int) -> bool:
+        """Return whether a process has ended without having been asked to stop."""
+        end = self.core.ends.get(local_rank)
+        return end is not None and not end.asked
+
+    def exited_at(self, local_rank: int) -> float:
+        """Return when a process has ended, on the loop's clock."""
+        end = self.core.ends.get(local_rank)
+        return end.at if end is not None else self._loop.now()
+
+    def set_lease(self, until: float) -> None:
+        """Let the processes run until this time of the loop's clock, then freeze them."""
+        self._lease_until = until
+        self.workers.set_lease(0.0 if until == FOR_EVER else until)
+
+    def step(self, event: Event | SaveAndLeave) -> None:
+        """Pass an event to the core and execute its decisions."""
+        self._step(event, self._loop.now())
+
+    def explain(self) -> str:
+        """Describe what the supervisor is waiting for."""
+        return self.core.explain(self._loop.now())
+
+    def _on_process(self, event: ProcessEvent, at: float) -> None:
+        is_first = self.core.state is SupervisionState.RUNNING  # the others are stopped
+        look = self._before_stop if is_first else None
+        if look is not None and isinstance(event, WorkerExited) and event.exitcode:
+            look(event)
+        if not isinstance(event, WorkerStarted | WorkersFrozen | ProcessRemains):
+            self._step(event, at)
+        self._on_event(event)
+
+    def _step(self, event: Event | SaveAndLeave, now: float) -> None:
+        before = self.core.state
+        effects = self.core.step(event, now)
+        after = self.core.state
+        if self._on_change is not None and after is not before:
+            self._on_change(changed("supervision", before.value, after.value, event))
+        for effect in effects:
+            match effect:
+                case Signal(local_ranks, number):
+                    self._ask(local_ranks, number)
+                case Kill():
+                    self.workers.kill()
+        self._alarm.set(self.core.deadline())
+
+    def _ask(self, local_ranks: Sequence[int], number: int) -> None:
+        """Ask processes to stop."""
+        if self.are_frozen:
+            self.workers.kill()  # frozen ones would not see the signal, and must not continue
+        elif self._grace_for_all or self.core.received:
+            self.workers.signal(local_ranks, number)
+        else:
+            self.workers.stop(local_ranks, number)

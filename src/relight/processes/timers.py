@@ -1,0 +1,102 @@
+"""Timers that a script sets with torch.distributed.elastic.timer: a late process is killed.
+
+The script's `timer.expires(after=…)` writes a line of JSON to the FIFO named by
+TORCHELASTIC_TIMER_FILE (torch 2.13, elastic/timer/file_based_local_timer.py): version 1, pid,
+scope_id, expiration_time in seconds since 1970 (negative: released) and the signal to send. Unlike
+torchrun's agent, this one signals only workers and their descendants, whatever pid is named, and
+does not kill itself: a late worker is a failure like any other.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from relight.base import fields
+from relight.base.typed import NamedTuple
+from relight.base.values import MOST_SECONDS
+from relight.host.loop import Loop, Timer
+
+_LIMIT = 64 * 1024
+
+
+class TimerRequest(NamedTuple):
+    """A timer that a script sets or releases."""
+
+    version: int
+    pid: int
+    scope_id: str
+    expiration_time: float
+    signal: int
+
+
+class WorkerTimers:
+    """The timers of the workers of one generation.
+
+    Args:
+        loop: the agent's loop.
+        path: where to make the FIFO; an existing file is replaced.
+        on_expired: called with pid, signal and scope of an expired timer.
+
+    Raises:
+        OSError: the FIFO can't be made.
+    """
+
+    def __init__(self, loop: Loop, path: str, on_expired: Callable[[int, int, str], None]) -> None:
+        self.path = path
+        self._loop = loop
+        self._on_expired = on_expired
+        self._timers: dict[tuple[int, str], Timer] = {}
+        self._buffer = b""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        os.mkfifo(path, 0o600)
+        # Open for writing as well, or reading returns end of file whenever no worker has it open.
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        loop.on_readable(self._fd, self._read)
+
+    def close(self) -> None:
+        """Cancel all timers and remove the FIFO."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._loop.forget(self._fd)
+        os.close(self._fd)
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+
+    def _read(self) -> None:
+        try:
+            self._buffer += os.read(self._fd, _LIMIT)
+        except BlockingIOError:
+            return
+        *lines, self._buffer = self._buffer.split(b"\n")
+        if len(self._buffer) > _LIMIT:
+            self._buffer = b""
+        for line in lines:
+            try:
+                self._take(fields.record(TimerRequest, fields.decode(line)))
+            except fields.Malformed:
+                continue  # any process that may write to the FIFO may write garbage
+
+    def _take(self, request: TimerRequest) -> None:
+        version, pid, scope, due, number = request
+        if version != 1:
+            return
+        previous = self._timers.pop((pid, scope), None)
+        if previous is not None:
+            previous.cancel()
+        left = due - time.time()
+        if due < 0 or not left < MOST_SECONDS or number >= signal.NSIG:
+            return  # released, or never to expire
+        self._timers[pid, scope] = self._loop.call_after(
+            left, lambda: self._expire(pid, number, scope)
+        )
+
+    def _expire(self, pid: int, number: int, scope: str) -> None:
+        self._timers.pop((pid, scope), None)
+        if number > 0:
+            self._on_expired(pid, number, scope)

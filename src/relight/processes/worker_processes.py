@@ -1,0 +1,343 @@
+"""Starts and signals the workers of one generation for the agent, and reports their exits.
+
+The spawner does the work in its own process (`processes/spawner.py` says why); this is the agent's
+end of the socket to it.
+"""
+
+import errno
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from relight.base.errors import InternalError, MachineError
+from relight.core.failure import Doing
+from relight.core.workers.supervision import patience_s
+from relight.events.event_types import (
+    ProcessRemains,
+    SpawnerLost,
+    WorkerExited,
+    WorkersFrozen,
+    WorkerStarted,
+)
+from relight.host import system
+from relight.host.loop import Alarm, Loop
+from relight.host.oom_detector import OomKills
+from relight.processes import spawner
+from relight.processes.generation_pipe import WorkerPlan
+
+__all__ = ["WorkerPlan", "Workers"]
+
+Fork = Callable[[Sequence[WorkerPlan], str], tuple[int, socket.socket]]
+ProcessEvent = WorkerStarted | WorkerExited | WorkersFrozen | ProcessRemains | SpawnerLost
+_FINISH_LIMIT_S = 30.0
+_WAKE_LIMIT_S = 1.0
+"""A spawner that is still stopped so long after it was continued is killed."""
+_CONTINUE_EVERY_S = 0.05
+"""How often the spawner is continued until it has frozen the workers."""
+_LET_END_S = 0.5
+"""How long a spawner without a guard may take to end its workers before it is killed."""
+_ORPHANS_LIMIT_S = 10.0
+"""How long the search for what a killed spawner has left may take."""
+_ORPHANS_LOOK_S = 0.01
+
+
+class Workers:
+    """The running workers of one generation.
+
+    Args:
+        loop: the agent's loop.
+        plans: the workers to start, in the order of their local ranks.
+        ranks: the rank of each, in the same order.
+        scratch: a directory to remove if the agent is killed, or empty.
+        on_event: called with each start and exit, when workers are frozen or run again, with what
+            SIGKILL does not end, and when the spawner is lost; and with the time of it (monotonic
+            seconds).
+        fork: starts a spawner, or uses the warm one (`warm/preloading.py`).
+
+    Raises:
+        MachineError: the machine has no process or descriptor left.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        plans: Sequence[WorkerPlan],
+        ranks: Sequence[int],
+        scratch: str,
+        on_event: Callable[[ProcessEvent, float], None],
+        fork: Fork | None = None,
+    ) -> None:
+        self.pids: dict[int, int] = {}
+        self.ranks = tuple(ranks)
+        self.evidence: dict[int, str] = {}
+        """Facts about a worker's exit beyond its exit code, by local rank."""
+        self.doing: dict[int, Doing] = {}
+        """What workers did before they were stopped, by local rank, if anybody looked."""
+        self.frozen = False
+        """Whether they are frozen because their lease has expired."""
+        self.remaining: dict[int, ProcessRemains] = {}
+        """Processes that still exist a second after SIGKILL, by pid."""
+        self._loop = loop
+        self._on_event = on_event
+        self._buffer = b""
+        try:
+            pid, self._socket = (fork or spawner.fork)(plans, scratch)
+            self._spawner = system.Child(pid)
+        except OSError as error:
+            raise MachineError(
+                f"can't start processes on this machine: {error.strerror}",
+                hint="look at `ulimit -u`, `ulimit -n` and the pids limit of the container",
+            ) from None
+        # The orphans of a killed spawner become our children, see _on_spawner_exit.
+        system.adopt_orphans()
+        self.oom_kills = OomKills()
+        self.oom_kills.watch(loop)
+        self._spawner_gone = self._spawner_exiting = False
+        self._insisting = Alarm(loop, self._end_stopped)
+        self._expiry = Alarm(loop, self._on_lease_expired)
+        loop.on_readable(self._socket, self._receive)
+        loop.on_readable(self._spawner, self._on_spawner_exit)
+
+    def signal(self, local_ranks: Sequence[int], number: int) -> None:
+        """Send a signal to these workers; those that have ended are left out."""
+        for local_rank in local_ranks:
+            self._command(f"signal {local_rank} {number}")
+
+    def stop(self, local_ranks: Sequence[int], number: int) -> None:
+        """Send workers a signal that asks them to stop. A worker without a handler for the signal
+        has nothing to save, so it also gets SIGKILL, in case the signal does not end it.
+        """
+        # Look for handlers before the signal, because a handler may remove itself first, as the
+        # shutdown of an interpreter does; look again afterwards, for a handler that was just set.
+        waited_for = set(self.catching(local_ranks, number, unknown=True))
+        self.signal(local_ranks, number)
+        waited_for.update(self.catching(local_ranks, number, unknown=True))
+        self.signal([r for r in local_ranks if r not in waited_for], signal.SIGKILL)
+
+    def catching(self, local_ranks: Sequence[int], number: int, *, unknown: bool) -> list[int]:
+        """Return which of these workers have a handler for a signal. Where the system does not
+        show that, return all if `unknown` is true, else none.
+        """
+        pids, catches = self.pids, system.catches_signal
+        return [r for r in local_ranks if r in pids and catches(pids[r], number, unknown)]
+
+    def worker_of(self, pid: int) -> int | None:
+        """Return the local rank of the worker that is this process or its ancestor; -1 for an
+        orphan of an ended worker, None for a process that no worker has started.
+        """
+        local_rank_of = {known: local_rank for local_rank, known in self.pids.items()}
+        while pid > 1:
+            parent = system.parent_of(pid)
+            if parent == self._spawner.pid:
+                return local_rank_of.get(pid, -1)
+            pid = parent
+        return None
+
+    def kill(self) -> None:
+        """Kill all workers and everything that they started."""
+        self._command("kill")
+        self._kill_if_stopped_later()
+
+    def set_lease(self, until: float) -> None:
+        """Let the workers run until this monotonic time, then freeze them; 0 is for ever.
+
+        The spawner freezes them. It is continued then, as another program may have stopped it.
+        """
+        self._command(f"lease {until!r}")
+        self._expiry.set(until or None)
+
+    def close(self, grace_s: float = 0.0) -> bool:
+        """Kill all that is left; return True when it is gone, or False if it can't be killed and
+        the time is up.
+
+        Args:
+            grace_s: how long to wait for the latter, within limits (`patience_s`).
+        """
+        if not self._spawner_gone:
+            self._command("end")
+            self._socket.shutdown(socket.SHUT_WR)
+            self._kill_if_stopped_later()
+            began = self._loop.now()
+            while not self._spawner_gone:
+                remaining = self.remaining.values()
+                refused = bool(remaining) and all(each.refused for each in remaining)
+                left = began + patience_s(grace_s, refused=refused) - self._loop.now()
+                if left <= 0:
+                    break
+                self._loop.run_once(left)
+        ended = self._spawner_gone
+        self.oom_kills.close()
+        self._expiry.set(None)
+        self._insisting.set(None)
+        self._loop.forget(self._socket)
+        self._socket.close()
+        if not self._spawner_exiting:
+            self._loop.forget(self._spawner)
+            self._spawner.close()
+        self._spawner_gone = True  # or stuck: a lease that comes now does not concern it
+        return ended
+
+    def finish(self) -> None:
+        """Return when these workers and their spawner are gone, also after an error in the middle;
+        for a program that goes on after the job.
+        """
+        if self._socket.fileno() >= 0:
+            self.close()
+        if self._spawner_exiting:
+            self._loop.run_until(lambda: self._spawner.closed, _FINISH_LIMIT_S)
+
+    def _reap(self) -> None:
+        self._loop.forget(self._spawner)
+        try:
+            self._spawner.reap()
+        except ChildProcessError:
+            pass  # already reaped by the search for orphans
+        self._spawner.close()
+
+    def _command(self, line: str) -> None:
+        try:
+            self._socket.sendall(line.encode() + b"\n")
+        except OSError:
+            pass  # the spawner and the workers are gone; _on_spawner_exit reports it
+        self._continue_spawner()
+
+    def _continue_spawner(self) -> None:
+        """Continue the spawner and its guard, in case they are stopped."""
+        if not self._spawner_gone:
+            self._spawner.send(signal.SIGCONT)
+
+    def _on_lease_expired(self) -> None:
+        """Continue the spawner again and again, until it has frozen the workers."""
+        if not (self.frozen or self._spawner_gone):
+            self._continue_spawner()
+            self._expiry.set_after(_CONTINUE_EVERY_S)
+
+    def _kill_if_stopped_later(self) -> None:
+        """Kill the spawner if it is still stopped later, as in a debugger."""
+        if self._insisting.when is None:
+            self._insisting.set_after(_WAKE_LIMIT_S)
+
+    def _end_stopped(self) -> None:
+        if not self._spawner_gone and self._spawner.is_stopped():
+            self._spawner.send(signal.SIGKILL)
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.forget(self._socket)
+            self._continue_spawner()  # if it was killed, its guard reports that
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._take(line.decode())
+
+    def _take(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word == "broken":
+            reason = f"the worker spawner (pid {self._spawner.pid}) failed: {rest}"
+            raise InternalError(reason, hint="please report these lines and what was run")
+        if word == "refused":
+            number, _, path = rest.partition(" ")
+            raise _refused(int(number), path)
+        if word == "holder":
+            self._spawner.guards(int(rest))
+            return
+        if word == "ended":  # the process stays for the next generation
+            self._loop.forget(self._spawner)
+            self._spawner_gone = True
+            return
+        if word == "leaving":  # no need to wait for the kernel to release its memory
+            self._loop.forget(self._spawner)
+            self._loop.on_readable(self._spawner, self._reap)
+            self._spawner_gone = self._spawner_exiting = True
+            return
+        if word in ("frozen", "thawed"):
+            self.frozen = word == "frozen"
+            self._on_event(WorkersFrozen(self.frozen), self._loop.now())
+            return
+        local_rank, value, *times = rest.split()
+        index = int(local_rank)
+        now = self._loop.now()
+        if word == "remains":
+            remains = ProcessRemains(index, *system.name_and_user(index), value == "1")
+            self.remaining[index] = remains
+            self._on_event(remains, now)
+            return
+        if word == "started":
+            self.pids[index] = int(value)
+            self._on_event(WorkerStarted(index, self.ranks[index], int(value)), now)
+        elif word in ("failed", "unborn"):
+            self.evidence[index] = f"it could not be started: {os.strerror(int(value))}"
+            if word == "unborn":  # so no exit will follow
+                self._on_event(WorkerExited(index, 127), now)
+        else:
+            self._on_event(WorkerExited(index, int(value)), float(times[0]))
+
+    def _let_end(self) -> None:
+        """If only the guard was killed, let the spawner kill the workers and what they started: if
+        this process were killed while it does so itself, no process would know of those.
+        """
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        end = time.monotonic() + _LET_END_S
+        self._command("end")
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it is gone as well
+        while self._socket in self._loop and poll.poll(max(0.0, end - time.monotonic()) * 1000):
+            self._receive()
+
+    def _on_spawner_exit(self) -> None:
+        """Handle the spawner's exit: read its last messages, and kill the orphans that it left."""
+        self._loop.forget(self._spawner)
+        exitcode = self._spawner.reap()
+        if exitcode:
+            how = "was killed" if exitcode == -signal.SIGKILL else f"ended with {exitcode}"
+            reason = f"the worker spawner (pid {self._spawner.pid}) {how}"
+            for local_rank in self.pids:
+                self.evidence.setdefault(local_rank, reason)
+            self._let_end()
+            self._end_orphans(exitcode, reason, self._loop.now() + _ORPHANS_LIMIT_S)
+        else:
+            self._note_gone()
+
+    def _end_orphans(self, exitcode: int, reason: str, until: float) -> None:
+        """Kill what a spawner has left again and again, until nothing is left; then report it."""
+        if self._spawner.closed:
+            return
+        if self._spawner.kill_orphans() and self._loop.now() < until:
+            self._loop.call_after(
+                _ORPHANS_LOOK_S, lambda: self._end_orphans(exitcode, reason, until)
+            )
+            return
+        self._note_gone()
+        for local_rank in range(len(self.ranks)):
+            if local_rank in self.pids:
+                self.evidence.setdefault(local_rank, reason)
+            elif local_rank not in self.evidence:
+                self.evidence[local_rank] = f"it could not be started: {reason}"
+                self._on_event(WorkerExited(local_rank, 127), self._loop.now())
+        self._on_event(SpawnerLost(exitcode), self._loop.now())
+
+    def _note_gone(self) -> None:
+        self._spawner_gone = True
+        while self._socket.fileno() in self._loop:
+            self._receive()
+
+
+def _refused(number: int, path: str) -> MachineError:
+    """Return the error for a spawner that can't continue."""
+    hint = ""
+    if number in (errno.EMFILE, errno.ENFILE):
+        hint = "look at `ulimit -n`"
+    elif path.startswith("/proc"):
+        hint = "relight finds processes in /proc: mount it"
+    what = f"{path}: {os.strerror(number)}" if path else os.strerror(number)
+    return MachineError(f"can't supervise workers on this machine: {what}", hint=hint)

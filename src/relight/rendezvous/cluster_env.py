@@ -1,0 +1,394 @@
+"""Reads from a cluster's environment variables which nodes the job has, and which this one is.
+
+`zero_flags` turns that into flags.
+
+Open MPI (4.1 and 5.0, mpirun)
+    OMPI_COMM_WORLD_SIZE, _RANK, _LOCAL_SIZE   the processes, this one, those on this host
+    OMPI_MCA_orte_num_nodes                    4: hosts of the job
+    OMPI_MCA_orte_hnp_uri, _local_daemon_uri   4: `JOBID.VPID;tcp://ADDRESSES:PORT` of mpirun and of
+                                               the daemon of this host
+    OMPI_MCA_orte_node_regex                   4: hosts by VPID; not on the host of mpirun
+    PMIX_NAMESPACE                             the job; 5: `prterun-HOST_OF_MPIRUN-PID@1`
+    PMIX_SERVER_URI4                           5: `NAMESPACE.VPID;…` of the daemon of this host
+  Daemons count from mpirun's host, which may be outside of the job, processes from the first host
+  that is used: the VPID of a host minus the rank of its only process is the VPID of rank 0's host.
+  Bare PMIx (PMIX_RANK, PMIX_NAMESPACE) does not say how many processes there are: not enough.
+
+Slurm (22.05; srun(1), "OUTPUT ENVIRONMENT VARIABLES")
+    SLURM_JOB_ID, SLURM_STEP_ID, SLURM_RESTART_COUNT        the job, the step, how often requeued
+    SLURM_STEP_NUM_NODES, _NODELIST, _NUM_TASKS, _TASKS_PER_NODE    of the step
+    SLURM_NODEID, SLURM_PROCID, SLURM_LOCALID               of this task
+    SLURMD_NODENAME, SLURM_NNODES                           its node; the nodes of the step
+  A batch script and the shell of salloc are not steps: they run on one node only, whatever
+  SLURM_JOB_NUM_NODES says. sbatch passes on the variables of the step that it was called from:
+  if its hosts are not those of the job, they are ignored.
+
+Kubernetes
+    JOB_COMPLETION_INDEX     Indexed Job, and so JobSet and TrainJob: the index of this pod, whose
+                             host name is NAME-INDEX. No variable has the number of pods: it comes
+                             from --nnodes, PET_NNODES, NNODES, or WORLD_SIZE beside MASTER_ADDR.
+    PET_…                    TrainJob and PyTorchJob (Kubeflow): count as flags, as with torchrun
+    MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE    PyTorchJob: RANK of the pod, master first;
+                             WORLD_SIZE counts pods, or workers beside PET_NNODES. Old operators say
+                             `localhost` to the master itself.
+
+Anything else
+    MASTER_ADDR, MASTER_PORT, WORLD_SIZE or NNODES, RANK or NODE_RANK or GROUP_RANK
+  counts only if an address, a size above 1 and a rank are all set, and neither LOCAL_RANK nor
+  LOCAL_WORLD_SIZE, which describe a worker. torchrun reads none of these, and a shell often still
+  has one or two of them.
+
+Nothing is read below a worker of torchrun or relight (TORCHELASTIC_RUN_ID), nor with --standalone.
+"""
+
+import zlib
+from collections.abc import Mapping
+
+from relight.base.errors import UsageError
+from relight.base.typed import NamedTuple
+from relight.base.values import parse_host, parse_port, whole
+from relight.flags.spec import LOCAL_HOSTS
+from relight.rendezvous import hostlist
+
+_FIRST_PORT, _PORTS = 20000, 10000
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""Step ids from here on are not srun's: they are batch scripts and shells of salloc."""
+
+
+class Number(NamedTuple):
+    """A number and its source, such as `SLURM_NODEID=1`."""
+
+    value: int
+    source: str
+
+
+class Text(NamedTuple):
+    """A text and its source."""
+
+    value: str
+    source: str
+
+
+class FoundFlags(NamedTuple):
+    """What the environment says about this node and its job; None where it says nothing.
+
+    `agents` is the number of launcher processes, including this one; `here` is how many of them are
+    on this host. `host` is the host of node 0, and `hosts` is whether this process is node 0.
+    `no_host` says why `host` is not known. `remedy` is a command that starts one process per node.
+    """
+
+    system: str = ""
+    nnodes: Number | None = None
+    node_rank: Number | None = None
+    host: Text | None = None
+    port: Number | None = None
+    job: Text | None = None
+    agents: Number | None = None
+    here: Number | None = None
+    hosts: bool = False
+    no_host: str = ""
+    remedy: str = ""
+    notes: tuple[str, ...] = ()
+
+
+NOTHING = FoundFlags()
+
+
+def detect(variables: Mapping[str, str], given: set[str], hostname: str) -> FoundFlags:
+    """Return what the environment says.
+
+    Args:
+        variables: the environment.
+        given: the flags that the user set: they decide what the variables leave open.
+        hostname: the name of this host; in a pod, with its domain.
+
+    Raises:
+        UsageError: variables contradict each other, or have an impossible value.
+    """
+    if "TORCHELASTIC_RUN_ID" in variables:
+        return NOTHING
+    if "OMPI_COMM_WORLD_SIZE" in variables:
+        found = _open_mpi(variables, hostname)
+    elif "SLURM_JOB_ID" in variables:
+        found = _slurm(variables, given)
+    elif "PMIX_RANK" in variables and "nnodes" not in given:
+        found = FoundFlags(notes=("PMIX_RANK is set, but not the number of processes: one node",))
+    else:
+        return _ranks(variables, given, hostname)
+    if found.agents is None or found.agents.value == 1:
+        ranks = _ranks(variables, given, hostname)
+        return found if ranks.nnodes is None else ranks
+    assert found.nnodes is not None
+    _check_rank(found.node_rank, found.agents or found.nnodes)
+    if "nnodes" not in given and {"MASTER_ADDR", "NNODES", "NODE_RANK"} <= variables.keys():
+        nodes = _number(variables, "NNODES")
+        if nodes.value != found.nnodes.value:
+            raise _contradiction(found.nnodes, nodes)
+    if found.job is not None and found.port is None:
+        found = found._replace(port=_port_of(found.job))
+    return found
+
+
+# The systems.
+
+
+def _open_mpi(variables: Mapping[str, str], hostname: str) -> FoundFlags:
+    size = _number(variables, "OMPI_COMM_WORLD_SIZE", least=1)
+    rank = _number(variables, "OMPI_COMM_WORLD_RANK")
+    here = _number(variables, "OMPI_COMM_WORLD_LOCAL_SIZE", least=1)
+    nnodes = size
+    if "OMPI_MCA_orte_num_nodes" in variables:
+        nnodes = _number(variables, "OMPI_MCA_orte_num_nodes", least=1)
+        if nnodes.value > size.value:
+            raise _contradiction(nnodes, size)
+    host, no_host = _first_host_of_mpi(variables, rank.value, here.value, hostname)
+    name = "PMIX_NAMESPACE" if "PMIX_NAMESPACE" in variables else "OMPI_MCA_ess_base_jobid"
+    return FoundFlags(
+        system="Open MPI",
+        nnodes=nnodes,
+        node_rank=rank,
+        host=host,
+        job=_text(variables, name, "mpi-") if name in variables else None,
+        agents=size,
+        here=here,
+        hosts=rank.value == 0,
+        no_host=no_host,
+        remedy="mpirun --map-by ppr:1:node --bind-to none",
+    )
+
+
+def _first_host_of_mpi(
+    variables: Mapping[str, str], rank: int, here: int, hostname: str
+) -> tuple[Text | None, str]:
+    daemon = variables.get("OMPI_MCA_orte_local_daemon_uri") or variables.get("PMIX_SERVER_URI4")
+    vpid = (daemon or "").partition(";")[0].rpartition(".")[2]
+    if vpid == "0" and here > 1:  # if mpirun's own host is in the job, it comes first
+        return Text(hostname, daemon or ""), ""
+    if here > 1:
+        return None, "Open MPI does not say on which host its rank 0 is, with several on a host"
+    daemon_number = whole(vpid)
+    first = -1 if daemon_number is None else daemon_number - rank
+    regex = variables.get("OMPI_MCA_orte_node_regex")
+    if regex and first >= 0:
+        try:
+            hosts = hostlist.expand_orte(regex)
+        except ValueError as error:
+            raise UsageError(f"OMPI_MCA_orte_node_regex={regex:.80}: {error}") from None
+        if first < len(hosts):
+            return Text(hosts[first], f"OMPI_MCA_orte_node_regex={regex}"), ""
+    if rank == 0:
+        return Text(hostname, "OMPI_COMM_WORLD_RANK=0"), ""
+    space = variables.get("PMIX_NAMESPACE", "")
+    if first == 0 and space.startswith("prterun-"):
+        host = space.removeprefix("prterun-").rpartition("-")[0]
+        if host:
+            return Text(host, f"PMIX_NAMESPACE={space}"), ""
+    uri = variables.get("OMPI_MCA_orte_hnp_uri", "")
+    if first == 0 and "tcp://" in uri:
+        address = uri.partition("tcp://")[2].partition(":")[0].partition(",")[0]
+        return Text(address, f"OMPI_MCA_orte_hnp_uri={uri}"), ""
+    return None, "Open MPI does not say on which host its rank 0 is, except if mpirun runs there"
+
+
+def _slurm(variables: Mapping[str, str], given: set[str]) -> FoundFlags:
+    step = variables.get("SLURM_STEP_ID", "")
+    count = variables.get("SLURM_JOB_NUM_NODES", "1")
+    number = whole(step)
+    if number is None or number >= _FIRST_SPECIAL_STEP:
+        note = f"SLURM_JOB_NUM_NODES={count}, but srun did not start this: a job of one node"
+        return FoundFlags(notes=(note,) if count != "1" and "nnodes" not in given else ())
+    if foreign := _left_over(variables):
+        note = f"SLURM_STEP_ID={step} is ignored, {foreign}: the step that called sbatch left it"
+        found = _slurm({**variables, "SLURM_STEP_ID": ""}, given)
+        return found._replace(notes=(note, *found.notes))
+    nnodes = _number(variables, "SLURM_STEP_NUM_NODES", least=1)
+    agents = _number(variables, "SLURM_STEP_NUM_TASKS", least=1)
+    if nnodes.value > 1:
+        _check_step(variables, nnodes)
+    listed = variables.get("SLURM_STEP_NODELIST", "")
+    if not listed:
+        raise UsageError("SLURM_STEP_NODELIST is not set")
+    try:
+        hosts = hostlist.expand(listed)
+        tasks = hostlist.expand_tasks(variables.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    except ValueError as error:
+        raise UsageError(f"SLURM_STEP_NODELIST, SLURM_STEP_TASKS_PER_NODE: {error}") from None
+    if len(hosts) != nnodes.value:
+        many_hosts = Number(len(hosts), f"SLURM_STEP_NODELIST={listed}")
+        raise _contradiction(nnodes, many_hosts)
+    node = _number(variables, "SLURM_NODEID")
+    _check_rank(node, nnodes)
+    here = tasks[min(node.value, len(tasks) - 1)]
+    job = f"slurm-{variables['SLURM_JOB_ID']}-{step}"
+    sources = f"SLURM_JOB_ID={variables['SLURM_JOB_ID']}, SLURM_STEP_ID={step}"
+    if variables.get("SLURM_RESTART_COUNT", "0") != "0":
+        job += f"-{variables['SLURM_RESTART_COUNT']}"
+        sources += f", SLURM_RESTART_COUNT={variables['SLURM_RESTART_COUNT']}"
+    several = agents.value > nnodes.value
+    return FoundFlags(
+        system="Slurm",
+        nnodes=nnodes,
+        node_rank=_number(variables, "SLURM_PROCID") if several else node,
+        host=Text(hosts[0], f"SLURM_STEP_NODELIST={listed}"),
+        job=Text(job, sources),
+        agents=agents,
+        here=Number(here, f"SLURM_STEP_TASKS_PER_NODE={variables.get('SLURM_STEP_TASKS_PER_NODE')}")
+        if several
+        else None,
+        hosts=node.value == 0 and variables.get("SLURM_LOCALID", "0") == "0",
+        remedy="srun --ntasks-per-node=1",
+    )
+
+
+def _left_over(variables: Mapping[str, str]) -> str:
+    """Return why the variables of the step are those of another job: it has hosts that this job
+    does not have, or lacks this one. sbatch keeps them, and its script is not a step.
+    """
+    name, job = variables.get("SLURMD_NODENAME", ""), variables.get("SLURM_JOB_NODELIST", "")
+    listed = variables.get("SLURM_STEP_NODELIST", "")
+    if "SLURM_HET_SIZE" in variables:
+        job = ""  # one of several lists
+    try:
+        hosts = set(hostlist.expand(listed))
+        others = hosts - set(hostlist.expand(job)) if job else set()
+    except ValueError:
+        return ""
+    if name and name not in hosts:
+        return f"as SLURM_STEP_NODELIST={listed} lacks this node, {name}"
+    return f"as SLURM_STEP_NODELIST={listed} is not in SLURM_JOB_NODELIST={job}" if others else ""
+
+
+def _check_step(variables: Mapping[str, str], nnodes: Number) -> None:
+    """Refuse numbers of nodes that differ: they may be those of two jobs, or srun got
+    --preserve-env, and both have all hosts of the step.
+    """
+    nodes = variables.get("SLURM_NNODES", str(nnodes.value))
+    if nodes != str(nnodes.value):
+        raise UsageError(
+            f"{nnodes.source} does not fit SLURM_NNODES={nodes}: the step that called sbatch may "
+            "have left it",
+            hint="in a batch script: unset SLURM_STEP_ID, or --standalone; srun without "
+            "--preserve-env sets both",
+        )
+
+
+def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> FoundFlags:
+    """Read the variables of Kubernetes, and other variables with ranks of nodes."""
+    index = variables.get("JOB_COMPLETION_INDEX")
+    address = variables.get("MASTER_ADDR", "")
+    rank_name = _first_of(variables, "NODE_RANK", "GROUP_RANK", "RANK")
+    size_name = _first_of(variables, "NNODES", "WORLD_SIZE" if address else "NNODES")
+    if index is None and not (address and rank_name and size_name):
+        return NOTHING
+    if {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & variables.keys():
+        note = "LOCAL_RANK is set: RANK and WORLD_SIZE belong to a worker and are ignored"
+        return FoundFlags(notes=() if "nnodes" in given else (note,))
+    rank = _number(variables, rank_name or "JOB_COMPLETION_INDEX")
+    # Beside --nnodes, or PET_NNODES, WORLD_SIZE may count workers.
+    nnodes: Number | None = None
+    if size_name and not ("nnodes" in given and size_name == "WORLD_SIZE"):
+        nnodes = _number(variables, size_name, least=1)
+        if nnodes.value == 1:
+            return NOTHING
+        _check_rank(rank, nnodes)
+        if "WORLD_SIZE" in variables:
+            workers = _number(variables, "WORLD_SIZE", least=1)
+            if workers.value % nnodes.value:
+                raise _contradiction(nnodes, workers)
+    elif "nnodes" not in given:
+        note = f"{rank.source}, but nothing says of how many nodes: one node (--nnodes, PET_NNODES)"
+        return FoundFlags(notes=(note,))
+    found = FoundFlags(
+        system="Kubernetes" if index is not None else "the environment",
+        nnodes=nnodes,
+        node_rank=rank,
+        agents=nnodes,
+        hosts=rank.value == 0,
+    )
+    if index is not None:
+        found = _first_pod(found, hostname, index)
+    if address:
+        found = _master(found, variables, hostname)
+    return found
+
+
+def _first_pod(found: FoundFlags, hostname: str, index: str) -> FoundFlags:
+    """Add the pod with index 0, derived from the name of this one."""
+    source = f"JOB_COMPLETION_INDEX={index}, the host name {hostname}"
+    name, dot, domain = hostname.partition(".")
+    if not name.endswith(f"-{index}"):
+        return found._replace(no_host=f"{source}, which does not end in -{index}")
+    name = name.removesuffix(f"-{index}")
+    job = Text(f"k8s-{name}", source)
+    note = f"{name}-0 is found only with a headless Service, named as subdomain of the pods"
+    return found._replace(
+        host=Text(f"{name}-0{dot}{domain}", source),
+        job=job,
+        port=_port_of(job),
+        notes=() if dot else (note,),
+    )
+
+
+def _master(found: FoundFlags, variables: Mapping[str, str], hostname: str) -> FoundFlags:
+    """Add MASTER_ADDR and MASTER_PORT."""
+    address, text = variables["MASTER_ADDR"], variables.get("MASTER_PORT", "")
+    try:
+        parse_host(address)
+    except ValueError as error:
+        raise UsageError(f"MASTER_ADDR={address[:80]!r}: {error}") from None
+    host = Text(address, f"MASTER_ADDR={address}")
+    if "KUBERNETES_SERVICE_HOST" in variables and address in LOCAL_HOSTS:
+        if not found.hosts and found.node_rank is not None:
+            raise UsageError(
+                f"{host.source} beside {found.node_rank.source}: pods have addresses of their own",
+                hint="MASTER_ADDR is the name of the first pod",
+            )
+        host = Text(hostname, host.source)
+    port = found.port
+    if text:
+        try:
+            port = Number(parse_port(text), f"MASTER_PORT={text}")
+        except ValueError as error:
+            raise UsageError(f"MASTER_PORT={text:.80}: {error}") from None
+    return found._replace(host=host, port=port, no_host="", notes=())
+
+
+# Values.
+
+
+def _first_of(variables: Mapping[str, str], *names: str) -> str:
+    return next((name for name in names if name in variables), "")
+
+
+def _number(variables: Mapping[str, str], name: str, least: int = 0) -> Number:
+    text = variables.get(name, "")
+    number = whole(text)
+    if number is None or number < least:
+        expected = f"a whole number from {least}"
+        raise UsageError(
+            f"{name}={text:.80}: expected {expected}" if text else f"{name} is not set"
+        )
+    return Number(number, f"{name}={text}")
+
+
+def _text(variables: Mapping[str, str], name: str, prefix: str) -> Text:
+    text = variables[name]
+    safe = "".join(c if c.isalnum() or c in "._@-" else "_" for c in text)
+    return Text(prefix + safe, f"{name}={text}")
+
+
+def _port_of(job: Text) -> Number:
+    number = _FIRST_PORT + zlib.crc32(job.value.encode(errors="surrogateescape")) % _PORTS
+    return Number(number, f"the job's id {job.value}")
+
+
+def _check_rank(rank: Number | None, size: Number) -> None:
+    if rank is not None and rank.value >= size.value:
+        raise UsageError(f"{rank.source} is not below {size.source}", hint="ranks count from 0")
+
+
+def _contradiction(one: Number, other: Number) -> UsageError:
+    return UsageError(
+        f"{one.source} contradicts {other.source}",
+        hint="--nnodes and --rdzv-endpoint take precedence",
+    )

@@ -1,0 +1,252 @@
+"""Works out from the request how the nodes of a job meet.
+
+c10d     all nodes have the same endpoint; the node that can bind it hosts the coordinator
+static   node rank 0 hosts it at --master-addr and --master-port
+others   a register (etcd, a file, a plug-in) names the host and its address
+"""
+
+import os
+
+from relight.base.env import Environment
+from relight.base.errors import UsageError
+from relight.base.typed import NamedTuple
+from relight.base.values import Endpoint
+from relight.core.group.group_types import GroupSettings
+from relight.core.link.lease import lease_s
+from relight.flags.spec import DEFAULT_MASTER_PORT, UNSET_RUN_ID, LaunchSpec
+from relight.net.connection import Security
+from relight.rendezvous import conf as rdzv_conf
+from relight.rendezvous.conf import Conf
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.rendezvous.leader_lock import Register
+
+DEFAULT_ENDPOINT_PORT = 29400
+_DIAL_S = 5.0
+_REJOIN_S = 1.5
+"""How long an agent may take to find a new coordinator once it has lost the old one."""
+TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # the name of the variable
+REPLICA = "RELIGHT_REPLICA_ID"
+EXIT_BARRIER = "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"
+"""torchrun's variable for `exit_barrier_timeout` (torch, after 2.13)."""
+_DIGITS = 9  # of a number, at most
+
+
+class Meeting(NamedTuple):
+    """Where and how the nodes of a job meet.
+
+    `where` names the endpoint for people. `hosts` are all its hosts with their ports; `alone`: one
+    of several may take over without a majority. With a `register`, `hosts` is empty; a hold on it
+    lasts for `ttl_s`. `hosted`: whether this node hosts the coordinator; None to find out.
+    `local_addr` is the address that other nodes shall use, or empty. `fixed_port`: workers also
+    find their store at the endpoint's port. `node_rank` is this node's rank in a static rendezvous,
+    otherwise the number of its replica or -1. Times in seconds.
+    """
+
+    job: str
+    where: str
+    register: "Register | None"
+    ttl_s: float
+    hosts: tuple[tuple[str, int], ...]
+    alone: bool
+    hosted: bool | None
+    local_addr: str
+    fixed_port: bool
+    node_rank: int
+    interval_s: float
+    lease_s: float
+    checkpoint_s: float
+    dial_s: float
+    seek_s: float
+    close_s: float
+    security: Security
+
+    @property
+    def who(self) -> str:
+        """How to name the job to people: by its id if the user gave one."""
+        return "the job" if self.job == UNSET_RUN_ID else f"job {self.job}"
+
+    @property
+    def doctor(self) -> str:
+        """The command that finds out why nodes do not meet."""
+        if self.register is not None:
+            return (
+                f"check that {self.where} answers and is the same; `relight doctor --nnodes=N "
+                "--rdzv-endpoint=HOST`, with the host of any node, says who can't reach whom"
+            )
+        return f"`relight doctor --nnodes=N --rdzv-endpoint={self.where}` says who can't reach whom"
+
+    @property
+    def host(self) -> str:
+        """The first host of the endpoint."""
+        return self.hosts[0][0]
+
+    @property
+    def port(self) -> int:
+        """The port of the first host."""
+        return self.hosts[0][1]
+
+
+def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings, list[str]]:
+    """Return where the nodes of a job of several nodes meet, and notes for the user.
+
+    Raises:
+        UsageError: the endpoint or a setting of the rendezvous is missing or wrong.
+    """
+    spec = _with_file_store(spec)
+    conf, notes = rdzv_conf.parse(spec.rdzv_conf, spec.rdzv_backend)
+    static = spec.rdzv_backend == "static"
+    hosts: tuple[tuple[str, int], ...] = ()
+    register = None
+    if static or spec.rdzv_backend == "c10d":
+        hosts = _static_hosts(spec) if static else _hosts(spec)
+        where = ",".join(f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in hosts)
+    else:
+        register = _register(spec)
+        where = f"{spec.rdzv_backend} {spec.rdzv_endpoint}".rstrip()
+        if spec.rdzv_id == UNSET_RUN_ID:
+            notes.append(f"no --rdzv-id: all jobs at {where} without one count as one job")
+    ranked = spec.node_rank if conf.rank is None else conf.rank
+    node_rank = ranked if static else _replica(env)
+    if static and node_rank >= spec.nnodes.max_nodes:
+        raise UsageError(
+            f"--rdzv-conf: rank={node_rank} is not below --nnodes={spec.nnodes.max_nodes}"
+        )
+    secured = security(env, conf)
+    if not secured.secret:
+        notes.append(f"no token: any host reaching {where} can join this job ({TOKEN} sets one)")
+    if conf.takeover == "alone" and len(hosts) < 2:
+        notes.append("takeover=alone has no effect: it is for an endpoint that lists several hosts")
+    meeting = Meeting(
+        job=spec.rdzv_id,
+        where=where,
+        register=register,
+        ttl_s=conf.ttl_s,
+        hosts=hosts,
+        alone=conf.takeover == "alone",
+        hosted=node_rank == 0 if static else conf.is_host,
+        local_addr=spec.local_addr,
+        fixed_port=static,
+        node_rank=node_rank,
+        interval_s=conf.interval_s,
+        lease_s=lease_s(conf.lost_after_s),
+        checkpoint_s=conf.checkpoint_timeout,
+        dial_s=min(_DIAL_S, conf.read_timeout or _DIAL_S),
+        seek_s=2 * conf.read_timeout if hosts and conf.read_timeout else conf.join_timeout,
+        close_s=conf.close_timeout,
+        security=secured,
+    )
+    settings = GroupSettings(
+        min_nodes=spec.nnodes.min_nodes,
+        max_nodes=spec.nnodes.max_nodes,
+        max_restarts=spec.max_restarts.most,
+        last_call_s=conf.last_call_timeout,
+        join_timeout_s=conf.join_timeout,
+        exit_barrier_s=_exit_barrier_s(spec, conf, env),
+        rejoin_s=_REJOIN_S,
+        ordered=static,
+        gently=spec.membership_change == "at-checkpoint",
+        lost_after_s=conf.lost_after_s,
+        restart_window_s=spec.max_restarts.window_s,
+        smart=spec.restart_policy == "smart",
+    )
+    return meeting, settings, notes
+
+
+def _replica(env: Environment) -> int:
+    """Return the number that `relight submit` gave this replica of a role, -1 without one."""
+    text = env.get(REPLICA)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS else -1
+
+
+def _with_file_store(spec: LaunchSpec) -> LaunchSpec:
+    """Return the spec with backend `file` if it asks for torchrun's c10d store in a file."""
+    pairs = dict(spec.rdzv_conf)
+    if spec.rdzv_backend != "c10d" or pairs.get("store_type", "").strip().lower() != "file":
+        return spec
+    endpoint = spec.rdzv_endpoint.host and Endpoint(os.path.abspath(spec.rdzv_endpoint.host), None)
+    others = tuple(pair for pair in spec.rdzv_conf if pair[0] not in ("store_type", "read_timeout"))
+    return spec._replace(
+        rdzv_backend="file", rdzv_endpoint=endpoint or spec.rdzv_endpoint, rdzv_conf=others
+    )
+
+
+def _exit_barrier_s(spec: LaunchSpec, conf: Conf, env: Environment) -> float:
+    """Return how long a node that is done waits for the others."""
+    text = env.get(EXIT_BARRIER)
+    if not text or "exit_barrier_timeout" in dict(spec.rdzv_conf):
+        return conf.exit_barrier_timeout
+    try:
+        return rdzv_conf.parse_wait(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{EXIT_BARRIER}={text}: {error}",
+            hint="--rdzv-conf=exit_barrier_timeout=SECONDS takes precedence over it",
+        ) from None
+
+
+def _hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
+    endpoint = spec.rdzv_endpoint
+    if not endpoint.host:
+        raise UsageError(
+            f"--nnodes={spec.nnodes} without --rdzv-endpoint",
+            hint="give all nodes the same --rdzv-endpoint=HOST:PORT, an address of one of them",
+        )
+    if "/" in endpoint.host:
+        raise UsageError(
+            f"--rdzv-endpoint={endpoint}: c10d meets at HOST or HOST:PORT",
+            hint="--rdzv-backend=file meets in a directory that all nodes see",
+        )
+    hosts = tuple(
+        (each.host, DEFAULT_ENDPOINT_PORT if each.port is None else each.port)
+        for each in (endpoint, *endpoint.others)
+    )
+    if any(port == 0 for _, port in hosts):
+        raise UsageError("port 0 at the endpoint: the other nodes can't know which one it is")
+    if len(set(hosts)) < len(hosts):
+        raise UsageError("--rdzv-endpoint lists a host twice")
+    return hosts
+
+
+def _register(spec: LaunchSpec) -> "Register":
+    from relight.rendezvous import backends
+
+    endpoint = str(spec.rdzv_endpoint)
+    if not endpoint:
+        raise UsageError(
+            f"--rdzv-backend={spec.rdzv_backend} without --rdzv-endpoint",
+            hint="for etcd HOST:PORT,HOST:PORT,…; for file a directory that all nodes see",
+        )
+    return backends.open(spec.rdzv_backend, endpoint, spec.rdzv_id, dict(spec.rdzv_conf))
+
+
+def _static_hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
+    host, port, others = spec.rdzv_endpoint
+    if others:
+        raise UsageError(
+            "the static rendezvous has one host: node rank 0",
+            hint="--rdzv-backend=c10d takes several hosts in --rdzv-endpoint",
+        )
+    if not host:
+        host, port = spec.master_addr, spec.master_port
+    if port == 0:
+        raise UsageError("port 0 at the endpoint: the other nodes can't know which one it is")
+    return ((host, DEFAULT_MASTER_PORT if port is None else port),)
+
+
+def security(env: Environment, conf: Conf) -> Security:
+    """Return what nodes must prove to each other, from the environment and `--rdzv-conf`.
+
+    Raises:
+        UsageError: a file can't be read, or holds something else.
+    """
+    if conf.token_file:
+        secret = rdzv_conf.read_token(conf.token_file)
+    else:
+        secret = env.get(TOKEN).strip().encode(errors="surrogateescape")
+    if not conf.tls_cert:
+        return Security(secret)
+    from relight.net.tls import contexts
+
+    return Security(secret, *contexts(conf.tls_cert, conf.tls_key, conf.tls_ca))

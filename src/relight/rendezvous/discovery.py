@@ -1,0 +1,167 @@
+"""Finders: where a job's coordinator is, and until when it certainly is in this process.
+
+    endpoint_finder.py   one endpoint: the process that can bind it
+    election_finder.py   an endpoint of several hosts: the host that they have elected
+    register_finder.py   a register: the process that its record names
+
+A finder answers questions (`seek`) and reports unasked when this process begins to coordinate,
+continues, or has to stop. It knows neither link nor group nor coordinator: its caller (the
+`Seeker`: an agent's link, `relight doctor`, `relight coordinator`) listens on the socket that the
+finder provides, dials the address that it names, and reports the outcome.
+"""
+
+import socket
+from collections.abc import Callable, Sequence
+
+from relight.base.errors import UsageError
+from relight.base.typed import NamedTuple
+from relight.core.group.group_types import GroupSettings
+from relight.core.link.lease import Refusal
+from relight.core.link.link_state import RETRY_S
+from relight.core.workers.supervision import FOR_EVER
+from relight.events.event_types import StateChanged
+from relight.net.connection import Connection
+
+
+class CoordinatorHere(NamedTuple):
+    """This process is the coordinator, for certain until then."""
+
+    until: float = FOR_EVER
+
+
+class CoordinatorAt(NamedTuple):
+    """The coordinator may be at this address; `who` names it for people. Try to connect for at most
+    `timeout_s`.
+    """
+
+    address: tuple[str, int]
+    timeout_s: float
+    who: str = ""
+
+
+class NotFound(NamedTuple):
+    """The finder knows no coordinator now; ask again after `again_s`."""
+
+    reason: str
+    again_s: float = RETRY_S
+
+
+class Misconfigured(NamedTuple):
+    """The finder can't find a coordinator until the user corrects an error."""
+
+    error: UsageError
+
+
+SearchResult = CoordinatorHere | CoordinatorAt | NotFound | Misconfigured
+
+
+class Seeker:
+    """The caller of a finder; the finder calls it from the loop only."""
+
+    def listen(self, sock: socket.socket) -> None:
+        """Listen on this socket, even if another process coordinates."""
+        raise NotImplementedError
+
+    def found(self, result: SearchResult) -> None:
+        """Take the answer to `seek`. CoordinatorHere also comes unasked, when this process becomes
+        the coordinator.
+        """
+        raise NotImplementedError
+
+    def extended(self, until: float) -> None:
+        """Note that this process certainly coordinates until then, which is later than before."""
+
+    def step_down(self, reason: str, again_s: float) -> None:
+        """Stop coordinating; this process may seek again after `again_s`."""
+
+    def say(self, text: str) -> None:
+        """Print a message to the user."""
+
+    def record(self, event: StateChanged) -> None:
+        """Take a change of state of an election or a candidacy, for the event log."""
+
+    def say_refused(self, line: str) -> None:
+        """Report a peer that was refused."""
+
+
+class Finder:
+    """The interface of finders. The defaults suit a finder that is always certain.
+
+    Attributes:
+        keeps_socket: whether the socket given to `Seeker.listen` stays open when this process
+            steps down.
+    """
+
+    keeps_socket = True
+
+    def open(self, seeker: Seeker) -> None:
+        """Begin with this seeker."""
+        raise NotImplementedError
+
+    def seek(self, *, may_host: bool) -> None:
+        """Find out where the coordinator is; the answer comes by `Seeker.found`."""
+        raise NotImplementedError
+
+    def answered(self) -> None:
+        """Note that a coordinator has answered at the place that was found."""
+
+    def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
+        """Note that the connection to the place that was found has ended, or could not be made;
+        `working`: workers on this node depend on it. Return a better reason, if there is one, and
+        what a refusal means.
+        """
+        del refused, working
+        return "", Refusal.NOTHING
+
+    def coordinator_lost(self) -> None:
+        """Note that the coordinator is gone after it had answered and sent a message."""
+
+    def redirected(self, host: int) -> str:
+        """Note that the peer names the host with this index as the coordinator, -1 if it knows
+        none. Return that in words.
+        """
+        del host
+        return "it no longer coordinates"
+
+    def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
+        """Return whether this process coordinates, and no other can. `has_lost_nodes` returns
+        whether a node of its group is gone whose workers had not succeeded.
+        """
+        del has_lost_nodes
+        return True
+
+    def set_enough_nodes(self, *, enough: bool) -> None:
+        """Note whether enough nodes reach this process; called whenever its role is extended."""
+
+    def loopback_addresses(self) -> Sequence[str]:
+        """Return the addresses of the endpoint if each machine has them for itself."""
+        return ()
+
+    def coordinator_index(self) -> int:
+        """Return which of several hosts coordinates, -1 if not known or there is only one."""
+        return -1
+
+    def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
+        """Take a connection that another host's finder has opened to this one's socket."""
+        del settings
+        connection.close()
+
+    def take_ballot(self, data: bytes) -> None:
+        """Take a datagram that is not an agent's heartbeat."""
+
+    def is_needed(self, *, connected: bool) -> bool:
+        """Return whether other nodes need this host although the agent here is done; `connected`:
+        nodes are connected to it.
+        """
+        del connected
+        return False
+
+    def follows_another(self) -> bool:
+        """Return whether another process has coordinated before this one, if that is known."""
+        return False
+
+    def retire(self) -> None:
+        """Do not let this process coordinate any more, as its node has given up."""
+
+    def close(self) -> None:
+        """Release all resources."""

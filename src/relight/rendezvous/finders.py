@@ -1,0 +1,28 @@
+"""Chooses the finder of a job."""
+
+from relight.core.group.group_types import GroupSettings
+from relight.host.loop import Loop
+from relight.rendezvous.config import Meeting
+from relight.rendezvous.discovery import Finder
+
+
+def make_finder(loop: Loop, meeting: Meeting, settings: GroupSettings) -> Finder:
+    """Return the finder of a job.
+
+    Args:
+        loop: the loop of the process.
+        meeting: how the nodes meet.
+        settings: what the user asked for.
+    """
+    # Each finder is loaded only where it is used: they are on the launch path.
+    if meeting.register is not None:
+        from relight.rendezvous.register_finder import RegisterFinder
+
+        return RegisterFinder(loop, meeting)
+    if len(meeting.hosts) > 1:
+        from relight.rendezvous.election_finder import ElectionFinder
+
+        return ElectionFinder(loop, meeting, settings)
+    from relight.rendezvous.endpoint_finder import EndpointFinder
+
+    return EndpointFinder(loop, meeting)

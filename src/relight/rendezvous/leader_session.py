@@ -1,0 +1,226 @@
+"""Asks a register for one process, one question at a time: read the record, write it, renew it, or
+remove one whose holder seems to have ended. `core/link/leader_lease` decides what follows.
+"""
+
+import json
+from collections.abc import Callable
+from functools import partial
+
+from relight.base import fields
+from relight.base.errors import UsageError
+from relight.base.typed import NamedTuple
+from relight.core.link.leader_lease import Candidacy
+from relight.events.event_types import StateChanged
+from relight.host import background
+from relight.host.loop import Alarm, Loop
+from relight.rendezvous.leader_lock import Record, Register
+
+_RENEW_S = 0.3
+_RELEASE_S = 2.0
+Answer = Record | Exception
+
+
+class Contact(NamedTuple):
+    """Where a coordinator says that other nodes reach it; the first address counts."""
+
+    host: str
+    addresses: tuple[str, ...]
+    port: int
+
+    def to_text(self) -> str:
+        """Return the text of the record."""
+        return json.dumps(fields.plain(self))
+
+    @classmethod
+    def of(cls, text: str) -> "Contact | None":
+        """Return the contact in a text, None if it is something else."""
+        try:
+            found: Contact = fields.record(cls, fields.decode(text))
+        except fields.Malformed:
+            return None
+        names = found.host, *found.addresses
+        return found if found.port and found.addresses and all(map(str.strip, names)) else None
+
+
+class Candidate:
+    """One process's hold on a register.
+
+    Args:
+        loop: the agent's loop.
+        register: asked in threads, one question at a time.
+        ttl_s: a hold lapses if it is not renewed for so long.
+        candidacy: decides until when the hold is certain.
+        on_renewed: called each time that the hold is extended.
+        on_step_down: called with the reason when this process must stop coordinating.
+        on_trouble: called with the reason when the register stops answering.
+        on_change: called with each begin and end of the hold.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        register: Register,
+        ttl_s: float,
+        candidacy: Candidacy,
+        *,
+        on_renewed: Callable[[], None],
+        on_step_down: Callable[[str], None],
+        on_trouble: Callable[[str], None],
+        on_change: Callable[[StateChanged], None],
+    ) -> None:
+        self.register = register
+        self.asked_at: float | None = None
+        """When the current question was asked; None if there is none."""
+        self._loop = loop
+        self._ttl_s = ttl_s
+        self._candidacy = candidacy
+        self._on_renewed = on_renewed
+        self._on_step_down = on_step_down
+        self._on_trouble = on_trouble
+        self._on_change = on_change
+        self._value = ""
+        self._answers = True
+        self._renewal = Alarm(loop, self._renew)
+        self._expiry = Alarm(loop, partial(self.step_down, "the register does not answer"))
+
+    def waiting_s(self) -> float:
+        """Return for how long a question has been without an answer, 0 if there is none."""
+        return 0.0 if self.asked_at is None else self._loop.now() - self.asked_at
+
+    def take(self, contact: Callable[[], str], done: Callable[[Answer], None]) -> bool:
+        """Read the record; if there is none, write what `contact` returns.
+
+        `contact` is called only in that case, in a thread; an empty text writes nothing. `done` is
+        called in the loop, with the record or the error. Returns False while another question is
+        under way.
+        """
+        asked_at = self._loop.now()
+
+        def look_or_hold() -> Record:
+            found = self._hold("")
+            if found.ours:  # left from an earlier hold that this process has ended
+                self.register.release()
+            elif found.value:
+                return found
+            self._value = contact()
+            return self._hold(self._value) if self._value else found
+
+        # A register that is full may have room for a record where it has removed one, and none to
+        # renew it. Each process in turn would coordinate for a moment, so the record is renewed
+        # before it counts.
+        def renew(found: Answer) -> None:
+            if isinstance(found, Record) and found.ours:
+                self._ask(lambda: self._hold(self._value), finish)
+            else:
+                done(found)
+
+        def finish(found: Answer) -> None:
+            if isinstance(found, Exception):
+                self._ask(self.register.release, lambda _: done(found))
+                return
+            if found.ours:
+                self._hold_from(asked_at)
+                self._renew_later()
+            done(found)
+
+        return self._ask(look_or_hold, renew)
+
+    def evict(
+        self, record: Record, patience_s: float, then: Callable[[bool | Exception], None]
+    ) -> bool:
+        """Remove the record of a process that seems to have ended; see `Register.evict`. `then` is
+        called in the loop, with whether it was removed, or the error.
+        """
+        return self._ask(lambda: bool(self.register.evict(record, patience_s)), then)
+
+    def step_down(self, reason: str) -> None:
+        """End the hold, and report the reason with `on_step_down`."""
+        self._end_hold(reason)
+        self._on_step_down(reason)
+
+    def release(self, reason: str) -> None:
+        """End the hold, and tell the register at once, so that another process can take it."""
+        self._end_hold(reason)
+        self._ask(self.register.release, lambda _: None)
+
+    def close(self) -> None:
+        """End the hold, and tell the register, if it answers within 2 s."""
+        self._end_hold("the process leaves")
+        end = self._loop.now() + _RELEASE_S
+        self._loop.run_until(lambda: self.asked_at is None, _RELEASE_S)
+        self._ask(self._release_and_close, lambda _: None)
+        self._loop.run_until(lambda: self.asked_at is None, end - self._loop.now())
+
+    def _end_hold(self, reason: str) -> None:
+        """End the hold here; the register learns it with the next question, or when it lapses."""
+        if self._candidacy.until:
+            self._on_change(StateChanged("candidacy", "holding", "waiting", reason))
+        self._candidacy.end_hold()
+        self._renewal.set(None)
+        self._expiry.set(None)
+
+    def _release_and_close(self) -> None:
+        try:
+            self.register.release()
+        finally:
+            self.register.close()
+
+    def _hold_from(self, asked_at: float) -> None:
+        """Note that the register confirmed the hold, which counts from when it was asked for."""
+        if not self._candidacy.until:
+            cause = "the register names this process"
+            self._on_change(StateChanged("candidacy", "waiting", "holding", cause))
+        self._candidacy.held(asked_at)
+        self._expiry.set(self._candidacy.until)
+
+    def _renew_later(self) -> None:
+        self._renewal.set(self._loop.now() + min(_RENEW_S, self._ttl_s / 5))
+
+    def _renew(self) -> None:
+        asked_at = self._loop.now()
+
+        def on_answer(found: Answer) -> None:
+            if not self._candidacy.until:
+                return
+            if isinstance(found, Exception):
+                if self._answers:
+                    self._on_trouble(words(found))
+                self._answers = False
+            elif not found.ours:
+                self.step_down("the register names another coordinator")
+                return
+            else:
+                self._answers = True
+                self._hold_from(asked_at)
+                self._on_renewed()
+            if self._candidacy.until:
+                self._renew_later()
+
+        if not self._ask(lambda: self._hold(self._value), on_answer):
+            self._renew_later()
+
+    def _hold(self, value: str) -> Record:
+        found: object = self.register.hold(value, self._ttl_s)
+        if not isinstance(found, Record):
+            kind = type(self.register).__name__
+            raise UsageError(
+                f"{kind}.hold returned {found!r:.100}, not a Record", hint="ask its authors"
+            )
+        return found
+
+    def _ask(self, work: Callable[[], object], done: Callable[..., None]) -> bool:
+        if self.asked_at is not None:
+            return False
+        self.asked_at = self._loop.now()
+
+        def finish(result: object) -> None:
+            self.asked_at = None
+            done(result)
+
+        background.call(self._loop, work, finish)
+        return True
+
+
+def words(error: Exception) -> str:
+    """Return the reason why a question failed, for people."""
+    return str(error) if isinstance(error, OSError | UsageError) and str(error) else repr(error)

@@ -1,0 +1,92 @@
+"""Adds to each job the variables that identify it, for trackers and others.
+
+Each exists under TorchX's name and under relight's, with the same value except for the handle.
+RELIGHT_REPLICA_ID, which TorchX does not have, is the number of an agent's replica.
+"""
+
+import os
+from dataclasses import replace
+
+from relight.base.env import Environment
+from relight.base.errors import UsageError
+from relight.job import macros
+from relight.job.app import AppDef
+from relight.job.handles import SESSION
+from relight.runner.settings import ConfigFile
+
+TORCHX_SESSION = "torchx"
+"""The session in TORCHX_JOB_ID where relight's handles have their own default."""
+_session_id = ""
+
+
+def with_variables(
+    app: AppDef,
+    scheduler: str,
+    session: str,
+    parent_run_id: str,
+    env: Environment,
+    settings: ConfigFile,
+) -> AppDef:
+    """Return the app with these variables in each role.
+
+    Args:
+        app: not changed.
+        scheduler: the scheduler's name in the handle.
+        session: the session in the handle.
+        parent_run_id: the id of the run that this one is part of, or empty.
+        env: the environment, which may name the parent and the trackers.
+        settings: they name the trackers where the environment does not.
+
+    Raises:
+        UsageError: a tracker's name can't be part of a variable's name.
+    """
+    foreign = TORCHX_SESSION if session == SESSION else session
+    common = {
+        "TORCHX_JOB_ID": f"{scheduler}://{foreign}/{macros.app_id}",
+        "TORCHX_INTERNAL_SESSION_ID": env.get("TORCHX_INTERNAL_SESSION_ID") or _own_session(),
+    }
+    parent = parent_run_id or env.get("RELIGHT_PARENT_RUN_ID", env.get("TORCHX_PARENT_RUN_ID"))
+    if parent:
+        common["TORCHX_PARENT_RUN_ID"] = parent
+    common |= trackers(env, settings)
+    roles = []
+    for role in app.roles:
+        variables = {**role.env, **common}
+        ours = {
+            "RELIGHT_" + name.removeprefix("TORCHX_"): value
+            for name, value in variables.items()
+            if name in common or name.startswith("TORCHX_TRACKING_")
+        }
+        ours["RELIGHT_JOB_ID"] = f"{scheduler}://{session}/{macros.app_id}"
+        ours["RELIGHT_REPLICA_ID"] = macros.replica_id  # nodes are numbered as replicas are
+        roles.append(replace(role, env={**variables, **ours}))
+    return replace(app, roles=tuple(roles))
+
+
+def _own_session() -> str:
+    global _session_id
+    _session_id = _session_id or os.urandom(16).hex()
+    return _session_id
+
+
+def trackers(env: Environment, settings: ConfigFile) -> dict[str, str]:
+    """Return the variables that configure trackers, from the environment or the settings.
+
+    Raises:
+        UsageError: a tracker's name can't be part of a variable's name.
+    """
+    said = env.get("TORCHX_TRACKERS")
+    where = f"TORCHX_TRACKERS={said}" if said else "the settings"
+    names = said.split(",") if said else list(settings.section("torchx:tracker"))
+    if not names:
+        return {}
+    found = {"TORCHX_TRACKERS": ",".join(names)}
+    for name in names:
+        if not name.isidentifier():
+            raise UsageError(f"{where} has a tracker named {name!r}: expected a word")
+        variable = f"TORCHX_TRACKER_{name.upper()}_CONFIG"
+        config = settings.section(f"tracker:{name}").get("config", "")
+        config = env.variables.get(variable, config)
+        if config:
+            found[variable] = config
+    return found

@@ -1,0 +1,34 @@
+"""A job that is ready for submission."""
+
+from typing import Any, NamedTuple
+
+from relight.job import serial
+from relight.job.app import AppDef
+from relight.schedulers.api import Request
+
+
+class Prepared(NamedTuple):
+    """A job that is ready for submission: what `--dryrun` shows.
+
+    `scheduler` is the requested name. `app_id` is unique, and the scheduler may assign another.
+    `script` is the file that the job will run, if known; `notes` are messages for the user.
+    """
+
+    scheduler: str
+    session: str
+    app_id: str
+    app: AppDef
+    request: Request
+    notes: tuple[str, ...]
+    words: tuple[str, ...]
+    script: str
+    workspace: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that `--dryrun --json` prints."""
+        return {
+            "scheduler": self.scheduler,
+            "cfg": dict(self.request.cfg),
+            "app": serial.to_json(self.app),
+            "request": dict(self.request.body),
+        }

@@ -1,0 +1,124 @@
+"""Validates an app before submission."""
+
+import os
+from collections.abc import Mapping
+from types import UnionType
+from typing import TYPE_CHECKING
+
+from relight.base.errors import UsageError
+from relight.job.app import AppDef, Mount, Resource, RetryPolicy, Role
+from relight.schedulers.api import Scheduler
+
+if TYPE_CHECKING:
+    from relight.runner.prepared import Prepared
+
+MOST = 100_000
+"""Most replicas of a role, and workers of a node: a larger number is a typing error."""
+_TYPES: Mapping[str, type | UnionType] = {
+    "name": str, "image": str, "entrypoint": str, "num_replicas": int, "max_retries": int,
+    "min_replicas": int | None, "retry_policy": RetryPolicy, "resource": Resource,
+    "env": Mapping, "port_map": Mapping, "metadata": Mapping,
+}  # fmt: skip
+
+
+def checked(app: AppDef) -> AppDef:
+    """Return the app if it is valid.
+
+    Raises:
+        UsageError: it has no role, two roles of the same name, or a role without a command or
+            replicas; or a value has a wrong type, which Python itself does not check.
+    """
+    _check_type("the app", "name", app.name, str)
+    _check_type(f"the app {app.name}", "metadata", app.metadata, Mapping)
+    if not app.roles:
+        raise UsageError(f"the app {app.name} has no roles")
+    if not app.name.isprintable():
+        raise UsageError(f"the name of the app, {app.name!r}, has characters that can't be printed")
+    seen: set[str] = set()
+    for role in app.roles:
+        if not isinstance(role, Role):
+            raise UsageError(f"the app {app.name} has a role that is a {type(role).__name__}")
+        for name, kind in _TYPES.items():
+            _check_type(f"the role {role.name}", name, getattr(role, name), kind)
+        if not role.name or role.name in seen:
+            what = f"two roles named {role.name}" if role.name else "a role without a name"
+            raise UsageError(f"the app {app.name} has {what}")
+        seen.add(role.name)
+        if role.entrypoint in ("", "<MISSING>"):
+            raise UsageError(f"the role {role.name} has no entrypoint")
+        if role.num_replicas < 1:
+            raise UsageError(
+                f"the role {role.name} has {role.num_replicas} replicas: must be at least 1"
+            )
+        if role.num_replicas > MOST:
+            raise UsageError(f"the role {role.name} has more than {MOST} replicas")
+        if role.min_replicas is not None and not 0 < role.min_replicas <= role.num_replicas:
+            raise UsageError(
+                f"the role {role.name} has min_replicas={role.min_replicas}: "
+                f"must be between 1 and num_replicas={role.num_replicas}"
+            )
+        if role.max_retries < 0:
+            raise UsageError(
+                f"the role {role.name} has {role.max_retries} retries: must be at least 0"
+            )
+        _check_parts(role)
+        _check_texts(role)
+    return app
+
+
+def missing_script(job: "Prepared", scheduler: Scheduler) -> str:
+    """Return a message if the job's script does not exist, or nothing. For a job in an image, or on
+    another machine to which no file is copied, that is unknown.
+    """
+    cfg = job.request.cfg
+    script = job.script
+    if not script or "${" in script or not (scheduler.capabilities.files or cfg.get("sync")):
+        return ""
+    copied = job.workspace or cfg.get("workspace")
+    bases = (cfg.get("job_dir"), os.getcwd())
+    if copied and _travels(copied, script):
+        return ""
+    if any(os.path.exists(os.path.join(base, script)) for base in bases if base):
+        return ""
+    return f"there is no file {script}"
+
+
+def _travels(workspace: str, script: str) -> bool:
+    from relight.job import workspaces
+
+    return workspaces.find(workspace, script) is not None
+
+
+def _check_type(whose: str, name: str, value: object, kind: type | UnionType) -> None:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        names = [getattr(each, "__name__", "") for each in getattr(kind, "__args__", (kind,))]
+        expected = " or ".join(names).replace("Mapping", "dict").replace("NoneType", "None")
+        raise UsageError(f"{whose} has {value!r} for its {name}: expected {expected}")
+
+
+def _check_parts(role: Role) -> None:
+    whose = f"the role {role.name}"
+    if not role.name.isprintable():
+        raise UsageError(f"the name of a role, {role.name!r}, has characters that can't be printed")
+    for name in ("cpu", "gpu", "memMB"):
+        value = getattr(role.resource, name)
+        _check_type(whose, name, value, int | float)
+        if value < -1:  # -1 means unspecified
+            raise UsageError(f"{whose} has {name}={value}")
+    for port, number in role.port_map.items():
+        _check_type(whose, f"port {port}", number, int)
+    for mount in role.mounts:
+        _check_type(whose, "mount", mount, Mount)
+
+
+def _check_texts(role: Role) -> None:
+    for word in (role.entrypoint, *role.args):
+        if not isinstance(word, str) or "\0" in word:
+            raise UsageError(f"the role {role.name} has an argument that is not a text: {word!r}")
+    for name, value in role.env.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise UsageError(
+                f"the role {role.name}: {name!r} is not a valid environment variable name"
+            )
+        if not isinstance(value, str) or "\0" in value:
+            raise UsageError(f"the role {role.name} has a variable that is not a text: {name}")

@@ -1,0 +1,281 @@
+"""What is done to the hosts of a sandbox, and when: reads a file of faults, and says which are due.
+
+    # one fault a line: WHEN WHAT
+    at 5s            kill host 2
+    when "step 10"   cut host 1
+    after 3s         heal
+    at 1m            delay 50ms host 2
+
+`at` counts from the start of the job. `when` waits for the first line with this text in the output
+of any host. `after` counts from the moment of the fault in the line before.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from relight.base.errors import UsageError
+from relight.base.text import closest_match, did_you_mean
+from relight.base.typed import NamedTuple
+
+HOST, RANK, ALL = "host", "rank", "all"
+
+
+class Moment(NamedTuple):
+    """When a fault is due: `word` is one of `at`, `after`, `when`."""
+
+    word: str
+    seconds: float = 0.0
+    text: str = ""
+
+
+class Fault(NamedTuple):
+    """One line of a file of faults.
+
+    Attributes:
+        line: its number in the file, from 1.
+        moment: when.
+        action: a key of `ACTIONS`.
+        kind: HOST, RANK, or ALL for every host.
+        number: of the host, from 1, or the rank, from 0.
+        value: the delay in seconds, or the part of the packets that is lost, 0 to 1.
+    """
+
+    line: int
+    moment: Moment
+    action: str
+    kind: str = ALL
+    number: int = 0
+    value: float = 0.0
+
+    def __str__(self) -> str:
+        words = [self.action]
+        if self.action == "delay":
+            words.append(f"{self.value * 1000:g}ms")
+        elif self.action == "loss":
+            words.append(f"{self.value * 100:g}%")
+        if self.kind != ALL:
+            words += [self.kind, str(self.number)]
+        return " ".join(words)
+
+
+class _Action(NamedTuple):
+    """What may stand behind the name of an action."""
+
+    example: str
+    kinds: tuple[str, ...]
+    value: str = ""
+
+
+ACTIONS = {
+    "kill": _Action("kill host 2", (HOST, RANK)),
+    "start": _Action("start host 2", (HOST,)),
+    "freeze": _Action("freeze host 2", (HOST, RANK)),
+    "continue": _Action("continue host 2", (HOST, RANK)),
+    "cut": _Action("cut host 2", (HOST,)),
+    "heal": _Action("heal host 2", (HOST, ALL)),
+    "delay": _Action("delay 50ms host 2", (HOST, ALL), "a time such as 50ms or 1s"),
+    "loss": _Action("loss 10% host 2", (HOST, ALL), "a percentage such as 10%"),
+}
+_WHENS = {"at": "at 5s", "after": "after 3s", "when": 'when "step 10"'}
+_MEANT = {
+    "stop": "freeze", "suspend": "freeze", "pause": "freeze", "resume": "continue",
+    "thaw": "continue", "unfreeze": "continue", "partition": "cut", "disconnect": "cut",
+    "mend": "heal", "connect": "heal", "latency": "delay", "lag": "delay", "drop": "loss",
+    "lose": "loss", "crash": "kill", "restart": "start",
+}  # fmt: skip
+"""What else people call these actions."""
+_WORD = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|(\S+))""")
+_TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%")
+_LONGEST_DELAY_S = 60.0
+
+
+def read(text: str, name: str, hosts: int, ranks: int = 0) -> list[Fault]:
+    """Return the faults of a file.
+
+    Args:
+        text: the file.
+        name: its name, for messages.
+        hosts: how many hosts there are.
+        ranks: how many ranks the job has at most; 0 if that is not known.
+
+    Raises:
+        UsageError: a line is wrong.
+    """
+    faults: list[Fault] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = _split(line, f"{name}:{number}")
+        if words:
+            fault = _Line(words, f"{name}:{number}: {line.strip()}", hosts, ranks).read(number)
+            if fault.moment.word == "after" and not faults:
+                raise UsageError(
+                    f"{name}:{number}: {line.strip()}: `after` in the first line",
+                    hint="it counts from the fault in the line before; `at` from the start",
+                )
+            faults.append(fault)
+    return faults
+
+
+class _Line:
+    """The words of one line, which are taken one after the other."""
+
+    def __init__(self, words: Sequence[str], place: str, hosts: int, ranks: int) -> None:
+        self._left = list(words)
+        self._place = place
+        self._hosts, self._ranks = hosts, ranks
+
+    def read(self, number: int) -> Fault:
+        moment = self._moment()
+        action = self._one_of(ACTIONS, "action", _MEANT)
+        shape = ACTIONS[action]
+        value = self._value(action) if shape.value else 0.0
+        kind, target = self._target(shape)
+        if self._left:
+            raise self._wrong(f"{self._left[0]!r} is too much", f"for example: {shape.example}")
+        return Fault(number, moment, action, kind, target, value)
+
+    def _moment(self) -> Moment:
+        word = self._one_of(_WHENS, "moment", {"then": "after", "once": "when", "in": "at"})
+        text = self._take(f"for example: {_WHENS[word]}", f"nothing follows {word}")
+        if word == "when":
+            if not text:
+                raise self._wrong("the text is empty", f"for example: {_WHENS[word]}")
+            return Moment(word, text=text)
+        return Moment(word, seconds=self._time(text))
+
+    def _value(self, action: str) -> float:
+        shape = ACTIONS[action]
+        text = self._take(f"for example: {shape.example}", f"{action} needs {shape.value}")
+        if action == "delay":
+            seconds = self._time(text)
+            if seconds > _LONGEST_DELAY_S:
+                raise self._wrong(f"{text} is too long", f"at most {_LONGEST_DELAY_S:g}s")
+            return seconds
+        match = _PERCENT.fullmatch(text)
+        if match is None or float(match[1]) > 100:
+            raise self._wrong(f"{text!r} is no {shape.value[2:]}", "from 0% to 100%")
+        return float(match[1]) / 100
+
+    def _target(self, shape: _Action) -> tuple[str, int]:
+        example = f"for example: {shape.example}"
+        if not self._left and ALL in shape.kinds:
+            return ALL, 0
+        kinds = [kind for kind in shape.kinds if kind != ALL]
+        kind = self._take(example, f"it does not say which {' or '.join(kinds)}")
+        joined = re.fullmatch(r"([a-z]+)(\d+)", kind)
+        if joined is not None:  # host2, as its name is
+            kind, number = joined.groups()
+            self._left.insert(0, number)
+        if kind not in kinds:
+            raise self._wrong(
+                f"{kind!r} is no {' or '.join(kinds)}", did_you_mean(kind, kinds, example)
+            )
+        text = self._take(example, f"it does not say which {kind}")
+        if not text.isdecimal() or len(text) > 6:
+            raise self._wrong(f"{text!r} is no number", example)
+        number_of = int(text)
+        if kind == HOST and not 1 <= number_of <= self._hosts:
+            raise self._wrong(f"there is no host {number_of}", f"hosts are 1 to {self._hosts}")
+        if kind == RANK and self._ranks and number_of >= self._ranks:
+            raise self._wrong(f"there is no rank {number_of}", f"ranks are 0 to {self._ranks - 1}")
+        return kind, number_of
+
+    def _time(self, text: str) -> float:
+        match = _TIME.fullmatch(text)
+        if match is None:
+            hint = "a number with its unit: 50ms, 5s, 1.5m, 1h, as in `after 5s kill host 2`"
+            raise self._wrong(f"{text!r} is no time", hint)
+        return float(match[1]) * _UNITS[match[2]]
+
+    def _one_of(self, known: Iterable[str], what: str, meant: dict[str, str]) -> str:
+        names = list(known)
+        word = self._take(f"{what}s: {', '.join(names)}", f"the {what} is missing")
+        if word in names:
+            return word
+        near = meant.get(word) or closest_match(word, names)
+        hint = f"did you mean {near}?" if near else f"{what}s: {', '.join(names)}"
+        raise self._wrong(f"{word!r} is no {what}", hint)
+
+    def _take(self, hint: str, missing: str) -> str:
+        if not self._left:
+            raise self._wrong(missing, hint)
+        return self._left.pop(0)
+
+    def _wrong(self, what: str, hint: str) -> UsageError:
+        return UsageError(f"{self._place}: {what}", hint=hint)
+
+
+def _split(line: str, place: str) -> list[str]:
+    """Return the words of a line; one in quotes may have spaces; `#` begins a comment."""
+    words: list[str] = []
+    at, line = 0, line.rstrip()
+    while match := _WORD.match(line, at):
+        double, single, plain = match.groups()
+        at = match.end()
+        if plain is not None and plain.startswith("#"):
+            break
+        if plain is not None and plain[0] in "\"'":
+            raise UsageError(f"{place}: {line.strip()}: the quote is not closed", hint="")
+        quoted = double if double is not None else single
+        words.append(plain if quoted is None else re.sub(r"\\(.)", r"\1", quoted))
+    return words
+
+
+class Plan:
+    """Which faults are due. Times are in seconds since the start of the job.
+
+    Args:
+        faults: in the order of their file.
+    """
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self._faults = list(faults)
+        self._due = [f.moment.seconds if f.moment.word == "at" else None for f in faults]
+        self._done = [False] * len(faults)
+
+    def left(self) -> list[Fault]:
+        """Return the faults that have not been due so far."""
+        return [fault for fault, done in zip(self._faults, self._done, strict=True) if not done]
+
+    @property
+    def watches(self) -> bool:
+        """Whether a fault waits for a line of output."""
+        return any(fault.moment.word == "when" for fault in self.left())
+
+    def deadline(self) -> float | None:
+        """Return when the next fault is due; None if none has a time yet."""
+        times = [
+            due
+            for due, done in zip(self._due, self._done, strict=True)
+            if due is not None and not done
+        ]
+        return min(times, default=None)
+
+    def printed(self, line: str, now: float) -> list[Fault]:
+        """Return the faults that a line of output makes due."""
+        for index, fault in enumerate(self._faults):
+            if fault.moment.word == "when" and fault.moment.text in line:
+                self._due[index] = min(now, self._due[index] or now)
+        return self.due(now)
+
+    def due(self, now: float) -> list[Fault]:
+        """Return the faults whose time has come, in the order of their times."""
+        found = []
+        while (deadline := self.deadline()) is not None and deadline <= now:
+            index = next(
+                i
+                for i, due in enumerate(self._due)
+                if due is not None and not self._done[i] and due <= deadline
+            )
+            self._done[index] = True
+            found.append(self._faults[index])
+            following = index + 1
+            if following < len(self._faults) and self._faults[following].moment.word == "after":
+                self._due[following] = deadline + self._faults[following].moment.seconds
+        return found
+
+    def check(self) -> None:
+        """Assert what always holds: a fault that is done was due."""
+        for due, done in zip(self._due, self._done, strict=True):
+            assert due is not None or not done

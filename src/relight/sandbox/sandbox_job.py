@@ -1,0 +1,66 @@
+"""When a job in a sandbox is over, and with which exit code: that of its agents.
+
+A host runs, or its agent has ended, or a fault has killed it, and it may be cut off or frozen
+meanwhile. The job is over when no agent is left that could still do something: one that is cut off
+or frozen is not waited for once another has ended by itself, as the job goes on without it.
+"""
+
+from relight.base.errors import exit_code_of_signal
+
+_KILLED = exit_code_of_signal(9)
+
+
+class SandboxJob:
+    """The agents of a job, one a host. Hosts are numbers from 1.
+
+    Args:
+        hosts: how many there are; the agents of all are running.
+    """
+
+    def __init__(self, hosts: int) -> None:
+        self.running = set(range(1, hosts + 1))
+        """Hosts whose agents run."""
+        self.cut: set[int] = set()
+        self.frozen: set[int] = set()
+        self._killed: set[int] = set()
+        self._code: int | None = None
+
+    def killed(self, host: int) -> None:
+        """Take note that a fault kills a host: what its agent ends with says nothing."""
+        self._killed.add(host)
+        self.running.discard(host)
+        self.cut.discard(host)
+        self.frozen.discard(host)
+
+    def started(self, host: int) -> None:
+        """Take note that an agent was started on a host."""
+        self._killed.discard(host)
+        self.running.add(host)
+
+    def ended(self, host: int, code: int) -> None:
+        """Take note that an agent has ended."""
+        self.running.discard(host)
+        if host not in self._killed:
+            self._code = code
+
+    def exit_code(self, *, faults_left: bool) -> int | None:
+        """Return the job's exit code, or None while it goes on.
+
+        That is the code of the agent that has ended last by itself, or that of SIGKILL if all were
+        killed.
+
+        Args:
+            faults_left: whether faults are still to come, which may start a host again.
+        """
+        stuck = self.cut | self.frozen
+        if self.running - stuck:
+            return None
+        if self._code is not None:
+            return self._code
+        if self.running - self.frozen or faults_left:
+            return None
+        return _KILLED
+
+    def check(self) -> None:
+        """Assert what always holds: a host that was killed does not run."""
+        assert not self._killed & self.running

@@ -1,0 +1,150 @@
+"""Takes the stacks of processes: `take` of one, `take_all` of all ranks."""
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+
+from relight.core.diagnosis.stack_text import Handled, ProcessStack, ThreadStack
+from relight.stacks import elf, exceptions, layouts, py_spy
+from relight.stacks.frames import Thread, Walk
+from relight.stacks.process_memory import Memory, StackError, open_memory
+from relight.stacks.threads import Task, state_of, tasks
+
+_ATTEMPTS = 5
+_PAUSE_S = 0.003
+
+
+def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
+    """Return the stacks of all threads of a Python process, the main thread first.
+
+    The process is neither stopped nor asked. A stack of a running thread may mix two moments that
+    follow each other. Of a zombie there are no threads.
+
+    Args:
+        pid: CPython 3.11 to 3.14 on 64-bit Linux; others if py-spy is on PATH.
+        may_wait: whether py-spy is asked, and a process in state D is read, whose memory may be
+            locked.
+
+    Raises:
+        StackError: it has ended, is not Python, or may not be read; nothing else.
+    """
+    if not 0 < pid < 1 << 31:
+        raise StackError(f"{pid} is not the pid of a process", hint="ps -ef shows them")
+    state = _lasting_state_of(pid)
+    if state in ("Z", "X"):
+        return ProcessStack(pid, state, ())
+    if state == "D" and not may_wait:
+        raise StackError(f"process {pid} is in an uninterruptible system call (state D)")
+    shown = tasks(pid)
+    try:
+        main_id = shown[0].inner_id if shown else pid
+        threads = _merge(*_walk(pid, main_id), shown, pid)
+    except StackError as error:
+        if state_of(pid) not in ("Z", "X"):
+            if not may_wait:
+                raise
+            threads = _by_spy(pid, shown, error)
+        else:
+            threads = ()
+    return ProcessStack(pid, _lasting_state_of(pid), threads)
+
+
+def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, ProcessStack | str]:
+    """Return the stacks of many processes, by rank; for one that can't be read, the reason and what
+    to do, in one line. Raises nothing.
+
+    It takes some milliseconds for each, but up to 20 s where py-spy is asked, and it blocks while
+    a process in state D holds the lock of its memory: who must not wait calls it in a thread.
+
+    Args:
+        pids: by rank.
+        may_wait: as for `take`.
+    """
+    found: dict[int, ProcessStack | str] = {}
+    for rank, pid in pids.items():
+        try:
+            found[rank] = take(pid, may_wait=may_wait)
+        except StackError as error:
+            found[rank] = f"{error.message} ({error.hint})" if error.hint else error.message
+    return found
+
+
+def _lasting_state_of(pid: int) -> str:
+    """Return the state of a process; D only if it lasts, as each page that is read from a disk puts
+    a process into it for a moment.
+    """
+    for _ in range(_ATTEMPTS):
+        state = state_of(pid)
+        if state != "D":
+            break
+        time.sleep(_PAUSE_S)
+    return state
+
+
+def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None]:
+    """Return the threads of a process, read again if the list has changed so much meanwhile that it
+    has lost the main thread, which is the last; and the exception that the main thread handles.
+    """
+    symbols = elf.addresses(pid)
+    fd = open_memory(pid)
+    found: list[Thread] | None = None
+    handled: Handled | None = None
+    try:
+        memory = Memory(lambda size, address: os.pread(fd, size, address), pid)
+        layout = layouts.of(memory, symbols)
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(_PAUSE_S)
+            try:
+                walk = Walk(memory, layout, symbols)
+                found = walk.threads(symbols[elf.RUNTIME])
+            except StackError as error:
+                if not error.unreadable:
+                    raise
+                continue
+            if any(thread.native_id == main_id and thread.frames for thread in found):
+                handled = exceptions.handled(walk, walk.addresses[main_id])
+                break
+    finally:
+        os.close(fd)
+    if found is None:
+        raise memory.broken()
+    return found, handled
+
+
+def _merge(
+    found: list[Thread], handled: Handled | None, shown: list[Task], pid: int
+) -> tuple[ThreadStack, ...]:
+    """Return the threads of CPython with what the system shows of them."""
+    by_id = {task.inner_id: task for task in shown}
+    stacks: dict[int, ThreadStack] = {}
+    unknown = []
+    for thread in found:
+        task = by_id.get(thread.native_id)
+        if task is None and len(found) == 1 and shown:
+            task = shown[0]  # a fork may still have its parent's id
+        if task is None:
+            unknown += [ThreadStack(0, "", "", False, thread.frames)] if thread.frames else []
+        # In 3.11, a thread that is about to start has the id of the one that starts it.
+        elif task.native_id not in stacks or thread.frames:
+            is_main = task.native_id == pid
+            stacks[task.native_id] = ThreadStack(
+                task.native_id,
+                task.name,
+                task.waits_in,
+                is_main,
+                thread.frames,
+                handled=handled if is_main else None,
+            )
+    return _main_first([*stacks.values(), *unknown])
+
+
+def _main_first(threads: Iterable[ThreadStack]) -> tuple[ThreadStack, ...]:
+    return tuple(sorted(threads, key=lambda thread: (not thread.is_main, thread.native_id)))
+
+
+def _by_spy(pid: int, shown: list[Task], error: StackError) -> tuple[ThreadStack, ...]:
+    found = py_spy.dump(pid, shown) if error.unreadable else None
+    if found is None:
+        raise error
+    return _main_first(found)

@@ -1,0 +1,171 @@
+"""What the machine knows of how a worker ended: full file systems, limits, a missing interpreter.
+
+Loaded only after a failure. Each function returns a sentence for the report, or an empty text; what
+is only likely is called so.
+"""
+
+import os
+import re
+import signal
+from collections.abc import Iterable
+
+from relight.base.env import Environment
+from relight.base.fields import fit
+from relight.core.failure import ErrorReport
+
+_SHM = "/dev/shm"  # noqa: S108
+_SMALL = 64 << 20
+"""What Docker gives /dev/shm."""
+_CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
+_NEARLY = 16 << 10
+"""A file system with less room counts as full: a file needs whole blocks."""
+_NO_ROOM = re.compile(
+    r"No space left on device|Errno 28\b|ENOSPC|disk (?:is )?full|database or disk is full"
+    r"|unexpected pos \d+ vs \d+|iostream error|PytorchStreamWriter failed|disk I/O error"
+    r"|(?:failed|unable|short|error)[\w ]{0,20} writ(?:e|ing)|write (?:error|failed)",
+    re.IGNORECASE,
+)
+"""What programs print when they can't write; torch.save does not say why."""
+_PATH = re.compile(r"(?<![\w.:/-])/(?:[\w.+@=-]+/)*[\w.+@=-]*")
+_MOST_PATHS = 50
+_LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "vfat", "xfs", "zfs")
+"""File systems whose statvfs(3) never waits for another machine."""
+
+
+def full_disks(texts: Iterable[str], folders: Iterable[str], mounts: str = "/proc/mounts") -> str:
+    """Name the file systems that are full now, if an error may come from that.
+
+    Args:
+        texts: what the worker printed; paths in it are looked at first.
+        folders: directories that it may have written to.
+        mounts: the table of file systems (proc(5)); where none of the former is full, the local
+            ones of it are looked at, as most scripts have a path in a variable.
+    """
+    lines = list(texts)
+    if not any(_NO_ROOM.search(line) for line in lines):
+        return ""
+    named = [path for line in lines if not _is_frame(line) for path in _PATH.findall(line)]
+    seen: set[int] = set()
+    found = [_full(path, seen) for path in (*named[:_MOST_PATHS], *folders)]
+    if not any(found):
+        found = [_full(path, seen) for path in _writable(mounts)]
+    return "; ".join(list(dict.fromkeys(filter(None, found)))[:2])
+
+
+def bus_error(env: Environment, shm: str = _SHM) -> str:
+    """Explain a SIGBUS: an access to mapped memory behind the end of its file, or without room. The
+    kernel has freed what the worker itself had in `shm`, so that may have been full before.
+    """
+    contained = any(map(os.path.exists, _CONTAINER_FILES)) or env.get("KUBERNETES_SERVICE_HOST")
+    remedy = " (--shm-size enlarges it)" if contained else ""
+    full = _full(shm, set())
+    if full:
+        return f"{full}{remedy}"
+    size = _size(shm)
+    if 0 < size <= _SMALL:
+        small = f"{shm} was full, which has only {_bytes(size)}{remedy}"
+        return f"perhaps {small}, or a memory-mapped file was truncated"
+    return "perhaps a memory-mapped file was truncated"
+
+
+def cpu_limit() -> str:
+    """Explain a SIGXCPU (setrlimit(2)); the script may have set a limit of its own."""
+    try:
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_CPU)
+        limit = f", {soft} s" if soft != resource.RLIM_INFINITY else ""
+    except ImportError:
+        limit = ""
+    return f"it used up its CPU time limit (ulimit -t{limit})"
+
+
+def missing_interpreter(program: str, env: Environment) -> str:
+    """Explain why a program that exists could not be started for lack of a file (execve(2)).
+
+    Args:
+        program: its path, or its name on PATH.
+        env: the worker's environment.
+    """
+    import shutil
+
+    path = program if "/" in program else shutil.which(program, path=env.get("PATH", os.defpath))
+    try:
+        with open(path or "", "rb") as file:
+            first = file.readline(512)
+    except OSError:
+        return ""
+    if not first.startswith(b"#!"):
+        return f"{path} needs a dynamic loader that is missing" if first[:4] == b"\x7fELF" else ""
+    named = re.split(rb"[ \t]", first[2:].strip(b" \t\n"), maxsplit=1)[0]
+    if not named or os.path.exists(named):
+        return ""
+    if named.endswith(b"\r"):
+        return f"the first line of {path} ends with a carriage return: dos2unix {path}"
+    interpreter = fit(os.fsdecode(named))
+    return f"{interpreter} is missing, which the first line of {path} names"
+
+
+def closed_output(report: ErrorReport | None, exitcode: int, *, is_closed: bool) -> str:
+    """Explain a broken pipe if nobody reads the launcher's output any more."""
+    pipe = getattr(signal, "SIGPIPE", 0)
+    broken = exitcode in (-pipe, 128 + pipe) or (
+        report is not None and report.type == "BrokenPipeError"
+    )
+    reader = "the reader of the launcher's output has ended, as with `| head`"
+    return reader if broken and is_closed else ""
+
+
+def _full(path: str, seen: set[int]) -> str:
+    """Return that the file system of a path is full; empty if it is not, or that is unknown."""
+    path = os.path.abspath(path)
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    try:
+        device = os.stat(path).st_dev
+        disk = os.statvfs(path)
+    except OSError:
+        return ""
+    if device in seen:
+        return ""
+    seen.add(device)
+    free = (disk.f_bavail if os.geteuid() else disk.f_bfree) * disk.f_frsize
+    size = disk.f_blocks * disk.f_frsize
+    if disk.f_flag & os.ST_RDONLY or not size:  # some report no blocks
+        return ""
+    if free < _NEARLY:
+        return f"the file system of {path} is full ({_bytes(free)} free of {_bytes(size)})"
+    if disk.f_files and not disk.f_ffree:
+        return f"the file system of {path} has no inode left (df -i)"
+    return ""
+
+
+def _size(path: str) -> int:
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return 0
+    return disk.f_blocks * disk.f_frsize
+
+
+def _writable(mounts: str) -> list[str]:
+    try:
+        with open(mounts, encoding="utf-8", errors="surrogateescape") as file:
+            rows = [line.split() for line in file.read(1 << 20).splitlines()]
+    except OSError:
+        return []
+    local = [row for row in rows if len(row) > 3 and row[2] in _LOCAL]
+    return [row[1] for row in local if "rw" in row[3].split(",")][:_MOST_PATHS]
+
+
+def _is_frame(line: str) -> bool:
+    return line.lstrip(" |").startswith('File "')
+
+
+def _bytes(size: float) -> str:
+    unit = "bytes"
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:.0f} {unit}"

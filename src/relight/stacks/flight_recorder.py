@@ -1,0 +1,135 @@
+"""Asks workers that hang for dumps of torch's flight recorder, and reads those that they have left.
+Loaded when ranks waited for each other.
+
+torch 2.13 writes one file for each rank, a pickle of dicts, lists, texts and numbers, when NCCL's
+watchdog sees a time-out or somebody asks for it; the file's name is a prefix with the rank. It is
+unpickled without any class or function, only if this user owns it, and only so much of it that the
+agent's heartbeats don't suffer.
+"""
+
+import io
+import os
+import stat
+import time
+from collections.abc import Iterable
+
+from relight.base.env import Environment
+from relight.base.fields import Malformed
+from relight.base.typed import NoReturn
+from relight.core.diagnosis.flight_recorder_text import last_collectives
+from relight.core.failure import Collective, Failure
+
+DUMPS_S = 3.0
+"""How long it takes until those who are asked have dumped: NCCL looks once a second."""
+_MOST_BYTES = 4 << 20
+_MOST_S = 0.5
+"""How long all dumps of this node may take: 2000 entries take some 20 ms."""
+
+
+def ask(env: Environment, ranks: Iterable[int]) -> bool:
+    """Ask workers to dump, by the pipes that NCCL reads if the user has named them with
+    TORCH_NCCL_DEBUG_INFO_PIPE_FILE (torch 2.13, DumpPipe in ProcessGroupNCCL.hpp).
+
+    Returns:
+        Whether a worker listens; its dump comes within `DUMPS_S`.
+    """
+    stem = env.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    listens = [_ask_by(f"{stem}{rank}.pipe") for rank in ranks if stem]
+    return any(listens)
+
+
+def _ask_by(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return False  # no pipe, or nobody reads it
+    try:
+        return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"1\n") > 0
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def with_collectives(
+    failures: Iterable[Failure], env: Environment, since: float
+) -> tuple[Failure, ...]:
+    """Return failures with the last collectives of their workers, where there are dumps.
+
+    Args:
+        failures: of this node.
+        env: the workers' environment.
+        since: when their generation began, in seconds since 1970: older dumps are not theirs.
+    """
+    until = time.monotonic() + _MOST_S
+    prefixes = _prefixes(env)
+    return tuple(
+        each._replace(collectives=_read(prefixes, each.rank, since))
+        if time.monotonic() < until
+        else each
+        for each in failures
+    )
+
+
+def _prefixes(env: Environment) -> list[str]:
+    """Return where torch writes dumps: where the user says, or else in the user's cache; before
+    torch 2.9 in /tmp.
+    """
+    chosen = env.get("TORCH_FR_DUMP_TEMP_FILE") or env.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+    if chosen:
+        return [chosen]
+    cache = f"{env.get('HOME') or '/tmp'}/.cache/torch"  # noqa: S108 - as torch does
+    return [f"{cache}/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_"]  # noqa: S108
+
+
+def _read(prefixes: Iterable[str], rank: int, since: float) -> tuple[Collective, ...] | None:
+    for prefix in prefixes:
+        data = _content(f"{prefix}{rank}", since)
+        if data is not None:
+            try:
+                return last_collectives(_unpickled(data))
+            except Malformed:
+                continue
+    return None
+
+
+def _content(path: str, since: float) -> bytes | None:
+    """Return the content of a fresh file of this user; None if there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
+    try:
+        found = os.fstat(fd)
+        fits = found.st_size <= _MOST_BYTES and found.st_mtime >= since
+        if not (stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and fits):
+            return None
+        return os.read(fd, _MOST_BYTES)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _unpickled(data: bytes) -> object:
+    """Return what a pickle builds of dicts, lists, tuples, texts, bytes and numbers alone.
+
+    Raises:
+        Malformed: it has anything else, or is no pickle.
+    """
+    import pickle  # large, rarely needed, and no file of relight, which an upgrade could remove
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> NoReturn:
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of a dump")
+
+        def persistent_load(self, pid: object) -> NoReturn:
+            raise pickle.UnpicklingError(f"{pid} is not part of a dump")
+
+    try:
+        return Unpickler(io.BytesIO(data)).load()
+    except (
+        pickle.UnpicklingError, ValueError, TypeError, KeyError, IndexError, AttributeError,
+        EOFError, ImportError, OverflowError, MemoryError, RecursionError,
+    ) as error:  # fmt: skip  # as the documentation of UnpicklingError says
+        raise Malformed(f"no dump: {error}") from None

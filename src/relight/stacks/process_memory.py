@@ -1,0 +1,113 @@
+"""Bounded reads of another process's memory. It is not trusted, and it changes meanwhile."""
+
+import os
+import struct
+from collections.abc import Callable
+
+from relight.base.errors import MachineError
+
+_HIGHEST = 2**63
+"""No user-space address is as high as this, and os.pread accepts no higher offset."""
+MOST_BYTES = 1 << 20
+"""Most bytes of one read."""
+_MOST_READS = 500_000
+"""Most reads of one process: a second or so. 100 threads of 100 frames take 20,000."""
+
+
+class StackError(MachineError):
+    """The stack of a process can't be taken; the only error of this package.
+
+    The message says of which process and why, the hint what to do. `unreadable` tells that another
+    program with other means might do it.
+
+    Args:
+        message: one line.
+        hint: what to do next.
+        unreadable: whether py-spy is worth a try.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", unreadable: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.unreadable = unreadable
+
+
+class Memory:
+    """Reads numbers and bytes at addresses.
+
+    Args:
+        pread: returns up to so many bytes from an address, as `os.pread`; raises OSError.
+        pid: for messages.
+    """
+
+    def __init__(self, pread: Callable[[int, int], bytes], pid: int) -> None:
+        self._pread = pread
+        self.pid = pid
+        self._left = _MOST_READS
+
+    def read(self, address: int, size: int) -> bytes:
+        """Return exactly `size` bytes.
+
+        Raises:
+            StackError: they can't be read, or too much has been read already.
+        """
+        self._left -= 1
+        if self._left < 0 or not (0 < address < _HIGHEST - MOST_BYTES and 0 <= size <= MOST_BYTES):
+            raise self.broken()
+        try:
+            data = self._pread(size, address)
+        except ProcessLookupError:
+            raise gone(self.pid) from None
+        except OSError:
+            raise self.broken() from None
+        if len(data) != size:
+            raise self.broken()
+        return data
+
+    def word(self, address: int) -> int:
+        """Return the 8 bytes at an address as an unsigned number."""
+        return word_at(self.read(address, 8), 0)
+
+    def broken(self) -> StackError:
+        """Return the error for memory that is not as expected."""
+        return StackError(
+            f"the memory of process {self.pid} is not as CPython keeps it, or changes too fast",
+            hint="try again; py-spy dump --pid may know more",
+            unreadable=True,
+        )
+
+
+def word_at(data: bytes, offset: int) -> int:
+    """Return 8 bytes of `data` as an unsigned number; the caller has checked its length."""
+    number: int = struct.unpack_from("<Q", data, offset)[0]
+    return number
+
+
+def gone(pid: int) -> StackError:
+    """Return the error for a process that does not exist any more."""
+    return StackError(f"process {pid} has ended", hint="relight status shows the agents that run")
+
+
+def open_memory(pid: int) -> int:
+    """Return a descriptor of /proc/PID/mem, for `os.pread`; the caller closes it.
+
+    The kernel asks for the permission to trace the process (proc(5), PTRACE_MODE_ATTACH_FSCREDS).
+
+    Raises:
+        StackError: the process has ended or may not be read.
+    """
+    try:
+        return os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, ProcessLookupError):
+        raise gone(pid) from None
+    except OSError as error:
+        raise forbidden(pid, error) from None
+
+
+def forbidden(pid: int, error: OSError) -> StackError:
+    """Return the error for a process whose files in /proc may not be read."""
+    return StackError(
+        f"the memory of process {pid} may not be read: {error.strerror}",
+        hint="run it as the same user or with sudo (CAP_SYS_PTRACE), or allow it: "
+        "sysctl kernel.yama.ptrace_scope=0",
+        unreadable=True,
+    )

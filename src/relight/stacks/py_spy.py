@@ -1,0 +1,135 @@
+"""Asks py-spy for stacks, where it is installed: of versions of Python that are not known here, and
+native ones.
+
+`py-spy dump --json` prints a list of threads with their frames, innermost first (py-spy 0.4,
+src/dump.rs, src/stack_trace.rs). `--nonblocking` keeps it from stopping the process; it then does
+not know which of the system's threads they are, so the main thread is found by its name. `--native`
+stops the process for a moment; a frame with a module is one of C or C++.
+"""
+
+import itertools
+import json
+import os
+
+from relight.base import env
+from relight.base.typed import Any
+from relight.core.diagnosis.stack_text import Frame, ThreadStack
+from relight.processes import helper
+from relight.stacks.process_memory import StackError
+from relight.stacks.threads import Task
+
+_LIMIT_S = 20.0
+_MOST_NATIVE = 12
+_MOST_OF_NATIVE = 100
+"""Most characters of the name of a native function: those of templates are very long."""
+_MOST_THREADS, _MOST_FRAMES, _MOST_CHARACTERS = 1000, 500, 1000
+
+
+def dump(pid: int, tasks: list[Task]) -> tuple[ThreadStack, ...] | None:
+    """Return the threads of a process as py-spy sees them; None if it is not installed.
+
+    Args:
+        pid: the process.
+        tasks: its threads.
+
+    Raises:
+        StackError: py-spy can't read it either.
+    """
+    if not is_installed():
+        return None
+    return parse(pid, _run(pid, "--nonblocking", _LIMIT_S), tasks)
+
+
+def is_installed() -> bool:
+    """Return whether py-spy is on PATH."""
+    folders = (env.read().get("PATH") or os.defpath).split(os.pathsep)
+    return any(os.access(os.path.join(folder, "py-spy"), os.X_OK) for folder in folders)
+
+
+def native(pid: int, limit_s: float = _LIMIT_S) -> dict[int, tuple[str, ...]]:
+    """Return the functions of C and C++ that the Python code of threads has called, the innermost
+    first; nothing if that can't be found out. It takes seconds where torch is loaded, and stops the
+    process for a moment.
+
+    Args:
+        pid: the process; of one that is stopped, py-spy knows nothing.
+        limit_s: how long it may take.
+
+    Returns:
+        By the system's id of each thread: `c10d::Work::wait (libtorch_cpu.so)`, ….
+    """
+    if not is_installed():
+        return {}
+    try:
+        found = json.loads(_run(pid, "--native", limit_s))[:_MOST_THREADS]
+        return {int(each["os_thread_id"] or 0): _native(each["frames"]) for each in found}
+    except (StackError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+
+
+def _native(frames: list[dict[str, Any]]) -> tuple[str, ...]:
+    outside = itertools.takewhile(lambda frame: frame["module"] is not None, frames)
+    named = [
+        f"{str(frame['name'])[:_MOST_OF_NATIVE]} ({str(frame['module']).rpartition('/')[2]})"
+        for frame in outside
+        if not str(frame["name"]).startswith(("0x", "pybind11::"))
+    ]
+    return tuple(named[:_MOST_NATIVE])
+
+
+def _run(pid: int, how: str, limit_s: float) -> bytes:
+    """Return what `py-spy dump` prints.
+
+    Raises:
+        StackError: it can't read the process.
+    """
+    command = ["py-spy", "dump", "--json", how, "--pid", str(pid)]
+    try:
+        done = helper.run(command, env.read().variables, limit_s)
+    except OSError as error:
+        raise _failed(pid, str(error.strerror)) from None
+    if done.exitcode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        raise _failed(pid, lines[-1][:200])
+    return done.stdout
+
+
+def parse(pid: int, output: bytes, tasks: list[Task]) -> tuple[ThreadStack, ...]:
+    """Return the threads that py-spy has printed.
+
+    Raises:
+        StackError: that is not what py-spy prints.
+    """
+    try:
+        found = json.loads(output)[:_MOST_THREADS]
+        return tuple(_thread(each, pid, tasks) for each in found)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise _failed(pid, "it printed what is not known here") from None
+
+
+def _thread(found: dict[str, Any], pid: int, tasks: list[Task]) -> ThreadStack:
+    name = str(found.get("thread_name") or "")
+    native_id = int(found.get("os_thread_id") or (pid if name == "MainThread" else 0))
+    task = next((task for task in tasks if task.native_id == native_id), None)
+    frames = tuple(
+        Frame(
+            str(frame["filename"])[:_MOST_CHARACTERS],
+            int(frame["line"]),
+            str(frame["name"])[:_MOST_CHARACTERS],
+        )
+        for frame in found["frames"][:_MOST_FRAMES]
+    )
+    return ThreadStack(
+        native_id,
+        task.name if task else name[:_MOST_CHARACTERS],
+        task.waits_in if task else "",
+        native_id == pid,
+        frames,
+    )
+
+
+def _failed(pid: int, why: str) -> StackError:
+    return StackError(
+        f"py-spy can't read process {pid}: {why}",
+        hint="sudo, CAP_SYS_PTRACE or sysctl kernel.yama.ptrace_scope=0 allow it",
+    )

@@ -1,0 +1,103 @@
+"""Which processes are the ranks of a job: those with RANK in their environment (environ(7)).
+
+A rank is the first process with RANK on the way down; what it starts, such as the workers of a
+DataLoader, inherits the variable and is none. Agents, guards and spawners are none either, where a
+cluster sets RANK for the whole node. If a rank is a shell script, the Python process below it
+stands for it.
+"""
+
+import os
+from collections.abc import Iterable
+
+from relight.base.errors import UsageError
+from relight.host import system
+from relight.processes import agent_processes
+from relight.stacks import elf
+
+_LAUNCHERS = (b"worker spawner ", b"warm spawner of", b"worker guard of")
+"""The names of processes of relight, cut as the kernel cuts them (`processes/spawner.py`)."""
+_MOST = 100_000
+"""No rank is as high."""
+_MOST_VARIABLES = 1 << 20
+"""Most bytes of an environment that are read."""
+
+
+def below(pid: int) -> dict[int, int]:
+    """Return the pids of the ranks that a process has started, or is, by rank."""
+    # Parents come first in `tree`, so a process is looked at after its parent.
+    return _ranks([pid, *system.tree(pid)])
+
+
+def of_job(job: str) -> dict[int, int]:
+    """Return the pids of the ranks of a job on this machine, by rank.
+
+    Args:
+        job: the value of RELIGHT_JOB_ID in their environment.
+
+    Raises:
+        UsageError: it has the same rank twice, in several roles.
+    """
+    mark = os.fsencode(f"RELIGHT_JOB_ID={job}")
+    members = {pid for pid in _every() if mark in _variables(pid)}
+    ranks: dict[int, int] = {}
+    for root in sorted(pid for pid in members if system.parent_of(pid) not in members):
+        for rank, pid in below(root).items():
+            if ranks.setdefault(rank, pid) != pid:
+                raise UsageError(
+                    f"{job} has several groups of workers here: processes {ranks[rank]} and {pid} "
+                    f"are both rank {rank}",
+                    hint="name the pid of an agent; relight status shows them",
+                )
+    return ranks
+
+
+def python_of(pid: int) -> int:
+    """Return a process, or the first one below it that runs Python if it does not itself."""
+    return next((each for each in (pid, *system.tree(pid)) if elf.is_python(each)), pid)
+
+
+def _ranks(pids: Iterable[int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    inside: set[int] = set()
+    for pid in pids:
+        if system.parent_of(pid) in inside:
+            inside.add(pid)
+            continue
+        rank = _rank(pid)
+        if rank is not None and not _launches(pid):
+            inside.add(pid)
+            found.setdefault(rank, python_of(pid))
+    return found
+
+
+def _rank(pid: int) -> int | None:
+    mark = b"RANK="
+    value = next((v[len(mark) :] for v in _variables(pid) if v.startswith(mark)), b"")
+    return int(value) if value.isdigit() and len(value) < 7 and int(value) < _MOST else None
+
+
+def _launches(pid: int) -> bool:
+    """Return whether a process is an agent or a part of one."""
+    if _read(f"/proc/{pid}/comm").rstrip(b"\n") in _LAUNCHERS:
+        return True
+    words = os.fsdecode(_read(f"/proc/{pid}/cmdline")).rstrip("\0").split("\0")
+    return agent_processes.arguments(words) is not None
+
+
+def _every() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    except FileNotFoundError:
+        return []
+
+
+def _variables(pid: int) -> list[bytes]:
+    return _read(f"/proc/{pid}/environ").split(b"\0")
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MOST_VARIABLES)
+    except OSError:
+        return b""  # it has ended, or belongs to another user

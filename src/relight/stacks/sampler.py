@@ -1,0 +1,57 @@
+"""Looks at the main thread of a process again and again, in a tenth of a millisecond or so.
+
+What does not change while the process runs is read once: where its interpreter is, and of which
+version. If it executes another program, the next look fails, and a new `MainThread` is needed.
+"""
+
+import os
+
+from relight.core.diagnosis.stack_text import Frame
+from relight.stacks import elf, layouts
+from relight.stacks.frames import Walk
+from relight.stacks.process_memory import Memory, open_memory
+from relight.stacks.threads import state_of, tasks
+
+
+class MainThread:
+    """The main thread of a Python process.
+
+    Args:
+        pid: as for `take`.
+
+    Raises:
+        StackError: it has ended, is not Python, or may not be read.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._native_id = tasks(pid)[0].inner_id
+        self._symbols = elf.addresses(pid)
+        self._fd = open_memory(pid)
+        try:
+            self._layout = layouts.of(self._memory(), self._symbols)
+        except BaseException:
+            self.close()
+            raise
+
+    def look(self) -> tuple[str, tuple[Frame, ...]]:
+        """Return its state as in proc(5), and its frames, the innermost first.
+
+        Raises:
+            StackError: the process has ended, or its memory is not as expected.
+        """
+        state = state_of(self._pid)
+        if state == "D":  # a read of its memory might block
+            return state, ()
+        walk = Walk(self._memory(), self._layout, self._symbols)
+        runtime = self._symbols[elf.RUNTIME]
+        # A fork may still have its parent's id; the main thread is the oldest, which comes last.
+        found = walk.threads(runtime, only=self._native_id) or walk.threads(runtime)
+        return state, found[-1].frames if found else ()
+
+    def close(self) -> None:
+        """Close the descriptor of its memory."""
+        os.close(self._fd)
+
+    def _memory(self) -> Memory:
+        return Memory(lambda size, address: os.pread(self._fd, size, address), self._pid)

@@ -1,0 +1,125 @@
+"""Watches how much of the time each worker waits for its peers (--watch-slow-ranks), from outside.
+
+It looks at the stack of each worker some ten times a second, and reports for each window how often
+the worker was in a collective; the comparison is in core/group/straggler_detector.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+
+from relight.core.diagnosis import stack_text
+from relight.core.group.straggler_detector import WINDOWS
+from relight.host.loop import Loop, Timer
+from relight.stacks.process_memory import StackError
+from relight.stacks.rank_processes import python_of
+from relight.stacks.sampler import MainThread
+
+_LOOKS = 100
+"""In a window, if that is long enough."""
+_LEAST_S = 0.025
+"""Shortest time between two looks on average."""
+_TELL_AFTER = 3
+"""After so many windows, the user is told that workers can't be read: they may still start."""
+
+
+class PaceWatch:
+    """Observes the workers of one generation on this node.
+
+    Args:
+        loop: the agent's loop.
+        seconds: over which time ranks are compared.
+        size: how many workers this node has.
+        running: returns the pids of the workers that run, by local rank; None while they are
+            frozen.
+        steps: returns the step that each worker has reported last, by local rank, if it has.
+        report: called at the end of each window: by local rank, how often each worker was looked
+            at, how often it waited, and how many steps it has done, -1 if it reports none.
+        say: prints a line to the user.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        seconds: float,
+        size: int,
+        running: Callable[[], Mapping[int, int] | None],
+        steps: Callable[[], Mapping[int, int]],
+        report: Callable[[tuple[int, ...], tuple[int, ...], tuple[int, ...]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._window_s = seconds / WINDOWS
+        self._every_s = max(self._window_s / _LOOKS, _LEAST_S)
+        self._running = running
+        self._steps = steps
+        self._report = report
+        self._say = say
+        self._threads: dict[int, MainThread] = {}
+        self._window = _Window(size, steps())
+        self._unreadable = 0  # windows on end in which a worker could not be read
+        self._look_timer = self._window_timer = self._next_look()
+        self._next_window()
+
+    def close(self) -> None:
+        """Stop observing."""
+        self._look_timer.cancel()
+        self._window_timer.cancel()
+        for thread in self._threads.values():
+            thread.close()
+
+    def _next_look(self) -> Timer:
+        # A regular rhythm might keep step with the training.
+        wait_s = random.uniform(0.5, 1.5) * self._every_s  # noqa: S311
+        self._look_timer = self._loop.call_after(wait_s, self._look_at_all)
+        return self._look_timer
+
+    def _next_window(self) -> None:
+        self._window_timer = self._loop.call_after(self._window_s, self._end_window)
+
+    def _look_at_all(self) -> None:
+        self._next_look()
+        for local_rank, pid in (self._running() or {}).items():
+            if local_rank not in self._window.errors:
+                try:
+                    self._look_at(local_rank, pid)
+                except StackError as error:
+                    self._window.errors[local_rank] = error
+                    thread = self._threads.pop(local_rank, None)
+                    if thread is not None:
+                        thread.close()
+
+    def _look_at(self, local_rank: int, pid: int) -> None:
+        thread = self._threads.get(local_rank)
+        if thread is None:
+            thread = self._threads[local_rank] = MainThread(python_of(pid))
+        state, frames = thread.look()
+        self._window.looks[local_rank] += 1
+        self._window.waits[local_rank] += stack_text.waits_for_all(frames, state)
+
+    def _end_window(self) -> None:
+        self._next_window()
+        window, steps = self._window, self._steps()
+        self._window = _Window(len(window.looks), steps)
+        self._unreadable = self._unreadable + 1 if window.errors else 0
+        if self._unreadable == _TELL_AFTER:
+            error = next(iter(window.errors.values()))
+            hint = f" ({error.hint})" if error.hint else ""
+            self._say(f"can't see whether ranks are slow: {error.message}{hint}")
+        done = [steps[rank] - window.steps.get(rank, 0) if rank in steps else -1
+                for rank in range(len(window.looks))]  # fmt: skip
+        self._report(tuple(window.looks), tuple(window.waits), tuple(done))
+
+
+class _Window:
+    """What is seen of the workers in a window, by local rank.
+
+    Args:
+        size: how many workers there are.
+        steps: the steps that they had reported when it began.
+    """
+
+    def __init__(self, size: int, steps: Mapping[int, int]) -> None:
+        self.looks, self.waits = [0] * size, [0] * size
+        self.steps = steps
+        self.errors: dict[int, StackError] = {}
+        """Why workers are not looked at any more in this window."""

@@ -1,0 +1,83 @@
+"""What workers do before they are stopped or end, or when somebody asks. Loaded when a job hangs,
+when a worker blames a peer, when one prints a traceback, or when somebody asks.
+"""
+
+from collections.abc import Mapping
+
+from relight.core.diagnosis import stack_text
+from relight.core.diagnosis.printed_traceback import Program
+from relight.core.diagnosis.stack_text import ProcessStack, ThreadStack
+from relight.core.failure import Doing
+from relight.host import system
+from relight.stacks import elf, rank_processes
+from relight.stacks.dump import take, take_all
+from relight.stacks.process_memory import StackError
+from relight.stacks.threads import state_of, tasks
+
+_MOST_CHILDREN = 32
+"""Processes of one worker that are looked at; each takes some milliseconds."""
+
+
+def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Doing]:
+    """Return what workers do, by local rank. It takes some milliseconds for each, and never waits.
+
+    Args:
+        pids: by local rank; of a shell script, the Python process below it is looked at.
+        are_frozen: whether relight itself has stopped them; then that is not told.
+    """
+    found = stacks_of(pids, are_frozen=are_frozen)
+    return {rank: stack_text.doing(stack, _child(stack)) for rank, stack in found.items()}
+
+
+def stacks_of(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, ProcessStack | str]:
+    """Return the stacks of workers, by local rank, or why there are none; arguments and time are
+    those of `doing`.
+    """
+    found: dict[int, ProcessStack | str] = {}
+    for rank, pid in pids.items():
+        stack = _stack_of(rank_processes.python_of(pid))
+        if isinstance(stack, str) and elf.has_left(pid):
+            stack = ProcessStack(pid, "Z", ())
+        if are_frozen and isinstance(stack, ProcessStack) and stack.state == "T":
+            stack = stack._replace(state="S")
+        found[rank] = stack
+    return found
+
+
+def _stack_of(pid: int) -> ProcessStack | str:
+    """Return the stack of a process, or why there is none; of one in state D, whose memory may be
+    locked, only the system call.
+    """
+    stack = take_all({0: pid}, may_wait=False)[0]
+    try:
+        if isinstance(stack, str) and state_of(pid) == "D":
+            main = tasks(pid)[0]
+            thread = ThreadStack(pid, main.name, main.waits_in, True, ())
+            return ProcessStack(pid, "D", (thread,))
+    except (StackError, IndexError):
+        pass  # it has ended
+    return stack
+
+
+def _child(stack: ProcessStack | str) -> ProcessStack | None:
+    """Return the process that a worker waits for, such as one of its data loader."""
+    if isinstance(stack, str) or not stack_text.waits_for_children(stack):
+        return None
+    children = [pid for pid in system.tree(stack.pid) if elf.is_python(pid)]
+    for pid in children[:_MOST_CHILDREN]:
+        child = _stack_of(pid)
+        at_work = stack_text.child_at_work(child) if isinstance(child, ProcessStack) else None
+        if at_work is not None:
+            return at_work
+    return None
+
+
+def program_of(pid: int) -> Program:
+    """Return what the main thread of a worker does. It takes some milliseconds, and never waits."""
+    try:
+        stack = take(rank_processes.python_of(pid), may_wait=False)
+    except StackError:
+        return Program.LEFT if elf.has_left(pid) else Program.UNSEEN
+    if stack.state in ("Z", "X"):
+        return Program.LEFT
+    return Program.RUNS if stack_text.runs_program(stack) else Program.ENDS

@@ -1,0 +1,211 @@
+"""What a process inherits from the one that started it, and what must be the same for a worker that
+is forked from a warm process as for one that its own job would start (`preload/warm_process.py`).
+
+    facts       the working directory, limits, umask, affinity, cgroup, namespaces, login session,
+                credentials, ignored signals, priority, interpreter
+    variables   those that the imports have read, or that compiled code reads when it is loaded.
+                Values are compared as hashes, so that no process has those of another job
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Collection, Mapping
+
+from relight.base.errors import signal_name
+from relight.base.typed import NamedTuple
+from relight.host import linux
+
+_STATUS = (
+    "Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
+    "NoNewPrivs", "Seccomp", "Seccomp_filters", "Speculation_Store_Bypass", "THP_enabled",
+    "Mems_allowed_list",
+)  # fmt: skip
+"""Lines of /proc/self/status (proc(5))."""
+_OF_THREADS = 0b11 << 31
+"""Signals 32 and 33: the C library sets them when a process makes its first thread (nptl(7))."""
+_FILES = (
+    "cgroup", "sessionid", "loginuid", "oom_score_adj", "personality", "timerslack_ns",
+    "coredump_filter", "attr/current",
+)  # fmt: skip
+"""Files of /proc/self: control group, login session (audit), and what a fork inherits."""
+_SIGNALS = {"SigBlk": "blocked signals", "SigIgn": "ignored signals"}
+_PR_GET_SECUREBITS = 27
+_CALLS = {
+    "x86_64": {"ioprio_get": 252, "keyctl": 250},
+    "aarch64": {"ioprio_get": 31, "keyctl": 219},
+}
+"""Numbers of system calls that the C library has no functions for."""
+NATIVE = (
+    "LD_", "GLIBC_", "MALLOC_", "GCONV_", "LOCPATH", "NLSPATH", "TZ", "LANG", "LC_", "PYTHON",
+    "LSAN_", "ASAN_", "UBSAN_", "TSAN_", "JE_MALLOC_", "MALLOCNG_", "TCMALLOC_", "HOME",
+)  # fmt: skip
+"""Beginnings of variables that the C library, the linker and the interpreter read at their start.
+Those that compiled modules read when they are loaded are in `preload/lazy_modules.py`."""
+
+
+class Variables(NamedTuple):
+    """The variables that imports depend on: the hash of each value, empty for a variable that is
+    not set; the beginnings of names of which any variable counts, and of those that do not.
+    """
+
+    hashes: dict[str, str]
+    prefixes: tuple[str, ...]
+    but: tuple[str, ...]
+    salt: str
+
+
+NOTHING = Variables({}, (), (), "")
+
+
+def collect() -> dict[str, str]:
+    """Return the facts of this process."""
+    directory = os.stat(".")
+    facts = {
+        "host name": os.uname().nodename,
+        "working directory": f"{_link('cwd')} ({directory.st_dev}:{directory.st_ino})",
+        "root directory": _link("root"),
+        "processors": _unless_refused(lambda: ",".join(map(str, sorted(os.sched_getaffinity(0))))),
+        "nice value": str(os.getpriority(os.PRIO_PROCESS, 0)),
+        "scheduling policy": _unless_refused(lambda: str(os.sched_getscheduler(0))),
+        "memory policy": _memory_policy(),
+        "secure bits": str(linux.get_control(_PR_GET_SECUREBITS)),
+    }
+    calls = _CALLS.get(os.uname().machine, {})
+    if calls:
+        facts["I/O priority"] = str(linux.system_call(calls["ioprio_get"], 1, 0))
+        facts["session keyring"] = str(linux.system_call(calls["keyctl"], 0, -3, 0))
+    for line in _read("status").splitlines():
+        name, _, value = line.partition(":")
+        if name in _SIGNALS:
+            facts[_SIGNALS[name]] = _signals(int(value, 16) & ~_OF_THREADS)
+        elif name in _STATUS:
+            facts[name] = value.strip()
+    facts.update({name: " ".join(_read(name).split()) for name in _FILES})
+    for name in _names("ns"):
+        facts[f"namespace {name}"] = _link(f"ns/{name}")
+    return facts | _limits()
+
+
+def _unless_refused(ask: Callable[[], str]) -> str:
+    """Return a fact, or nothing where the system refuses to tell it: musl has no scheduler."""
+    try:
+        return ask()
+    except (AttributeError, OSError):
+        return ""
+
+
+def difference(made: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """Describe the first fact that differs; empty if none does."""
+    for name in sorted(made.keys() | now.keys()):
+        if made.get(name) != now.get(name):
+            return f"{name}: {now.get(name) or 'none'}, and was {made.get(name) or 'none'}"
+    return ""
+
+
+def of_imports(
+    variables: Mapping[str, str],
+    reads: Collection[str],
+    prefixes: Collection[str],
+    but: Collection[str],
+) -> Variables:
+    """Return the variables that imports depend on.
+
+    Args:
+        variables: with which they were done.
+        reads: the names of those that were read.
+        prefixes: the beginnings of names of others that count.
+        but: the beginnings of names that do not count, unless the variable was read.
+    """
+    salt = os.urandom(16).hex()
+    made = Variables({}, tuple(sorted(prefixes)), tuple(but), salt)
+    return made._replace(hashes=_hashed(variables, {*reads, *_native(variables, made)}, salt))
+
+
+def variable_difference(made: Variables, variables: Mapping[str, str], own: Collection[str]) -> str:
+    """Describe the first variable that differs; empty if none does.
+
+    Args:
+        made: those that the imports depend on.
+        variables: the environment of the job's workers.
+        own: the names of variables that do not count: those that differ between workers, which no
+            import has read, and those that the script sets.
+    """
+    names = {*made.hashes, *_native(variables, made)}.difference(own)
+    now = _hashed(variables, names, made.salt)
+    for name in sorted(names):
+        was, is_now = made.hashes.get(name, ""), now[name]
+        if was != is_now:
+            if not is_now:
+                return f"{name} is not set any more"
+            return f"{name} has another value" if was else f"{name} is set, and was not"
+    return ""
+
+
+def _native(variables: Mapping[str, str], made: Variables) -> list[str]:
+    return [x for x in variables if x.startswith(made.prefixes) and not x.startswith(made.but)]
+
+
+def _hashed(variables: Mapping[str, str], names: Collection[str], salt: str) -> dict[str, str]:
+    return {name: _hash(salt, name, variables[name]) if name in variables else "" for name in names}
+
+
+def _hash(salt: str, name: str, value: str) -> str:
+    text = "\0".join((salt, name, value)).encode(errors="surrogateescape")
+    return hashlib.sha256(text).hexdigest()
+
+
+def _signals(mask: int) -> str:
+    """Return the names of the signals in a mask of proc(5)."""
+    numbers = [number for number in range(1, mask.bit_length() + 1) if mask >> number - 1 & 1]
+    return " ".join(map(signal_name, numbers))
+
+
+def _memory_policy() -> str:
+    """Return on which memory nodes this process allocates (numa_maps, proc(5)): that of its first
+    mapping, which has no policy of its own.
+    """
+    try:
+        with open("/proc/self/numa_maps", buffering=1) as file:
+            return file.readline().split()[1]
+    except (OSError, IndexError):
+        return ""
+
+
+def _limits() -> dict[str, str]:
+    """Return the limits that a worker gets: that of open files may be raised for this process."""
+    import resource
+
+    from relight.host import descriptors
+
+    found = {}
+    for name in dir(resource):
+        if name.startswith("RLIMIT_"):
+            number = getattr(resource, name)
+            limits = resource.getrlimit(number)
+            if number == resource.RLIMIT_NOFILE:
+                limits = descriptors.of_workers(limits)
+            found[f"limit {name[len('RLIMIT_') :]}"] = "{}:{}".format(*limits)
+    return found
+
+
+def _read(name: str) -> str:
+    """Return a file of /proc/self; empty where this kernel or container does not have it."""
+    try:
+        with open(f"/proc/self/{name}", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _link(name: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/{name}")
+    except OSError:
+        return ""
+
+
+def _names(name: str) -> list[str]:
+    try:
+        return sorted(os.listdir(f"/proc/self/{name}"))
+    except OSError:
+        return []

@@ -1,0 +1,70 @@
+"""The modules that a warm spawner imports: those that the user has named, or with --preload=auto
+those that workers of earlier jobs with the same script have imported (warm/import_profile).
+"""
+
+import sys
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from relight.base.values import AUTO
+from relight.warm.warm_spawner import WorkerProgram
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.warm.import_profile import LearnedFile
+
+
+class ImportList:
+    """The modules of one job.
+
+    Args:
+        worker_program: the workers' program, with the script.
+        modules: the names that the user has given, or AUTO.
+    """
+
+    def __init__(self, worker_program: WorkerProgram, modules: Sequence[str]) -> None:
+        self.is_auto = tuple(modules) == (AUTO,)
+        self.names = [] if self.is_auto else list(modules)
+        self._worker_program = worker_program
+        self._more: list[str] = []
+
+    @cached_property
+    def learned(self) -> "LearnedFile | None":
+        """What is known about the script, with --preload=auto; read when it is needed first."""
+        if not self.is_auto:
+            return None
+        from relight.warm.import_profile import LearnedFile
+
+        return LearnedFile(self._worker_program)
+
+    def note_more(self, names: Iterable[str]) -> None:
+        """Note modules that a worker has imported although they are not in the list."""
+        if self.is_auto:
+            known = {*self.names, *self._more}
+            self._more += [name for name in names if name not in known]
+
+    def has_more(self) -> bool:
+        """Return whether workers have imported modules that are not in the list."""
+        return bool(self._more)
+
+    def add_more(self) -> None:
+        """Add the modules that `note_more` has noted."""
+        self.names = [*self.names, *self._more]
+
+    def write(self, unfit: dict[str, str], directories: list[str]) -> None:
+        """Store, for the next job with this script, which modules can be imported before a fork.
+
+        Args:
+            unfit: the modules of the list that can't, with the reasons.
+            directories: where modules were found.
+        """
+        if self.learned is not None:
+            self.learned.write(self.names, unfit, directories)
+            self.names = self.learned.known.fit
+
+    def third_party(self) -> Sequence[str]:
+        """Return the modules that do not belong to Python, or all if they do: a script sets
+        variables before it imports the former (torch), but often after the latter (os).
+        """
+        own = sys.stdlib_module_names
+        return [name for name in self.names if name.partition(".")[0] not in own] or self.names

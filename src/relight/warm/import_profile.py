@@ -1,0 +1,273 @@
+"""What `--preload=auto` has learned about a script, kept for the next start of that script.
+
+Each script has a file in the user's cache directory: `$XDG_CACHE_HOME/relight/learned`, or
+`~/.cache/relight/learned`. It says which modules the workers import, and which of these can't be
+preloaded, so that the next job neither waits until its workers have imported them nor tries the
+unfit ones again. It is valid as long as
+
+- the same interpreter runs the same file, or the same module from the same directory,
+- the lines that import something are the same in the script, and in the modules beside it that it
+  imports (`warm/script_scan.py`), and
+- no package was installed, upgraded or removed since, in the directories that were searched then:
+  that changes their modification times.
+
+A file that is not valid, or can't be read, is ignored, and learned again. No value of a variable is
+stored, and whatever names the file has, only installed modules are imported, and each import is
+checked as if nothing were known (`preload/importer.py`). The cache keeps the 100 scripts that were
+used last.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from relight.base import fields
+from relight.host import files
+from relight.warm import script_scan
+from relight.warm.warm_spawner import WorkerProgram
+
+_MOST_FILES = 100
+_LONGEST = 4 << 20
+_SUFFIX = ".json"
+
+
+class UnfitModule(NamedTuple):
+    """A module that can't be preloaded, why, and how many seconds its import took."""
+
+    module: str
+    reason: str
+    seconds: float
+
+
+class PackageDirectory(NamedTuple):
+    """A directory of installed packages, and its modification time in nanoseconds."""
+
+    path: str
+    mtime_ns: int
+
+
+class Learned(NamedTuple):
+    """What is known about a script.
+
+    `script` is its path, or `-m MODULE in DIRECTORY`. `imports` identifies its lines that import
+    something. `modules` were imported by workers, in this order, or looked for. `culprits` make the
+    `unfit` ones unfit. `writes` are the names of variables that the script sets. `directories` are
+    those in which packages are installed.
+    """
+
+    script: str
+    imports: str
+    modules: tuple[str, ...] = ()
+    unfit: tuple[UnfitModule, ...] = ()
+    culprits: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    directories: tuple[PackageDirectory, ...] = ()
+
+    @property
+    def fit(self) -> list[str]:
+        """The modules to preload."""
+        unfit = {each.module for each in self.unfit}
+        below = tuple(f"{name}." for name in unfit)
+        return [x for x in self.modules if x not in unfit and not x.startswith(below)]
+
+
+class LearnedFile:
+    """The file of one script.
+
+    Args:
+        worker: what the workers run. Nothing is stored for a script that is read from stdin, or if
+            the user has no home directory.
+    """
+
+    def __init__(self, worker: WorkerProgram) -> None:
+        folder, self._script = directory(worker.variables), _script(worker.argv)
+        self._path = _path(folder, worker.program, self._script) if folder and self._script else ""
+        # Where workers look for packages, if they run the Python that runs this.
+        is_own = worker.program == sys.executable
+        self._packages = [path for path in sys.path if is_own and path.endswith("-packages")]
+        self._notes: dict[str, UnfitModule] = {}
+        self._endless: UnfitModule | None = None
+        self.known = self._read(script_scan.import_lines(worker.argv))
+        """What is known about the script: nothing, if that is not valid any more."""
+
+    def note_unfit(self, module: str, reason: str, seconds: float) -> None:
+        """Note why a module is not preloaded, in case it never will be."""
+        self._notes[module] = UnfitModule(module, reason, seconds)
+
+    def note_endless(self, module: str, reason: str, seconds: float) -> None:
+        """Note a module whose import does not end, in case it does not until the end of the job."""
+        self._endless = UnfitModule(module, reason, seconds)
+
+    def write(
+        self, modules: Sequence[str], unfit: Mapping[str, str], directories: Sequence[str]
+    ) -> None:
+        """Store what was learned.
+
+        Args:
+            modules: those that the workers import, or look for.
+            unfit: those that will never fit, and for each the module that makes it unfit.
+            directories: where packages are installed.
+        """
+        known, self._endless = self.known, None
+        found = {each.module: each for each in known.unfit}
+        found |= {name: note for name, note in self._notes.items() if name in unfit}
+        self._store(
+            known._replace(
+                modules=tuple(dict.fromkeys((*known.modules, *modules))),
+                unfit=tuple(found.values()),
+                culprits=tuple(sorted({*known.culprits, *unfit.values()})),
+                directories=_directories(directories),
+            )
+        )
+
+    def add(self, modules: Sequence[str], writes: Sequence[str]) -> None:
+        """Add, at the end of the job, what is known by then.
+
+        Args:
+            modules: all that a watched worker has imported; none if no worker was watched.
+            writes: the names of the variables that the script has set.
+        """
+        known, endless = self.known, self._endless
+        if not known.modules:
+            known = known._replace(directories=_directories(self._packages if modules else ()))
+        if not known.directories:
+            return
+        if not modules:  # a variable may have been set where nobody has noticed it
+            writes = sorted({*known.writes, *writes})
+        known = known._replace(
+            modules=tuple(dict.fromkeys((*known.modules, *modules))), writes=tuple(writes)
+        )
+        if endless is not None:
+            unfit, culprits = (*known.unfit, endless), (*known.culprits, endless.module)
+            known = known._replace(unfit=unfit, culprits=culprits)
+        self._store(known)
+
+    def _read(self, imports: str) -> Learned:
+        nothing = Learned(self._script, imports)
+        known = _read(self._path)
+        if known is None or known[:2] != nothing[:2] or not known.directories:
+            return nothing
+        if known.directories != _directories([each.path for each in known.directories]):
+            return nothing
+        with contextlib.suppress(OSError):
+            os.utime(self._path)  # it was used now
+        return known
+
+    def _store(self, known: Learned) -> None:
+        if known == self.known:
+            return
+        self.known = known
+        if not self._path:
+            return
+        try:
+            folder = os.path.dirname(self._path)
+            files.make_directories(folder, 0o700)
+            files.replace(self._path, json.dumps(fields.plain(known)))
+            _remove_oldest(folder)
+        except OSError:
+            pass  # a full disk, or no permission: the next job learns it again
+
+
+def directory(variables: Mapping[str, str]) -> str:
+    """Return the directory of these files; empty for a user without a home directory."""
+    base = variables.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):  # as the XDG Base Directory Specification demands
+        home = variables.get("HOME", "")
+        if not os.path.isabs(home):
+            return ""
+        base = os.path.join(home, ".cache")
+    return os.path.join(base, "relight", "learned")
+
+
+def forget(variables: Mapping[str, str], script: str | None = None) -> list[str]:
+    """Remove what is known about a script, or about all; return the scripts, each once.
+
+    Args:
+        variables: the environment.
+        script: the path of the script, or the name of a module that is run with -m; None for all.
+
+    Raises:
+        OSError: a file can't be removed; the others are.
+    """
+    forgotten, problem = set(), None
+    wanted = None if script is None else (_real(script), f"-m {script} in ")
+    for path in _files(directory(variables)):
+        known = _read(path)
+        name = known.script if known is not None else path  # the file is damaged
+        if wanted is None or name == wanted[0] or name.startswith(wanted[1]):
+            try:
+                os.unlink(path)
+                forgotten.add(name)
+            except FileNotFoundError:
+                pass  # another process was quicker
+            except OSError as error:
+                problem = error
+    if problem is not None:
+        raise problem
+    return sorted(forgotten)
+
+
+def _script(argv: Sequence[str]) -> str:
+    """Return what the workers run, for people and as a key; empty if it is read from stdin, or if
+    the working directory was removed.
+    """
+    try:
+        if argv[2] == "-m":
+            return f"-m {argv[3]} in {os.getcwd()}"
+    except OSError:
+        return ""
+    return "" if argv[2] == "-" else _real(argv[2])
+
+
+def _real(path: str) -> str:
+    try:
+        return os.path.realpath(path)
+    except OSError:  # a relative one, where the working directory was removed
+        return path
+
+
+def _path(folder: str, program: str, script: str) -> str:
+    key = "\0".join((os.path.abspath(program), script)).encode(errors="surrogateescape")
+    return os.path.join(folder, hashlib.sha256(key).hexdigest()[:32] + _SUFFIX)
+
+
+def _directories(paths: Collection[str]) -> tuple[PackageDirectory, ...]:
+    """Return the directories that exist, with their times."""
+    found = []
+    for path in sorted(set(paths)):
+        with contextlib.suppress(OSError):
+            found.append(PackageDirectory(path, os.stat(path).st_mtime_ns))
+    return tuple(found)
+
+
+def _read(path: str) -> Learned | None:
+    try:
+        with files.opened(path) as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                return None  # another user's
+            known: Learned = fields.record(Learned, fields.decode(file.read(_LONGEST)))
+    except (OSError, fields.Malformed):
+        return None
+    return known
+
+
+def _files(folder: str) -> Iterator[str]:
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if name.endswith(_SUFFIX):
+                yield os.path.join(folder, name)
+
+
+def _remove_oldest(folder: str) -> None:
+    """Remove the files that were used longest ago."""
+    ages = []
+    for path in _files(folder):
+        with contextlib.suppress(OSError):
+            ages.append((os.stat(path).st_mtime_ns, path))
+    for _, path in sorted(ages)[:-_MOST_FILES]:
+        with contextlib.suppress(OSError):
+            os.unlink(path)

@@ -1,0 +1,480 @@
+"""Decides when the warm spawner starts, and which modules and variables it imports with.
+
+`Preload.fork` replaces that of the spawner: the warm spawner forks the workers of a generation if
+it is ready; otherwise they start cold. There is at most one warm spawner.
+
+    named modules   with 1.5 workers or more per processor, or with --keep-warm, the warm spawner
+                    starts first, and the first generation waits for it. Otherwise the first worker
+                    of the first generation, which starts cold, is watched; when it imports the
+                    first of these modules, the warm spawner starts beside it at the lowest priority
+    being made      another job's warm process for the same script imports its modules: this job
+                    waits until that is done, and takes it
+    auto            the modules are those of an earlier job with the same script
+                    (warm/import_profile). If there was none, that worker is watched; when it has
+                    imported nothing new for a while, the warm spawner starts at the lowest priority
+    waiting         while this node waits, as a spare or for other nodes, the warm spawner starts if
+                    its modules are known: no workers run here that it could disturb
+    lost            it starts again, at the lowest priority, when the next generation has begun
+    kept            with --keep-warm it outlives the job. The next job takes it from its beginning,
+                    if it fits (`warm/warm_processes.py`), whether that is to keep one or not
+
+Environment variables that the script sets before it imports are adopted: the warm spawner imports
+with them. A worker that sets other values restarts itself cold (`preload/lazy_modules.py`), and the
+next warm spawner imports with these.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+from relight.base.errors import MachineError
+from relight.base.text import format_duration
+from relight.base.typed import Any
+from relight.events.event_types import (
+    Event,
+    PreloadReady,
+    PreloadStarted,
+    PreloadUnfit,
+    PreloadWithout,
+    WorkersWarm,
+)
+from relight.host import linux
+from relight.host.loop import Alarm, Loop
+from relight.processes.generation_pipe import WorkerPlan
+from relight.processes.spawner import SpawnerProcess
+from relight.warm import script_scan, warm_spawner
+from relight.warm.import_list import ImportList
+from relight.warm.script_variables import ScriptVariables
+from relight.warm.warm_processes import WarmProcesses
+from relight.warm.warm_spawner import ANSWER_S, Origin, WarmSpawner, WorkerProgram
+from relight.warm.watched_worker import WatchedWorker
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.warm.import_profile import LearnedFile
+
+_END_LIMIT_S = 1.0
+_GUARD_S = 1.0
+"""How long the guard of a warm spawner may take to exit after SIGKILL."""
+_SILENT_S = 10.0
+_PATIENCE_S = 120.0
+"""How long the first generation waits for named modules. Cold workers import them as well."""
+_TRIES = 3
+_LOOK_S = 0.02
+_OTHER_S = 20.0
+"""How long a job waits for the warm process of another one: that may import at the lowest priority,
+and a cold start takes ten seconds.
+"""
+_LONG_S = 2.0
+
+
+class _Leftovers:
+    """Processes that warm spawners leave to this agent: their guards, and what imports started."""
+
+    def __init__(self) -> None:
+        linux.adopt_orphans()  # a process that an import has started must not outlive this one
+        self._guard = 0  # of a stopped warm spawner, which is to be waited for
+
+    def await_guard(self, guard: int) -> None:
+        """Note the guard of a warm spawner that was stopped."""
+        self._guard = guard
+
+    def reap(self) -> None:
+        """Reap the guard of a stopped warm spawner, unless a generation has done so."""
+        if self._guard:
+            try:
+                linux.reap(self._guard, _GUARD_S)
+            except ChildProcessError:
+                pass
+            self._guard = 0
+
+    def end(self) -> None:
+        """End what imports have started."""
+        linux.end_children(_END_LIMIT_S, linux.own_children)
+
+
+class Preload:
+    """Starts, uses and restarts the warm spawner.
+
+    Args:
+        loop: the agent's loop.
+        worker_program: the workers' program and variables.
+        modules: the modules to import, or AUTO.
+        cold: starts workers cold.
+        record: called with events.
+        say: called with messages for the user.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        worker_program: WorkerProgram,
+        modules: Sequence[str],
+        cold: SpawnerProcess,
+        record: Callable[[Event], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._leftovers = _Leftovers()
+        self._loop = loop
+        self._worker_program = worker_program
+        self._modules = ImportList(worker_program, modules)
+        self._cold = cold
+        self._record = record
+        self._say = say
+        self._spawner: WarmSpawner | None = None
+        self._lent = False
+        self._processes = WarmProcesses(worker_program)
+        self._why_not = ""
+        self._script = ScriptVariables()
+        self._tries = _TRIES
+        self._generations = 0
+        self._watched: WatchedWorker | None = None
+        self._is_taken = False
+        self._files = warm_spawner.files()
+        self._is_held_up = self._processes.are_being_made()
+        if not self._is_held_up:
+            self._take_or_start()
+
+    def _take_or_start(self) -> None:
+        self._is_taken = self._take()
+        if self._is_taken:
+            return
+        modules = self._modules
+        if modules.learned is not None:
+            modules.names = modules.learned.known.fit
+            for unfit in modules.learned.known.unfit:
+                self._record(PreloadWithout(*unfit, asked=False))
+        self._why_not = "" if modules.names else "it is not known yet what the script imports"
+        if not (modules.names and _waits(self._worker_program, modules.learned)):
+            try:
+                self._watched = WatchedWorker(self._loop)
+            except OSError as error:
+                raise MachineError(
+                    f"can't make memory for the names of preloaded modules: {error.strerror}",
+                    hint="look at `ulimit -n`",
+                ) from None
+            self._why_not = self._why_not or "so few workers import as fast by themselves"
+        else:
+            self._start(low_priority=False)
+
+    def _take(self) -> bool:
+        """Take a process that an earlier job has left, if one fits."""
+        taken = self._processes.take(self._modules.names, self._record)
+        if taken is None:
+            return False
+        origin, description = taken
+        self._modules.names = self._modules.names or list(description.asked)
+        self._spawner = WarmSpawner(self._loop, origin, self)
+        return True
+
+    def settled(self) -> bool:
+        """Return whether the first generation can start without waiting."""
+        if self._is_held_up:
+            return False
+        return self._spawner is None or self._spawner.is_ready or bool(self._generations)
+
+    def wait(self, otherwise: Callable[[], bool]) -> None:
+        """Wait, with a limit, until the warm spawner is ready for the first generation; and before
+        that for a warm process that is being made for the same script, which may fit.
+        """
+        if self._is_held_up:
+            self._await_other(otherwise)
+        if self.settled():
+            return
+        silent = self._loop.call_after(_SILENT_S, self._tell_slow)
+        self._loop.run_until(lambda: self.settled() or otherwise(), _PATIENCE_S)
+        silent.cancel()
+        if not self.settled() and not otherwise():
+            self._note_endless_import()
+
+    def _await_other(self, otherwise: Callable[[], bool]) -> None:
+        """Wait until no warm process is being made; take one, or start a warm spawner."""
+
+        def look() -> None:
+            self._is_held_up = self._processes.are_being_made()
+            if self._is_held_up:
+                alarm.set_after(_LOOK_S)
+
+        alarm = Alarm(self._loop, look)
+        silent = self._loop.call_after(_LONG_S, self._tell_held_up)
+        look()
+        self._loop.run_until(lambda: not self._is_held_up or otherwise(), _OTHER_S)
+        silent.cancel()
+        alarm.set(None)
+        self._is_held_up = False
+        if not otherwise():
+            self._take_or_start()
+
+    def while_idle(self) -> None:
+        """Start the warm spawner if its modules are known: this node waits for a generation. The
+        first workers of a script that sets variables are watched instead.
+        """
+        modules = self._modules
+        if not modules.names or self._spawner is not None or not self._tries:
+            return
+        if self._generations or not _sets_variables(self._worker_program, modules.learned):
+            self._take_leave()
+            self._start(low_priority=True)  # a generation may begin before it is done
+
+    def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that make a worker report its imports, if it is to be watched."""
+        is_ready = self._spawner is not None and self._spawner.is_ready
+        if self._watched is None or local_rank or self._generations or is_ready:
+            return {}
+        if self._is_upgraded():
+            return {}
+        return self._watched.variables(variables)
+
+    def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
+        """Start the workers; return the spawner's pid and the agent's end of the socket to it.
+
+        Raises:
+            OSError: no process can be forked, or no descriptor is left.
+        """
+        self._take_leave()
+        self._take_over()
+        self._generations += 1
+        warm = self._spawner
+        if warm is not None and warm.is_ready:
+            connection = self._fork_warm(warm, plans, scratch)
+            if connection is not None:
+                self._lent = True
+                self._record(WorkersWarm(True, ""))
+                return warm.guard, connection
+        why_not = self._why_not
+        if self._spawner is not None and not why_not:
+            why_not = self._spawner.so_far("it is not ready")
+        self._record(WorkersWarm(False, why_not))
+        held = self._cold.fork(plans, scratch)
+        if self._watched is not None and self._generations == 1:
+            if not self._modules.names:
+                self._watched.when_quiet(lambda: self._generations == 1, self._learn)
+            else:
+                self._watched.when_imports(self._modules.third_party(), self._learn)
+        elif self._modules.names:
+            self._start_again()
+        return held
+
+    def close(self) -> None:
+        """End the warm spawner and return when it is gone. Its workers must be gone by now. A warm
+        process stays for the next job, or starts now.
+        """
+        if self._worker_program.keep is not None and self._generations:
+            self._keep()
+        self._stop()
+        self._take_leave()
+        self._leftovers.end()
+        watched, self._watched = self._watched, None
+        imports, writes = list[str](), self._script.names()
+        if watched is not None:
+            imports = watched.imports()
+            writes |= watched.writes().keys()
+            watched.close()
+        learned = self._modules.learned
+        if (writes or not self._is_taken) and learned is not None:
+            learned.add(imports, sorted(writes))
+
+    def _keep(self) -> None:
+        """Start a process for the next job, if this one leaves none that has all modules."""
+        self._record = lambda _: None  # this job is over
+        if self._modules.has_more() and self._spawner is not None:
+            self._stop()
+            self._processes.discard()
+            self._modules.add_more()
+        if self._spawner is None:
+            self._learn(low_priority=False)
+
+    def ready(self, event: PreloadReady) -> None:
+        """Note that the warm spawner can fork workers."""
+        self._tries = _TRIES
+        self._record(event)
+
+    def without(self, module: str, reason: str, seconds: float) -> None:
+        """Report a module that the warm spawner does not keep."""
+        if self._modules.learned is not None:
+            self._modules.learned.note_unfit(module, reason, seconds)
+        self._record(PreloadWithout(module, reason, seconds, not self._modules.is_auto))
+
+    def learned(self, unfit: dict[str, str], directories: list[str]) -> None:
+        """Store, for the next job with this script, what its workers import."""
+        self._modules.write(unfit, directories)
+
+    def others(self, names: list[str]) -> None:
+        """Note modules that a worker has imported although they were not preloaded."""
+        self._modules.note_more(names)
+
+    def wrote(self, name: str, value: str | None) -> None:
+        """Note a variable that a worker's script has set before an import."""
+        self._script.report(name, value)
+
+    def lost(self, reason: str, *, retry: bool) -> None:
+        """End a warm spawner that is unusable; the next generation starts another if `retry`."""
+        self._why_not = reason
+        self._record(PreloadUnfit(reason, not self._modules.is_auto))
+        self._stop()
+        if not self._lent:
+            self._take_leave()
+            self._leftovers.end()
+        if not retry:
+            self._tries = 0
+
+    def _note_endless_import(self) -> None:
+        """Note the module that has taken most of the time, if its import does not end."""
+        warm, learned = self._spawner, self._modules.learned
+        if learned is not None and warm is not None and warm.importing:
+            seconds = self._loop.now() - warm.importing_since
+            if seconds > _PATIENCE_S / 2:
+                reason = f"its import did not end in {format_duration(seconds)}"
+                learned.note_endless(warm.importing, reason, seconds)
+
+    def _tell_held_up(self) -> None:
+        left = format_duration(_OTHER_S - _LONG_S)
+        self._say(
+            "preload: another job's process for this script is importing its modules; the workers "
+            f"start when that is done, or in {left} without it"
+        )
+
+    def _tell_slow(self) -> None:
+        if self._spawner is not None and not self.settled():
+            importing = self._spawner.importing
+            what = f"{importing} is being imported" if importing else "it is starting"
+            left = format_duration(_PATIENCE_S - _SILENT_S)
+            self._say(
+                f"preload: {what} (pid {self._spawner.pid}); the workers start when that is done, "
+                f"or in {left} without it"
+            )
+
+    def _fork_warm(
+        self, warm: WarmSpawner, plans: Sequence[WorkerPlan], scratch: str
+    ) -> socket.socket | None:
+        """Have the workers forked; return the agent's end of the socket, or None if that fails."""
+        try:
+            connection = warm.send(plans, scratch, self._cold.held())
+        except OSError as error:
+            warm.hear()  # it may have said why it closed its socket
+            if not warm.is_stopped:
+                self.lost(f"can't send it the workers to fork: {error.strerror}", retry=True)
+            return None
+        if warm.forks(connection):
+            return connection
+        if not warm.is_stopped:
+            self.lost(f"it has not forked the workers in {ANSWER_S:.0f} s", retry=False)
+        connection.close()  # not before: it would conclude that this process has ended
+        self._tries = 0
+        return None
+
+    def _learn(self, *, low_priority: bool = True) -> None:
+        """Start the warm spawner with what the watched worker has imported."""
+        modules = self._modules
+        if not modules.names and self._watched is not None:
+            modules.names = self._watched.imports()
+        if modules.names:
+            self._start_again(low_priority=low_priority)
+        else:
+            self._why_not = "no worker could be watched"
+
+    def _take_over(self) -> None:
+        """End a warm spawner that has imported with other variables than the script sets."""
+        reason, can_help = self._script.adopt()
+        if reason:
+            self._processes.discard()
+            self.lost(reason, retry=can_help)
+
+    def _start_again(self, *, low_priority: bool = True) -> None:
+        if self._spawner is None and self._tries:
+            self._start(low_priority=low_priority)
+
+    def _start(self, *, low_priority: bool) -> None:
+        if self._watched is not None:
+            self._script.add(self._watched.stop())
+        self._tries -= 1
+        self._why_not = ""
+        if self._is_upgraded():
+            self.lost("the files of relight have changed since this job started", retry=False)
+            return
+        worker, names, learned = self._worker_program, self._modules.names, self._modules.learned
+        setup = instructions(worker, names, learned, self._script.values, low_priority=low_priority)
+        try:
+            self._spawner = WarmSpawner(self._loop, self._begin(setup), self)
+        except BlockingIOError:
+            self._why_not = "a warm process for another job is importing these modules"
+            return
+        except OSError as error:
+            self._why_not = f"it can't be started: {error.strerror or error}"
+            self._record(PreloadUnfit(self._why_not, not self._modules.is_auto))
+            return
+        what = ",".join(names) if learned is None else f"{len(names)} modules"
+        self._record(PreloadStarted(self._spawner.pid, what))
+
+    def _is_upgraded(self) -> bool:
+        """Return whether a new process would run another version of relight than this one."""
+        return warm_spawner.files() != self._files
+
+    def _begin(self, setup: dict[str, Any]) -> Origin:
+        """Start a process, one that outlives the job if that is wanted and possible."""
+        if self._worker_program.keep is not None:
+            try:
+                return self._processes.start(setup)
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                where = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+                self._say(f"preload: --keep-warm has no effect: {where}")
+        return warm_spawner.start(self._worker_program, setup)
+
+    def _stop(self) -> None:
+        if self._spawner is not None:
+            self._spawner.stop()
+            self._leftovers.await_guard(self._spawner.guard)
+            self._spawner = None
+
+    def _take_leave(self) -> None:
+        self._lent = False
+        self._leftovers.reap()
+
+
+def instructions(
+    worker: WorkerProgram,
+    modules: Sequence[str],
+    learned: "LearnedFile | None",
+    writes: Mapping[str, str | None],
+    *,
+    low_priority: bool,
+) -> dict[str, Any]:
+    """Return the instructions for a process that is to import modules (`preload/warm_fork.py`).
+
+    Args:
+        worker: what the workers run.
+        modules: the modules.
+        learned: where they come from, with --preload=auto.
+        writes: the variables that the script sets before it imports; None: it removes them.
+        low_priority: whether it works at the lowest priority.
+    """
+    return {
+        "agent": os.getpid(),
+        "program": worker.program,
+        "argv": worker.argv,
+        "modules": list(modules),
+        "learned": learned is not None,
+        "culprits": learned.known.culprits if learned is not None else (),
+        "low_priority": low_priority,
+        "own": worker.own,
+        "writes": {name: writes[name] for name in writes if name not in worker.own},
+        "relight": os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+        "keep": None,
+    }
+
+
+def _waits(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
+    """Return whether waiting for the warm spawner is faster than importing in every worker, or
+    the next job needs it anyway.
+
+    Checking whether modules are fit for it takes a third of the time of their import.
+    """
+    crowded = 2 * worker.workers >= 3 * linux.cpus()
+    return (crowded or worker.keep is not None) and not _sets_variables(worker, learned)
+
+
+def _sets_variables(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
+    """Return whether the script sets variables, as far as that is known before it runs."""
+    return bool(learned and learned.known.writes) or script_scan.sets_variables(worker.argv)

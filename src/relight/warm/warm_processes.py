@@ -1,0 +1,304 @@
+"""Finds, takes, starts and ends warm processes: those that keep imported modules between jobs.
+
+A job takes one that was made for the same program in the same directory, if a fresh process would
+have done the same imports (`warm/fork_compat.py`); the process itself looks whether their files are
+still the same (`preload/warm_process.py`).
+"""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from socket import socket
+
+from relight.base import fields
+from relight.base.typed import Any, NamedTuple
+from relight.events.event_types import Event, WarmProcessTaken, WarmProcessUnfit
+from relight.host import linux, user_sockets
+from relight.warm import fork_compat, warm_sockets, warm_spawner
+from relight.warm.warm_sockets import Description, SocketDirectory
+from relight.warm.warm_spawner import Origin, WorkerProgram
+
+ANSWER_S = 2.0
+"""How long warm processes may take, all together, to describe themselves. It takes milliseconds."""
+_MOST = 3
+"""Warm processes of a user; each has the memory of its modules."""
+_LONGEST = 16 << 20
+_NO_SESSION = "4294967295"
+"""What the audit subsystem shows for a process that no login has started."""
+
+
+class FoundProcess(NamedTuple):
+    """A warm process: the path of its socket, a connection to it, and what it has said."""
+
+    path: str
+    connection: socket
+    description: Description
+
+
+class WarmProcesses:
+    """Those of this user that can fork workers of one program.
+
+    Args:
+        worker: the program.
+
+    Attributes:
+        path: the socket of the one that was taken or started last; empty if there is none.
+    """
+
+    def __init__(self, worker: WorkerProgram) -> None:
+        self._worker = worker
+        self.path = ""
+
+    def take(
+        self, asked: Sequence[str], record: Callable[[Event], None]
+    ) -> tuple[Origin, Description] | None:
+        """Return the newest one that fits, which now serves this job; None if there is none.
+
+        Args:
+            asked: modules that it must have been asked for.
+            record: called with what was taken, and why others were not.
+        """
+        for found in self._fitting(asked, record):
+            if _sends(found.connection, b"take\n"):
+                self.path, known = found.path, found.description
+                record(WarmProcessTaken(known.pid, known.modules, known.age_s, known.uses))
+                return Origin(known.pid, found.connection, is_lasting=True), known
+            found.connection.close()
+        return None
+
+    def find(self, asked: Sequence[str]) -> Description | None:
+        """Return the newest one that fits, without taking it; None if there is none."""
+        for found in self._fitting(asked, lambda _: None):
+            found.connection.close()
+            return found.description
+        return None
+
+    def _fitting(
+        self, asked: Sequence[str], record: Callable[[Event], None]
+    ) -> Iterator[FoundProcess]:
+        questions = _Questions(self._paths())  # they look at their files meanwhile
+        try:
+            facts = fork_compat.collect() if questions else {}
+            for found in questions.answers():
+                if reason := _difference(found.description, self._worker, facts, asked):
+                    found.connection.close()
+                    record(WarmProcessUnfit(found.description.pid, reason))
+                else:
+                    yield found
+        finally:
+            questions.close()
+
+    def are_being_made(self) -> bool:
+        """Return whether one is importing its modules."""
+        try:
+            return SocketDirectory(self._worker.variables).is_being_made(_name(self._worker))
+        except OSError:
+            return False
+
+    def start(self, setup: dict[str, Any], *, is_ahead: bool = False) -> Origin:
+        """Start one; with too many of them, the one that was not used for longest ends.
+
+        Args:
+            setup: instructions for `preload/warm_fork.py`, without how it is to last.
+            is_ahead: this process runs no job.
+
+        Raises:
+            BlockingIOError: another job has started one, which imports now.
+            OSError: the directory of the sockets can't be used, or no process can be forked.
+        """
+        worker, keep = self._worker, self._worker.keep
+        assert keep is not None
+        directory = SocketDirectory(worker.variables)
+        path, lock = directory.new(_name(worker))
+        _end_oldest(directory)
+        self.path = path
+        lasting = {
+            "socket": path,
+            "lock": lock,
+            "script": script(worker.argv),
+            "stays_s": keep.stays_s,
+            "until": [pid for pid in (keep.until, _session()) if pid],
+            "began_ns": time.time_ns(),
+            "is_ahead": is_ahead,
+        }
+        argv = warm_spawner.lasting_argv(worker.argv)
+        try:
+            return warm_spawner.start(worker, {**setup, "argv": argv, "keep": lasting})
+        finally:
+            os.close(lock)
+
+    def discard(self) -> None:
+        """Let the one that was taken or started last take no further job."""
+        if self.path:
+            stop(self.path)
+
+    def _paths(self) -> list[str]:
+        try:
+            return SocketDirectory(self._worker.variables).sockets(_name(self._worker))
+        except OSError:
+            return []  # nobody has made one, or it is not this user's
+
+
+class _Questions:
+    """Connections to warm processes, which describe themselves on them.
+
+    Args:
+        paths: of their sockets.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._until = time.monotonic() + ANSWER_S
+        self._open = {path: user_sockets.connect(path, ANSWER_S) for path in paths}
+        self._texts = dict.fromkeys(paths, b"")
+
+    def __bool__(self) -> bool:
+        return any(self._open.values())
+
+    def answers(self) -> Iterator[FoundProcess]:
+        """Yield the descriptions as they arrive, in the order of the paths if several are there;
+        one that is slow or silent keeps nobody waiting for another.
+        """
+        poll, paths = select.poll(), dict[int, str]()
+        for path, connection in self._open.items():
+            if connection is not None:
+                if linux.is_stopped(user_sockets.peer(connection).pid):
+                    continue
+                connection.setblocking(False)
+                paths[connection.fileno()] = path
+                poll.register(connection, select.POLLIN)
+        while paths and (left := self._until - time.monotonic()) > 0:
+            ready = {fd for fd, _ in poll.poll(left * 1000)}
+            for fd, path in list(paths.items()):
+                if fd in ready and self._has_ended(path):
+                    poll.unregister(fd)
+                    del paths[fd]
+                    if (found := self._found(path)) is not None:
+                        yield found
+
+    def close(self) -> None:
+        """Close the connections of those that have not answered."""
+        for connection in self._open.values():
+            if connection is not None:
+                connection.close()
+        self._open.clear()
+
+    def _has_ended(self, path: str) -> bool:
+        """Read what is there; return whether it is all."""
+        connection = self._open[path]
+        assert connection is not None
+        try:
+            more = connection.recv(1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            more = b""
+        self._texts[path] += more
+        text = self._texts[path]
+        return not more or text.endswith(b"\n") or len(text) > _LONGEST
+
+    def _found(self, path: str) -> FoundProcess | None:
+        """Take the connection, if there is a description; close it otherwise."""
+        connection = self._open.pop(path)
+        assert connection is not None
+        try:
+            description = fields.record(Description, fields.decode(self._texts[path]))
+        except fields.Malformed:
+            connection.close()
+            return None
+        connection.settimeout(ANSWER_S)
+        return FoundProcess(path, connection, description)
+
+
+def ask(path: str) -> FoundProcess | None:
+    """Return the warm process that listens on a socket; None if it does not answer."""
+    questions = _Questions([path])
+    try:
+        return next(questions.answers(), None)
+    finally:
+        questions.close()
+
+
+def stop(path: str) -> None:
+    """Ask a warm process to end, after the jobs that use it."""
+    if found := ask(path):
+        with found.connection:
+            _sends(found.connection, b"stop\n")
+
+
+def stop_imports(guard: int) -> None:
+    """Kill a process that imports its modules, given its guard, which then ends as well."""
+    for pid in linux.tree(guard):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(guard, signal.SIGCONT)  # somebody may have stopped it
+
+
+def script(argv: Sequence[str]) -> str:
+    """Return what a worker runs, for people."""
+    return " ".join(warm_spawner.of_program(argv)[2:])
+
+
+def _sends(connection: socket, word: bytes) -> bool:
+    try:
+        connection.sendall(word)
+    except OSError:
+        return False
+    return True
+
+
+def _name(worker: WorkerProgram) -> str:
+    program = warm_spawner.of_program(worker.argv)
+    return warm_sockets.name(worker.program, *program, *sorted(worker.own), os.getcwd())
+
+
+def _difference(
+    description: Description, worker: WorkerProgram, facts: dict[str, str], asked: Sequence[str]
+) -> str:
+    """Return why a job can't use a warm process; empty if it can."""
+    if description.why_not:
+        return description.why_not
+    if lacking := [name for name in asked if name not in description.asked]:
+        return f"it was not asked to import {', '.join(lacking)}"
+    own = {*worker.own, *description.writes}
+    return fork_compat.difference(description.facts, facts) or fork_compat.variable_difference(
+        description.variables, worker.variables, own
+    )
+
+
+def _end_oldest(directory: SocketDirectory) -> None:
+    """End the processes that no job uses and that were not used for longest, so that there is room
+    for one more.
+    """
+    found = [each for path in directory.sockets() if (each := ask(path))]
+    idle = [each for each in found if not each.description.jobs]
+    idle.sort(key=lambda each: each.description.idle_s)
+    for each in found:
+        each.connection.close()
+    while len(found) >= _MOST and idle:
+        oldest = idle.pop()
+        found.remove(oldest)
+        stop(oldest.path)
+
+
+def _session() -> int:
+    """Return the topmost ancestor of this process that belongs to the same login session: when it
+    ends, the user has logged out. 0 if this process belongs to none, as in most containers.
+    """
+    mine = _identity("self")
+    top, pid = 0, os.getppid() if mine[1] not in ("", _NO_SESSION) else 0
+    while pid > 1 and _identity(pid) == mine:
+        top, pid = pid, linux.parent_of(pid)
+    return top
+
+
+def _identity(pid: int | str) -> tuple[int, str]:
+    """Return the user and the login session of a process, as the audit subsystem numbers them."""
+    try:
+        with open(f"/proc/{pid}/sessionid") as file:
+            return os.fstat(file.fileno()).st_uid, file.read()
+    except OSError:
+        return -1, ""

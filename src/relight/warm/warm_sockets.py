@@ -1,0 +1,145 @@
+"""The sockets on which warm processes listen, in the directory of `user_sockets`, and what they say
+there.
+
+A socket is named after the program whose workers its process can fork (`name`).
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Mapping
+
+from relight.base import fields
+from relight.base.typed import NamedTuple
+from relight.host import user_sockets
+from relight.warm.fork_compat import Variables
+
+_LOCK = "lock-"
+_RANDOM_BYTES = 6
+
+
+class Description(NamedTuple):
+    """A warm process, as it describes itself to whoever connects.
+
+    `script` is what its workers run. `asked` are the modules that it was to import; `learned`:
+    those of --preload=auto. `modules` is how many it has imported, with those that they need.
+    `writes` are the names of variables that the script sets before its imports. `facts` and
+    `variables` are what a job must have in common with it (`warm/fork_compat.py`); `why_not` is why
+    no job may use it any more, or empty. It was made `age_s` seconds ago; `jobs` run now, and
+    `uses` have; it has been idle for `idle_s` seconds, and ends after `stays_s` of that.
+    """
+
+    pid: int
+    script: str
+    asked: tuple[str, ...]
+    learned: bool
+    modules: int
+    writes: tuple[str, ...]
+    facts: dict[str, str]
+    variables: Variables
+    why_not: str
+    age_s: float
+    idle_s: float
+    stays_s: float
+    jobs: int
+    uses: int
+
+
+class BeingMade(NamedTuple):
+    """A warm process that imports its modules: the pid of its guard, and what workers run."""
+
+    guard: int
+    script: str
+
+
+class SocketDirectory:
+    """The directory of this user's sockets.
+
+    Args:
+        variables: the environment.
+
+    Raises:
+        OSError: it can't be made, or is not this user's alone.
+    """
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self.path = user_sockets.directory(variables)
+
+    def sockets(self, of: str = "") -> list[str]:
+        """Return the paths of the sockets with this name, or of all; the newest first."""
+        ages = []
+        for name in os.listdir(self.path):
+            if name.startswith(f"{of}." if of else "") and not name.startswith(_LOCK):
+                path = os.path.join(self.path, name)
+                with contextlib.suppress(OSError):
+                    ages.append((os.lstat(path).st_mtime_ns, path))
+        return [path for _, path in sorted(ages, reverse=True)]
+
+    def new(self, name: str) -> tuple[str, int]:
+        """Return the path of a socket that no process has, and the descriptor of a locked file: a
+        process with this name is being made as long as that is open somewhere.
+
+        Raises:
+            BlockingIOError: another process with this name is being made.
+            OSError: the file can't be made.
+        """
+        path = os.path.join(self.path, f"{name}.{secrets.token_hex(_RANDOM_BYTES)}")
+        while True:
+            lock = os.open(self._lock(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(lock)
+                raise
+            if os.fstat(lock).st_nlink:
+                return path, lock
+            os.close(lock)  # `unlock` has removed it meanwhile
+
+    def is_being_made(self, name: str) -> bool:
+        """Return whether a process with this name is being made."""
+        return self._is_locked(self._lock(name)) is not None
+
+    def being_made(self) -> list[BeingMade]:
+        """Return the processes that are being made."""
+        found = []
+        for name in os.listdir(self.path):
+            if name.startswith(_LOCK):
+                text = self._is_locked(os.path.join(self.path, name))
+                with contextlib.suppress(fields.Malformed):
+                    found.append(fields.record(BeingMade, fields.decode(text or b"")))
+        return found
+
+    def _lock(self, name: str) -> str:
+        return os.path.join(self.path, f"{_LOCK}{name}")
+
+    @staticmethod
+    def _is_locked(path: str) -> bytes | None:
+        """Return what is in a file if it is locked, else None."""
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return os.read(file, 1 << 16)
+        except OSError:
+            pass
+        finally:
+            os.close(file)
+        return None
+
+
+def unlock(lock: int) -> None:
+    """Remove a file that `Directory.new` has locked, and close its descriptor."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.readlink(f"/proc/self/fd/{lock}"))
+    os.close(lock)
+
+
+def name(*what: str) -> str:
+    """Return the name of the sockets of all processes that can fork workers of the same program."""
+    text = "\0".join(what).encode(errors="surrogateescape")
+    return hashlib.sha256(text).hexdigest()[:24]

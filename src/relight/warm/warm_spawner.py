@@ -1,0 +1,376 @@
+"""The warm spawner: a process that imports modules once and forks the workers of a generation.
+
+This is the agent's side of it; `preload/warm_fork.py` is the process.
+"""
+
+import errno
+import json
+import os
+import select
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+
+from relight.base.errors import signal_name
+from relight.base.typed import Any, NamedTuple, Protocol
+from relight.base.values import KeepWarm
+from relight.events.event_types import PreloadReady
+from relight.host import linux
+from relight.host.descriptors import restore_limit
+from relight.host.loop import Loop
+from relight.processes import generation_pipe, spawner
+from relight.processes.generation_pipe import WorkerPlan
+
+ANSWER_S = 10.0
+"""How long a generation waits for the warm spawner's forks before it starts cold."""
+_FORK_S = 10.0
+"""How long a fork through a process in between may take; somebody may have stopped that process."""
+_ROOM = " " * 16384
+"""Memory of a process that outlives the job, from which proc(5) shows later jobs' words."""
+_FILES = (
+    "worker/hook/sitecustomize.py",
+    "preload/warm_fork.py",
+    "preload/importer.py",
+    "processes/spawner.py",
+    "processes/generation_pipe.py",
+)
+_DO_NOTHING = "import os; os.write({fd}, b'unfit it starts without sitecustomize\\n')"
+
+
+class WorkerProgram(NamedTuple):
+    """The program, arguments and variables that all workers of this node share.
+
+    `own` are the names of variables that differ between workers; `program` is a path; `workers` is
+    the number of workers on this node. `keep` says how long the process with the modules outlives
+    the job; None: not at all.
+    """
+
+    program: str
+    argv: tuple[str, ...]
+    variables: Mapping[str, str]
+    own: tuple[str, ...]
+    workers: int
+    keep: KeepWarm | None = None
+
+
+class Origin(NamedTuple):
+    """A process that was started, or a warm process that has taken a job: the socket to it, and its
+    pid. `is_lasting`: it outlives the job, and forks the guard and the warm spawner for it.
+    """
+
+    pid: int
+    control: socket.socket
+    is_lasting: bool
+
+
+class WarmSpawnerOwner(Protocol):
+    """Receives a warm spawner's messages as calls from the loop."""
+
+    def ready(self, event: PreloadReady) -> None:
+        """Called when the modules are imported: it can fork workers."""
+
+    def without(self, module: str, reason: str, seconds: float) -> None:
+        """Called with a module that it does not keep, and how long the import took."""
+
+    def learned(self, unfit: dict[str, str], directories: list[str]) -> None:
+        """Called, before `ready`, with the modules that will never fit, and for each the one that
+        made it unfit, and with the directories of installed packages.
+        """
+
+    def wrote(self, name: str, value: str | None) -> None:
+        """Called with a variable that a worker's script has set before an import; None: removed."""
+
+    def others(self, names: list[str]) -> None:
+        """Called with modules that a worker has imported and that were not preloaded."""
+
+    def lost(self, reason: str, *, retry: bool) -> None:
+        """Called when it is of no use any more; the owner stops it. `retry`: another may be."""
+
+
+class WarmSpawner:
+    """One such process, from its start to its end. It dies with this process.
+
+    Args:
+        loop: the agent's loop.
+        origin: where it comes from (`start`, `warm/warm_processes.py`).
+        owner: receives its messages.
+
+    Attributes:
+        guard: the pid of its guard; 0 while a process that is to outlive the job imports.
+        pid: its own pid; that of the process with the modules until it is ready.
+        importing: the module that it imports now, or an empty string.
+        importing_since: when it began to, on the loop's clock.
+        is_ready: it can fork workers.
+        is_stopped: `stop` was called.
+
+    Raises:
+        OSError: no descriptor is left.
+    """
+
+    def __init__(self, loop: Loop, origin: Origin, owner: WarmSpawnerOwner) -> None:
+        self.is_ready = self.is_stopped = False
+        self._loop = loop
+        self._owner = owner
+        self.importing, self.importing_since = "", loop.now()
+        self._began = loop.now()
+        self._left_out = ""
+        self._buffer = b""
+        self.pid, self._control = origin.pid, origin.control
+        self.guard = 0 if origin.is_lasting else origin.pid
+        self._child = None if origin.is_lasting else linux.Child(origin.pid)
+        self._control.setblocking(False)
+        loop.on_readable(self._control, self._receive)
+
+    def send(self, plans: Sequence[WorkerPlan], scratch: str, held: Sequence[int]) -> socket.socket:
+        """Send the plans of a generation, and the descriptors to keep as long as there are workers;
+        return the agent's end of its socket.
+
+        Raises:
+            OSError: it can't be sent, or no descriptor is left.
+        """
+        return generation_pipe.send(self._control, plans, scratch, held)
+
+    def forks(self, connection: socket.socket) -> bool:
+        """Wait until the workers of a generation are forked; return False if that fails."""
+        words: list[bytes] = []
+
+        def hear() -> None:
+            self._loop.forget(connection)
+            try:
+                words.append(connection.recv(7, socket.MSG_PEEK))
+            except OSError:
+                words.append(b"")
+
+        self._signal(signal.SIGCONT)  # in case it is stopped
+        self._loop.on_readable(connection, hear)
+        # If the connection ends, the control socket has the reason.
+        self._loop.run_until(lambda: any(words) or self.is_stopped, ANSWER_S)
+        self._loop.forget(connection)
+        return words == [b"holder "]
+
+    def so_far(self, state: str) -> str:
+        """Return `state` and, if it has not imported all modules, which one it was importing."""
+        return f"{state}; it imported {self.importing}" if self.importing else state
+
+    def stop(self) -> None:
+        """Kill it; `guard` is still to be waited for."""
+        self.is_ready = False
+        self.is_stopped = True
+        self._loop.forget(self._control)
+        self._control.close()
+        self._signal(signal.SIGKILL)
+        if self._child is not None:
+            self._child.close()
+
+    def _signal(self, number: int) -> None:
+        """Signal it and its guard, but no process that outlives the job."""
+        if self._child is not None:
+            self._child.send(number)
+
+    def hear(self) -> None:
+        """Take what it has said so far."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        if poll.poll(0):
+            self._receive()
+
+    def _receive(self) -> None:
+        try:
+            data = self._control.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            self._owner.lost(self.so_far(self._how_it_ended()), retry=True)
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode(errors="replace").partition(" ")
+            if word == "guard":
+                try:
+                    self._child = linux.Child(int(rest))
+                except OSError as error:
+                    self._owner.lost(f"its guard has ended: {error.strerror}", retry=True)
+                    return
+                self.guard = int(rest)
+            elif word == "ready":
+                pid, modules, mib = rest.split()
+                self.pid = int(pid)
+                if self._child is not None:
+                    self._child.guards(self.pid)
+                self.is_ready = True
+                self.importing = ""
+                numbers = int(modules), self._loop.now() - self._began, float(mib)
+                self._owner.ready(PreloadReady(self.pid, *numbers, self._left_out))
+            elif word == "left_out":
+                self._left_out = rest
+            elif word == "learned":
+                self._owner.learned(**json.loads(rest))
+            elif word == "importing":
+                self.importing, self.importing_since = rest, self._loop.now()
+            elif word == "wrote":
+                self._owner.wrote(*variable(line[len(b"wrote ") :]))
+            elif word == "others":
+                self._owner.others(rest.split())
+            elif word == "without":
+                name, seconds, reason = rest.split(" ", 2)
+                self._owner.without(name, reason, float(seconds))
+            elif word == "unfit":
+                self._owner.lost(rest, retry=False)  # the next would fail in the same way
+                return
+
+    def _how_it_ended(self) -> str:
+        """Describe how the warm spawner, which has closed its socket, ended; do not reap it."""
+        if self._child is None:
+            return "it has ended"
+        poll = select.poll()
+        poll.register(self._child, select.POLLIN)
+        if not poll.poll(1000):
+            return "it has closed its socket"
+        try:
+            end = os.waitid(os.P_PID, self.guard, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+        except ChildProcessError:
+            end = None  # reaped by the generation that used it, or by a warm process
+        if end is None:
+            return "it has ended"
+        if end.si_code == os.CLD_EXITED:
+            return f"it ended with {end.si_status}"
+        return f"it was killed by {signal_name(end.si_status)}"
+
+
+def variable(line: bytes) -> tuple[str, str | None]:
+    """Return the name and value of a variable that a script has set; None: removed."""
+    name, equals, value = line.decode("unicode_escape").partition("=")
+    return name, value if equals else None
+
+
+def files() -> tuple[tuple[int, int], ...]:
+    """Identify the files that a preloading process begins with, to see whether they are still those
+    of this agent's version.
+    """
+    package, found = os.path.dirname(os.path.dirname(__file__)), []
+    for path in _FILES:
+        try:
+            status = os.stat(os.path.join(package, path))
+        except OSError:
+            continue
+        found.append((status.st_ino, status.st_mtime_ns))
+    return tuple(found)
+
+
+def hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that make an interpreter run `hook/sitecustomize.py` at startup."""
+    folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), "worker", "hook")
+    before = variables.get("PYTHONPATH")
+    hook = {"RELIGHT_HOOK": task}
+    if before is None:
+        return {**hook, "PYTHONPATH": folder}
+    both = folder + os.pathsep + before if before else folder
+    return {**hook, "PYTHONPATH": both, "RELIGHT_PYTHONPATH": before}
+
+
+def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> Origin:
+    """Start an interpreter with only a socket and a file that has its instructions.
+
+    It ends with this process, unless `setup["keep"]` says how it outlives it.
+
+    Raises:
+        OSError: no process can be forked, or no descriptor is left.
+    """
+    keep = setup["keep"]
+    ours, theirs = socket.socketpair()
+    described = linux.anonymous_file("relight-setup")
+    os.write(described, json.dumps(setup).encode())
+    parent = 0 if keep else os.getpid()
+    fds: tuple[int, ...] = (theirs.fileno(), described)
+    variables = {**worker.variables, **hook("check:{},{}".format(*fds), worker.variables)}
+    if keep:
+        fds = (*fds, keep["lock"])
+        variables["RELIGHT_ROOM"] = _ROOM
+    argv = (worker.argv[0], "-u", "-c", _DO_NOTHING.format(fd=theirs.fileno()))
+    mask = linux.block_signals()
+    try:
+        pid = _fork_away() if keep else linux.fork()
+        if pid == 0:
+            _exec(parent, fds, worker.program, argv, variables, mask)
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        linux.restore_signals(mask)
+        os.close(described)
+        theirs.close()
+    return Origin(pid, ours, bool(keep))
+
+
+def lasting_argv(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line of a process that outlives the job, given that of a worker: without
+    the script's arguments, and with room for those of other jobs in /proc/PID/cmdline.
+    """
+    return (*of_program(argv), _ROOM)
+
+
+def of_program(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the part of a worker's command line that is before the script's arguments."""
+    return tuple(argv[: 4 if argv[2] == "-m" else 3])
+
+
+def _fork_away() -> int:
+    """Fork a process that does not become this one's child, although this is a subreaper; return
+    its pid, and 0 in it.
+
+    Raises:
+        OSError: no process can be forked, or no descriptor is left.
+    """
+    reading, writing = os.pipe()
+    linux.become_subreaper(False)
+    try:
+        middle = linux.fork()
+        if middle == 0:
+            number = 0
+            try:
+                number = os.fork()
+            except OSError as error:
+                number = -(error.errno or 1)
+            if number == 0:
+                return 0
+            os.write(writing, b"%d" % number)
+            os._exit(0)
+        if not select.select([reading], [], [], _FORK_S)[0]:
+            os.kill(middle, signal.SIGKILL)
+            os.write(writing, b"%d" % -errno.ETIMEDOUT)
+        pid = int(os.read(reading, 32))
+        linux.reap(middle, _FORK_S)
+    finally:
+        linux.become_subreaper()
+        os.close(reading)
+        os.close(writing)
+    if pid < 0:
+        raise OSError(-pid, os.strerror(-pid))
+    return pid
+
+
+def _exec(
+    parent: int,
+    fds: tuple[int, ...],
+    program: str,
+    argv: tuple[str, ...],
+    variables: Mapping[str, str],
+    mask: Any,
+) -> None:
+    try:
+        if parent:
+            linux.die_with_parent(signal.SIGKILL)
+        if parent in (0, os.getppid()):
+            os.setsid()
+            restore_limit()
+            null = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(null, fd)
+            for fd in fds:
+                os.set_inheritable(fd, True)
+            linux.close_all_but({0, 1, 2, *fds})
+            spawner.default_signals(spawner.own_actions())
+            linux.restore_signals(mask)
+            os.execve(program, argv, variables)
+    finally:
+        os._exit(127)
