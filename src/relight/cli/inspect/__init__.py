@@ -1,1 +1,1 @@
-"""TODO."""
+"""Commands that look into a job: status, top, stacks, debug, events."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Commands on submitted jobs: submit, list, logs, wait, cancel, delete, describe and others."""
