@@ -12,8 +12,8 @@ import statistics
 
 import numpy as np
 
-from relight.core.group.messages import NodePace
-from relight.core.group.straggler_detector import PaceComparison
+from relight.core.group.messages import WaitSamples
+from relight.core.group.straggler_detector import StragglerDetector
 from relight.core.ranks import GenerationId, NodeSlots, places
 
 STEPS, LOOKS = 40, 100
@@ -42,7 +42,7 @@ class Job:
         chance: np.random.Generator,
     ) -> None:  # fmt: skip
         located = places([NodeSlots(workers, "")] * nodes)
-        self._compares = PaceComparison((place, f"n{place.group_rank}") for place in located)
+        self._compares = StragglerDetector((place, f"n{place.group_rank}") for place in located)
         self._nodes, self._workers, self._jitter, self._chance = nodes, workers, jitter, chance
         self._work = np.ones(nodes * workers)
         self._work[list(slow)] *= factor
@@ -63,7 +63,7 @@ class Job:
         told = None
         for node in range(self._nodes):
             own = tuple(waits[node * self._workers : (node + 1) * self._workers])
-            pace = NodePace(GenerationId(0, ""), (LOOKS,) * len(own), own, (-1,) * len(own))
+            pace = WaitSamples(GenerationId(0, ""), (LOOKS,) * len(own), own, (-1,) * len(own))
             told = self._compares.hear(node, pace, float(self._windows)) or told
         return None if told is None else tuple(r for node in told.nodes for r in node.ranks)
 

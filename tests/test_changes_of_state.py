@@ -92,7 +92,7 @@ def test_in_simulated_jobs_each_change_begins_where_the_last_one_ended(
     logs: list[node.EventLog] = []
     write = node.EventLog.write
 
-    def keep(log: node.EventLog, event: event_types.Event) -> event_types.Recorded:
+    def keep(log: node.EventLog, event: event_types.Event) -> event_types.LoggedEvent:
         if isinstance(event, StateChanged):
             logs.append(log)  # so that its id is not used again
             told[id(log), event.core, event.job].append(event)

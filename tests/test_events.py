@@ -24,7 +24,9 @@ EXAMPLES = [
     event_types.PreloadWithout("wandb", "wandb starts a thread", 0.4, True),
     event_types.PreloadUnfit("it can't be started", False),
     event_types.WorkersWarm(False, "it is not ready"),
-    event_types.Mistake("a message of 10.0.0.3:41234", "KeyError: 'x' (at core/ranks.py:12)"),
+    event_types.InternalErrorEvent(
+        "a message of 10.0.0.3:41234", "KeyError: 'x' (at core/ranks.py:12)"
+    ),
     event_types.Tick(),
     event_types.Restarting(1, 3, "rank 1 was killed"),
     event_types.HealthChecked(0.5, "disk: /tmp has 3 MiB free, less than 1 GiB"),
@@ -44,7 +46,7 @@ EXAMPLES = [
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda e: type(e).__name__)
 def test_an_event_is_written_with_its_name_and_fields(event: event_types.Event) -> None:
     """A line of the event log holds all of an event; and it can be said in words."""
-    line = json.loads(event_types.line_of(event_types.Recorded(7, 1.5, 2.5, event)))
+    line = json.loads(event_types.line_of(event_types.LoggedEvent(7, 1.5, 2.5, event)))
     fields = json.loads(json.dumps(event._asdict()))
     assert line == {
         "v": 1, "n": 7, "t": 1.5, "time": 2.5, "event": type(event).__name__, **fields,

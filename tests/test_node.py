@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from relight.agent.agent_config import NodeJob
+from relight.agent.agent_config import AgentConfig
 from relight.agent.node import Node
 from relight.agent.preemption import Interruption
 from relight.agent.prepare import prepare
 from relight.agent.shutdown import Leaving
-from relight.agent.worker_group import Outcome, WorkerGroup
+from relight.agent.worker_group import GenerationResult, WorkerGroup
 from relight.base.env import Environment
 from relight.base.errors import EXIT_PREEMPTED
 from relight.core.failure import Failure
@@ -143,14 +143,14 @@ def journal() -> Journal:
 
 
 @pytest.fixture
-def job() -> NodeJob:
+def job() -> AgentConfig:
     env = Environment({})
     parsed = parse(["--no-python", "true"], env)
     return prepare(to_spec(parsed), parsed.given, env)[0]
 
 
 @pytest.fixture
-def node(job: NodeJob, clock: Any, link: Any, journal: Any) -> Node:
+def node(job: AgentConfig, clock: Any, link: Any, journal: Any) -> Node:
     node = Node(job, clock, journal)
     node.join(link, None)
     return node
@@ -161,7 +161,7 @@ def formed(number: GenerationId = FIRST) -> GenerationFormed:
 
 
 def test_a_generation_starts_only_while_its_lease_runs(node: Node, clock: Any) -> None:
-    node.get_ready(PORT, Outcome())
+    node.get_ready(PORT, GenerationResult())
     assert node.startable is None
     node.set_lease(clock.time + 1)
     node.received(formed())
@@ -180,7 +180,7 @@ def test_a_generation_that_comes_before_the_node_is_ready_is_ignored(node: Node)
 def test_a_node_whose_generation_is_stopped_before_its_workers_start_is_ready_again(
     node: Node, link: Link
 ) -> None:
-    node.get_ready(PORT, Outcome())
+    node.get_ready(PORT, GenerationResult())
     node.received(formed())
     node.received(StopWorkers(FIRST, "a node left", gently=False))
     assert link.sent == [
@@ -191,7 +191,7 @@ def test_a_node_whose_generation_is_stopped_before_its_workers_start_is_ready_ag
 
 
 def test_messages_of_another_generation_change_nothing(node: Node, link: Link) -> None:
-    node.get_ready(PORT, Outcome())
+    node.get_ready(PORT, GenerationResult())
     node.received(formed())
     link.sent.clear()
     other = GenerationId(0, "another group")
@@ -203,7 +203,7 @@ def test_messages_of_another_generation_change_nothing(node: Node, link: Link) -
 
 
 def test_workers_that_have_not_started_have_made_no_call(node: Node, link: Link) -> None:
-    node.get_ready(PORT, Outcome())
+    node.get_ready(PORT, GenerationResult())
     node.received(formed())
     node.received(CheckpointLimit(FIRST, 3))
     assert link.sent[-1] == CheckpointCalls(FIRST, 3, 0)
@@ -212,15 +212,25 @@ def test_workers_that_have_not_started_have_made_no_call(node: Node, link: Link)
 @pytest.mark.parametrize(
     ("outcomes", "progressed"),
     [
-        ([Outcome()], [None]),
-        ([Outcome(saved=False)], [False]),
-        ([Outcome(saved=True)], [True]),
-        ([Outcome(step=3), Outcome(step=3), Outcome(step=4)], [True, False, True]),
-        ([Outcome(step=3), Outcome(step=1, saved=True), Outcome(step=2)], [True, True, False]),
+        ([GenerationResult()], [None]),
+        ([GenerationResult(saved=False)], [False]),
+        ([GenerationResult(saved=True)], [True]),
+        (
+            [GenerationResult(step=3), GenerationResult(step=3), GenerationResult(step=4)],
+            [True, False, True],
+        ),
+        (
+            [
+                GenerationResult(step=3),
+                GenerationResult(step=1, saved=True),
+                GenerationResult(step=2),
+            ],
+            [True, True, False],
+        ),
     ],
 )
 def test_progress_is_a_further_step_or_a_new_checkpoint(
-    node: Node, link: Link, outcomes: list[Outcome], progressed: list[bool | None]
+    node: Node, link: Link, outcomes: list[GenerationResult], progressed: list[bool | None]
 ) -> None:
     for outcome in outcomes:
         node.get_ready(PORT, outcome)
@@ -230,7 +240,7 @@ def test_progress_is_a_further_step_or_a_new_checkpoint(
 def test_a_new_coordinator_gets_the_last_report_with_the_latest_generation(
     node: Node, journal: Journal
 ) -> None:
-    node.get_ready(PORT, Outcome())
+    node.get_ready(PORT, GenerationResult())
     later = GenerationId(7, "group")
     node.received(WaitReason("waiting for a node", generation=later, spare=False))
     assert node.messages_after_join() == [NodeReady(NO_GENERATION, PORT, (), (), latest=later)]
@@ -239,7 +249,7 @@ def test_a_new_coordinator_gets_the_last_report_with_the_latest_generation(
 
 
 def test_a_new_coordinator_hears_that_a_lease_was_over(node: Node, clock: Any) -> None:
-    node.get_ready(PORT, Outcome())
+    node.get_ready(PORT, GenerationResult())
     node.set_lease(clock.time + 1)
     node.received(formed())
     announce = node.announce()
@@ -257,7 +267,7 @@ def test_a_new_coordinator_hears_of_the_generation_whose_workers_have_ended(
     """Until this node knows that the others have gone on without it."""
     node.set_lease(clock.time + 1)
     node.runs(Workers())
-    node.get_ready(PORT, Outcome())
+    node.get_ready(PORT, GenerationResult())
     place = PLACE.group_rank, PLACE.group_world_size
     assert node.announce() == Announce(FIRST, 0, *place, False, (1,), lapsed=False, ended=True)
     assert node.generation == NO_GENERATION
@@ -270,7 +280,7 @@ def test_a_node_that_gives_up_keeps_its_failures_and_sends_no_report(
     node: Node, link: Link
 ) -> None:
     end = JobEnded(1, "its health check failed", (), None)
-    node.give_up(node.last_report(Outcome(succeeded_ranks=(1,))), end)
+    node.give_up(node.last_report(GenerationResult(succeeded_ranks=(1,))), end)
     assert node.end == end
     assert isinstance(node.state, NodeReady)
     assert not link.sent
@@ -306,7 +316,7 @@ def test_a_new_coordinator_hears_whether_workers_save(node: Node) -> None:
     ids=["heard", "silent from now on", "silent before", "silent later"],
 )
 def test_workers_save_alone_if_the_group_does_not_say_when(
-    node: Node, job: NodeJob, clock: Any, link: Link, journal: Any,
+    node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any,
     silent_since: float | None, seconds: float,
 ) -> None:  # fmt: skip
     """Two seconds after a coordinator was heard last; later in any case."""
@@ -329,7 +339,7 @@ def test_workers_save_alone_if_the_group_does_not_say_when(
 
 
 def test_workers_that_the_group_has_told_to_save_are_not_told_again(
-    node: Node, job: NodeJob, clock: Any, link: Link, journal: Any
+    node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any
 ) -> None:
     workers = Workers()
     node.runs(workers)
@@ -344,7 +354,7 @@ def test_workers_that_the_group_has_told_to_save_are_not_told_again(
 
 @pytest.mark.parametrize("what", ["all have saved", "the coordinator is lost", "time is over"])
 def test_a_node_that_has_saved_stays_for_the_others(
-    node: Node, job: NodeJob, clock: Any, link: Link, journal: Any, what: str
+    node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any, what: str
 ) -> None:
     node.runs(Workers())
     node.preempt("got SIGTERM")
@@ -356,7 +366,7 @@ def test_a_node_that_has_saved_stays_for_the_others(
         clock.call_after(3.001, lambda: None)
     services: Any = SimpleNamespace(loop=clock, journal=journal)
     leaving = Leaving(job, services, link, node)  # type: ignore[arg-type]
-    code, _ = leaving.as_preempted(Workers(), Outcome(), lambda: bool(over))
+    code, _ = leaving.as_preempted(Workers(), GenerationResult(), lambda: bool(over))
     assert link.sent[-1] == NodeLeaving("it is preempted (got SIGTERM)", waits=True)
     assert code == EXIT_PREEMPTED
     seconds = job.grace_s if what == "time is over" else 3.0
@@ -364,7 +374,7 @@ def test_a_node_that_has_saved_stays_for_the_others(
 
 
 def test_a_preempted_node_whose_workers_were_stopped_is_not_to_blame(
-    node: Node, job: NodeJob, clock: Any, link: Link, journal: Any
+    node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any
 ) -> None:
     """It leaves at once: they have not saved, and their ends are no failure of this node."""
     workers = Workers()
@@ -378,7 +388,7 @@ def test_a_preempted_node_whose_workers_were_stopped_is_not_to_blame(
     begun = clock.time
     services: Any = SimpleNamespace(loop=clock, journal=journal)
     leaving = Leaving(job, services, link, node)  # type: ignore[arg-type]
-    code, _ = leaving.as_preempted(workers, Outcome((stopped,)), lambda: False)
+    code, _ = leaving.as_preempted(workers, GenerationResult((stopped,)), lambda: False)
     assert (code, clock.time) == (143, begun)
     assert link.sent[-1] == NodeLeaving("it is preempted (got SIGTERM)")
     assert node.end is None

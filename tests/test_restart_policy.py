@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import Launch
 
-from relight.core.failure import Doing
+from relight.core.failure import WorkerState
 
 STEPS = """
 import os, signal, sys, time
@@ -119,7 +119,7 @@ def test_the_fields_of_the_failure_report_are_documented(launch: Launch, train: 
     launch("run", "--failure-report=why.json", train, "pass")
     report = json.loads((train.parent / "why.json").read_text())
     text = (Path(__file__).parent.parent / "docs" / "failure-report.md").read_text()
-    names = {*report, *report["cause"], *report["cause"]["exception"], *Doing._fields}
+    names = {*report, *report["cause"], *report["cause"]["exception"], *WorkerState._fields}
     assert names == set(re.findall(r"^ *- `(\w+)`", text, re.MULTILINE))
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.base.values import (
-    CheckByName,
+    BuiltinCheck,
     Endpoint,
     HangTimeout,
     HealthCheck,
@@ -73,7 +73,7 @@ def notes_of(*argv: str) -> list[str]:
         (
             ["--health-check=disk=10G,gpu"],
             "health_check",
-            HealthCheck("", (CheckByName("disk", 10 << 30), CheckByName("gpu", 0))),
+            HealthCheck("", (BuiltinCheck("disk", 10 << 30), BuiltinCheck("gpu", 0))),
         ),
         (["--health-check=./a b"], "health_check", HealthCheck("./a b")),
         (["--restart-policy=smart"], "restart_policy", "smart"),

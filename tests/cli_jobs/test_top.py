@@ -21,7 +21,7 @@ from relight.cli.inspect.top_view import ConfirmScreen, OutputScreen, TopView
 from relight.core.status.snapshot import RankUse
 from relight.host import gpus
 from relight.inspect import top_rows
-from relight.inspect.top_rows import JobLook, Looks, Row
+from relight.inspect.top_rows import JobLook, Row, SampleHistory
 from relight.job.app import AppState
 from relight.job.status import AppStatus, ReplicaStatus
 
@@ -42,7 +42,7 @@ def job(*replicas: ReplicaStatus, name: str = "train-1", **others: Any) -> JobLo
 
 def rates(*uses: RankUse) -> list[tuple[float | None, float | None]]:
     """The steps a second and the CPUs that are shown after each look."""
-    looks = Looks()
+    looks = SampleHistory()
     rows = [looks.rows([job(replica(0, use))])[0] for use in uses]
     return [(row.rate, row.cpu) for row in rows]
 
@@ -105,7 +105,7 @@ def test_the_most_remarkable_rank_comes_first(order: str, expected: list[int]) -
 
 
 def test_columns_in_which_nothing_is_known_are_left_out() -> None:
-    rows = Looks().rows([job(replica(0, line="hello"))])
+    rows = SampleHistory().rows([job(replica(0, line="hello"))])
     assert top_rows.table(rows) == (
         ["REPLICA", "HOST", "STATE", "LAST LINE"],
         [["default/0", "a", "RUNNING", "hello"]],
@@ -115,7 +115,7 @@ def test_columns_in_which_nothing_is_known_are_left_out() -> None:
 def test_jobs_without_ranks_have_a_line_and_others_one_for_each_rank() -> None:
     use = RankUse(1.0, 1.0, 3 << 30, 7, 0.0)
     waits = job(name="wait-2", state=AppState.PENDING, message="waiting for a group")
-    rows = Looks().rows([job(replica(0, use)), waits])
+    rows = SampleHistory().rows([job(replica(0, use)), waits])
     assert top_rows.table(rows) == (
         ["JOB", "REPLICA", "HOST", "STATE", "STEP", "MEMORY", "LAST LINE"],
         [
@@ -129,17 +129,19 @@ def test_jobs_without_ranks_have_a_line_and_others_one_for_each_rank() -> None:
 def test_a_job_whose_id_does_not_say_its_name_has_both() -> None:
     running = AppStatus(AppState.RUNNING, replicas=(replica(0),))
     jobs = JobLook("slurm://relight/7", running, "train"), job(replica(0))._replace(name="train")
-    assert [row.cells()[0] for row in Looks().rows(jobs)] == ["7 train", "train-1"]
+    assert [row.cells()[0] for row in SampleHistory().rows(jobs)] == ["7 train", "train-1"]
 
 
 def test_what_a_worker_prints_is_not_obeyed_and_its_failure_is_shown() -> None:
     looked = job(replica(0, line="\x1b[2J[red]x"), replica(1, exitcode=7, state=AppState.FAILED))
-    cells = [row.cells()[-1] for row in Looks().rows([looked])]
+    cells = [row.cells()[-1] for row in SampleHistory().rows([looked])]
     assert cells == ["\ufffd[2J[red]x", "exit code 7"]
 
 
 def test_words_that_a_row_must_have_are_found_in_any_cell() -> None:
-    rows = Looks().rows([job(replica(0, host="gpu-01", line="Loss"), replica(1, host="gpu-02"))])
+    rows = SampleHistory().rows(
+        [job(replica(0, host="gpu-01", line="Loss"), replica(1, host="gpu-02"))]
+    )
     assert [row.rank for row in top_rows.matching(rows, "GPU-0 loss")] == [0]
     assert len(top_rows.matching(rows, "")) == 2
     assert not top_rows.matching(rows, "gpu-03")

@@ -39,14 +39,14 @@ from relight.core.group.messages import (
     GenerationFormed,
     JobEnded,
     Join,
+    NodeIdle,
     NodeLeaving,
-    NodePace,
     NodePreempted,
-    NodeQuiet,
     NodeReady,
     SlowRanks,
     StopWorkers,
     WaitReason,
+    WaitSamples,
     WorkerFailed,
     WorkersSucceeded,
 )
@@ -149,10 +149,10 @@ class Table:
             return [Received(node, CheckpointCalls(generation, limit, calls))]
         if verb.startswith("quiet"):
             quiet_s = float(verb.removeprefix("quiet"))
-            return [Received(node, NodeQuiet(generation, quiet_s, 10.0 if quiet_s else 0.0))]
+            return [Received(node, NodeIdle(generation, quiet_s, 10.0 if quiet_s else 0.0))]
         if verb.startswith("waited"):  # how often in 100 looks, of each of its two workers
             waits = tuple(map(int, verb.removeprefix("waited").split(",")))
-            return [Received(node, NodePace(generation, (100, 100), waits, (-1, -1)))]
+            return [Received(node, WaitSamples(generation, (100, 100), waits, (-1, -1)))]
         if verb == "lost":
             return [NodeLost(node, "no heartbeat")]
         if verb.startswith("silent"):

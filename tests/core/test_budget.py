@@ -6,7 +6,7 @@ from relight.core.failure import ErrorReport, Failure, FailureKind
 from relight.core.group.group_types import GroupSettings
 from relight.core.group.messages import JobEnded
 from relight.core.group.restart_budget import GenerationRun, RestartHistory, why_no_restart
-from relight.core.group.restart_decision import GenerationEnd, Restart, judge
+from relight.core.group.restart_decision import GenerationEnd, Restart, decide
 
 FAILED = Failure(0, 0, "vm", 1, 1, 0.0, 0, None, (), "", "")
 RAISED = FAILED._replace(
@@ -32,7 +32,7 @@ class Job:
     ) -> Restart | JobEnded:
         began, self.now = self.now, self.now + after_s
         ended = GenerationEnd([failure], (), "", began, progressed)
-        outcome = judge(ended, self.history, self.restart, self.now)
+        outcome = decide(ended, self.history, self.restart, self.now)
         self.restart += isinstance(outcome, Restart)
         return outcome
 

@@ -20,17 +20,17 @@ from worker_ends import (
 
 from relight.core.diagnosis import causes
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
-from relight.core.failure import Doing, ErrorReport, Failure, FailureKind
+from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerState
 
-OVER = Doing(" runs no Python code", (), False)
-CLEANS_UP = Doing(" in sleep (a.py:9)", ("line",), False, "ValueError: bad record", "a.py:7")
+OVER = WorkerState(" runs no Python code", (), False)
+CLEANS_UP = WorkerState(" in sleep (a.py:9)", ("line",), False, "ValueError: bad record", "a.py:7")
 
 
 def judge(*ends: Failure, succeeded: tuple[int, ...] = (), world_size: int = 0) -> Verdict:
     return causes.judge(ends, succeeded, world_size)
 
 
-def stopped(rank: int = 0, doing: Doing | None = None, **known: Any) -> Failure:
+def stopped(rank: int = 0, doing: WorkerState | None = None, **known: Any) -> Failure:
     """A worker that was asked to stop two seconds before its end."""
     known = {"exitcode": -TERM, "asked": TERM, "asked_s": 2.0, "at": 3.0, **known}
     return end(rank, doing=doing, **known)
@@ -194,7 +194,7 @@ def test_a_connection_that_broke_just_after_a_rank_had_ended_was_one_to_it() -> 
             (), "rank 1 came to the end of the script and aborted at exit (SIGABRT)", (1,),
         ),
         (
-            [end(0, report=WAITED), stopped(1, Doing(" in barrier (a.py:9)", ("x",), True)),
+            [end(0, report=WAITED), stopped(1, WorkerState(" in barrier (a.py:9)", ("x",), True)),
              stopped(2, REDUCES), stopped(3, REDUCES)], (),
             "the ranks were in different collectives: rank 1 in barrier (a.py:9), "
             "ranks 2-3 in all_reduce (train.py:8)", (1,),

@@ -21,7 +21,7 @@ LOG = [
 
 def lines() -> list[Line]:
     texts = [
-        event_types.line_of(event_types.Recorded(n, n, 100.0 + n, e)) for n, e in enumerate(LOG)
+        event_types.line_of(event_types.LoggedEvent(n, n, 100.0 + n, e)) for n, e in enumerate(LOG)
     ]
     found = [event_lines.read(text) for text in texts]
     return [line for line in found if line is not None]

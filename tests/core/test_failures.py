@@ -24,7 +24,7 @@ from worker_ends import (
 from relight.core.diagnosis.causes import Role, role
 from relight.core.diagnosis.excerpts import cut, rows_of
 from relight.core.diagnosis.failure_text import diagnose, shared, what_happened
-from relight.core.failure import Doing, ErrorReport, Failure, FailureKind
+from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerState
 
 
 def test_the_same_failure_is_reported_once() -> None:
@@ -174,7 +174,7 @@ def test_ranks_that_ended_well_are_not_blamed_for_a_connection_of_the_script_its
                     -TERM,
                     asked=TERM,
                     report=PRINTED,
-                    doing=Doing(" in wait (a.py:4)", (), False),
+                    doing=WorkerState(" in wait (a.py:4)", (), False),
                 ),
             ],
             (),
@@ -362,7 +362,7 @@ def test_any_failures_make_a_report_of_25_rows_with_every_rank_once(ends: list[F
         assert 1 <= len(followed) <= 5
 
 
-def stopped(rank: int, doing: Doing | None) -> Failure:
+def stopped(rank: int, doing: WorkerState | None) -> Failure:
     return end(rank, -TERM, asked=TERM, doing=doing)
 
 

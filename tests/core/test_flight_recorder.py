@@ -8,7 +8,7 @@ from plays import record
 from relight.base.fields import Malformed
 from relight.core.diagnosis import failure_text, flight_recorder_text, hang_text
 from relight.core.diagnosis.excerpts import rows_of
-from relight.core.failure import Collective, Doing, Failure
+from relight.core.failure import Collective, Failure, WorkerState
 
 
 def entry(number: int, name: str = "all_reduce", group: str = "0", **others: Any) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def test_a_report_of_many_groups_stays_short() -> None:
 
 
 def test_the_report_of_a_hang_has_it() -> None:
-    doing = Doing(" in read (train.py:3)", ("line",) * 40, expects_peers=False)
+    doing = WorkerState(" in read (train.py:3)", ("line",) * 40, expects_peers=False)
     known = [failure(0, entry(1))._replace(doing=doing), failure(1)._replace(doing=doing)]
     hang = hang_text.diagnose(known, "no rank has made progress for 5 min")
     assert hang is not None

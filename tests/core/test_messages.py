@@ -27,7 +27,7 @@ from relight.core.group.messages import (
 from relight.core.link import votes
 from relight.core.ranks import GenerationId
 from relight.health.doctor_messages import DoctorNode, Verdict
-from relight.rendezvous.leader_session import Contact
+from relight.rendezvous.leader_session import CoordinatorAddress
 from relight.schedulers.processes.orders import Order
 from relight.schedulers.ssh.frames import ReplicaEnded
 from relight.schedulers.ssh.orders import LinkOrder, RunReplica
@@ -48,7 +48,7 @@ def test_every_type_that_the_code_reads_is_fuzzed() -> None:
     """The types that are fuzzed are those that the code reads, wherever it does."""
     found = set(entering())
     assert {Join, JobEnded, Heartbeat, Hello, votes.VoteRequest, ReplicaEnded} <= found
-    assert {DoctorNode, Verdict, Contact, Order, RunReplica, LinkOrder} <= found
+    assert {DoctorNode, Verdict, CoordinatorAddress, Order, RunReplica, LinkOrder} <= found
     text = "from relight.base import fields\n"
     assert read_in(f"{text}class A:\n def f(cls):\n  fields.record(cls, fields.decode(1))", "") == [
         "A"

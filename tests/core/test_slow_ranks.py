@@ -7,8 +7,8 @@ import pytest
 
 from relight.core.diagnosis import stack_text
 from relight.core.diagnosis.stack_text import Frame
-from relight.core.group.messages import NodePace, SlowNode
-from relight.core.group.straggler_detector import WINDOWS, Change, PaceComparison, describe
+from relight.core.group.messages import SlowNode, WaitSamples
+from relight.core.group.straggler_detector import WINDOWS, Change, StragglerDetector, describe
 from relight.core.ranks import GenerationId, NodeSlots, places
 
 GENERATION = GenerationId(0, "")
@@ -29,7 +29,7 @@ class Job:
         self.chance = random.Random(seed)
         self.jitter = jitter
         located = places([NodeSlots(size, "") for size in slots])
-        self.compares = PaceComparison((place, f"node{place.group_rank}") for place in located)
+        self.compares = StragglerDetector((place, f"node{place.group_rank}") for place in located)
         self.told: list[Change] = []
         self.now = 0.0
 
@@ -62,7 +62,7 @@ class Job:
         first = 0
         for node, size in enumerate(self.slots):
             part = slice(first, first + size)
-            pace = NodePace(GENERATION, (looks,) * size, tuple(waits[part]), tuple(steps[part]))
+            pace = WaitSamples(GENERATION, (looks,) * size, tuple(waits[part]), tuple(steps[part]))
             change = self.compares.hear(node, pace, self.now)
             self.told += [change] if change else []
             first += size
@@ -170,7 +170,7 @@ def test_windows_in_which_workers_were_hardly_looked_at_do_not_count() -> None:
 
 def test_a_report_that_does_not_fit_the_node_is_ignored() -> None:
     job = Job(1, 1)
-    assert job.compares.hear(0, NodePace(GENERATION, (9, 9), (0,), (-1,)), 0.0) is None
+    assert job.compares.hear(0, WaitSamples(GENERATION, (9, 9), (0,), (-1,)), 0.0) is None
     assert job.windows(2 * TOLD_AFTER, slow(1, by=0.3)).named == [(1,)]
 
 

@@ -3,7 +3,7 @@
 import signal
 from typing import Any
 
-from relight.core.failure import Doing, ErrorReport, Failure, FailureKind
+from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerState
 
 TERM, KILL, SEGV, ABRT = signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT
 AT_EXIT = ("ValueError: bad batch", "terminate called without an active exception")
@@ -24,8 +24,8 @@ LOST = error("[/x/gloo/transport/tcp/pair.cc:5] Connection reset by peer", "Runt
 RESET = error("[Errno 104] Connection reset by peer", "ConnectionResetError")
 """What Python says when a connection of the script is reset, by a peer or by any server."""
 WAITED = error("Timed out waiting 3000ms for recv operation", "RuntimeError")
-READS = Doing(" in read (data.py:41)", ('File "data.py", line 41, in read',), False)
-REDUCES = Doing(" in all_reduce (train.py:8)", ("line",), True)
+READS = WorkerState(" in read (data.py:41)", ('File "data.py", line 41, in read',), False)
+REDUCES = WorkerState(" in all_reduce (train.py:8)", ("line",), True)
 PRINTED = error(kind=FailureKind.PRINTED)
 CRASHED = error("Segmentation fault", "fatal error", FailureKind.CRASHED)
 

@@ -10,7 +10,7 @@ import pytest
 
 from relight.base.env import Environment
 from relight.events import event_types
-from relight.events.event_types import Recorded
+from relight.events.event_types import LoggedEvent
 from relight.output.console import Consoles
 from relight.output.journal import EventLog, Journal
 
@@ -25,9 +25,9 @@ def journal(said: list[str]) -> Journal:
 def test_who_looks_at_the_events_can_not_harm_the_job() -> None:
     """A listener that raises is dropped and told as a bug; the others hear of all events."""
     said: list[str] = []
-    heard: list[Recorded] = []
+    heard: list[LoggedEvent] = []
 
-    def raises(recorded: Recorded) -> None:
+    def raises(recorded: LoggedEvent) -> None:
         raise KeyError(recorded.number)
 
     found = journal(said)
@@ -35,7 +35,7 @@ def test_who_looks_at_the_events_can_not_harm_the_job() -> None:
     for number in range(3):
         found.record(event_types.GroupStopped(number, "why"))
     kinds = [type(each.event).__name__ for each in heard]
-    assert sorted(kinds) == ["GroupStopped", "GroupStopped", "GroupStopped", "Mistake"]
+    assert sorted(kinds) == ["GroupStopped", "GroupStopped", "GroupStopped", "InternalErrorEvent"]
     assert found.listeners == [heard.append]
     (line,) = said
     assert "an event is shown: KeyError: 1" in line

@@ -10,7 +10,7 @@ import pytest
 import relight.job as specs
 from relight.base.errors import UsageError
 from relight.job.components import arguments, loading, torchx_components
-from relight.runner.validation import checked
+from relight.runner.validation import validate
 
 
 def theirs(**fields: Any) -> SimpleNamespace:
@@ -114,7 +114,7 @@ def ours(**fields: Any) -> specs.AppDef:
 def test_an_app_that_cannot_run_is_refused(make: Callable[[], Any], message: str) -> None:
     """What Python lets through is refused before a scheduler sees it."""
     with pytest.raises(UsageError) as caught:
-        checked(make())
+        validate(make())
     assert message in caught.value.message
     assert "\n" not in caught.value.message
 
@@ -193,7 +193,7 @@ def build(place: Path) -> Callable[..., specs.AppDef]:
         function = loading.find(address)
         signature = arguments.signature_of(address, function)
         rest, values = arguments.bind(signature, arguments.parse(words, signature), {})
-        return checked(loading.call(address, function, rest, values, "relight"))
+        return validate(loading.call(address, function, rest, values, "relight"))
 
     return call
 

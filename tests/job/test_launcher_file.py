@@ -178,7 +178,7 @@ def test_a_command_that_is_not_in_it_is_named_in_one_line(launcher: Path) -> Non
 )
 def test_only_roles_that_start_it_need_it(role: Role, expected: bool) -> None:
     assert launcher_file.needed(role) is expected
-    installed = launcher_file.marked(AppDef("a", [role]), "installed").roles[0]
+    installed = launcher_file.with_bundled_launcher(AppDef("a", [role]), "installed").roles[0]
     assert not launcher_file.needed(installed)
 
 
@@ -188,7 +188,7 @@ def test_the_one_of_the_image_is_preferred_unless_the_other_is_asked_for(
     tmp_path: Path, mode: str, expected: str
 ) -> None:
     role = Role("a", "i", entrypoint="bash", args=["-c", "relight run a.py $0", "a b"])
-    (marked,) = launcher_file.marked(AppDef("a", [role]), mode).roles
+    (marked,) = launcher_file.with_bundled_launcher(AppDef("a", [role]), mode).roles
     for folder, text in (("image", "of the image"), ("sent", "travels")):
         path = tmp_path / folder / "relight"
         path.parent.mkdir()

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from relight.base.errors import UsageError
 from relight.rendezvous import etcd, file
-from relight.rendezvous.leader_lock import Open, Record, Register
+from relight.rendezvous.leader_lock import LeaderLock, Open, Record
 
 OPEN: dict[str, Open] = {"etcd": etcd.open, "etcd-v2": etcd.open_v2, "file": file.open}
 
@@ -35,7 +35,7 @@ class Claim(NamedTuple):
     revision: str
 
 
-def claim(register: Register, who: str, ttl_s: float) -> tuple[Record, Claim | None]:
+def claim(register: LeaderLock, who: str, ttl_s: float) -> tuple[Record, Claim | None]:
     """Ask once; return the answer, and the claim if it is worth anything."""
     asked = time.monotonic()
     record = register.hold(who, ttl_s)

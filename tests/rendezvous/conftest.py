@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from etcd_server import EtcdServer
 
-from relight.rendezvous.leader_lock import Register
+from relight.rendezvous.leader_lock import LeaderLock
 from rendezvous.claims import OPEN, Place
 
 
@@ -33,11 +33,11 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 @pytest.fixture
-def registers() -> Iterator[Callable[[Place], Register]]:
+def registers() -> Iterator[Callable[[Place], LeaderLock]]:
     """Open registers that are closed at the end."""
-    opened: list[Register] = []
+    opened: list[LeaderLock] = []
 
-    def new(place: Place, **pairs: object) -> Register:
+    def new(place: Place, **pairs: object) -> LeaderLock:
         texts = {name: str(value) for name, value in pairs.items()}
         opened.append(OPEN[place.backend](place.endpoint, place.job, texts))
         return opened[-1]
@@ -48,6 +48,6 @@ def registers() -> Iterator[Callable[[Place], Register]]:
 
 
 @pytest.fixture
-def new(place: Place, registers: Callable[[Place], Register]) -> Callable[[], Register]:
+def new(place: Place, registers: Callable[[Place], LeaderLock]) -> Callable[[], LeaderLock]:
     """Open one more register of the job."""
     return lambda: registers(place)

@@ -14,11 +14,11 @@ import pytest
 from conftest import LIMIT_S, clean_environment
 from etcd_server import wait_for
 
-from relight.rendezvous.leader_lock import NOBODY, Record, Register
+from relight.rendezvous.leader_lock import NOBODY, LeaderLock, Record
 from rendezvous import claims
 from rendezvous.claims import Claim, Place, claim, overlaps, shorten
 
-New = Callable[[], Register]
+New = Callable[[], LeaderLock]
 LONG_S = 60.0
 SHORT_S = 1.0
 
@@ -65,7 +65,7 @@ def hold_in_process(place: Place, tmp_path: Path) -> Iterator[Callable[..., Hold
         holder.kill()
 
 
-def hold(register: Register, value: str, ttl_s: float) -> Record:
+def hold(register: LeaderLock, value: str, ttl_s: float) -> Record:
     """Ask, and again where it can't be asked now, as those who use it do."""
 
     def ask() -> Record | None:
@@ -77,7 +77,7 @@ def hold(register: Register, value: str, ttl_s: float) -> Record:
     return wait_for(ask, "an answer")
 
 
-def take(register: Register, value: str, ttl_s: float) -> None:
+def take(register: LeaderLock, value: str, ttl_s: float) -> None:
     """Ask until it is ours."""
     wait_for(lambda: hold(register, value, ttl_s).ours, f"{value} to hold the register", LIMIT_S)
 
@@ -316,7 +316,7 @@ def test_other_nodes_read_the_value_that_was_written(new: New, value: str) -> No
 
 
 def test_every_id_is_a_register_of_its_own(
-    place: Place, registers: Callable[[Place], Register]
+    place: Place, registers: Callable[[Place], LeaderLock]
 ) -> None:
     """Every id is a register of its own, whatever is in it."""
     ids = ["a b", "a%20b", "a+b", "a_b", "..", ".", "ä", "a\udcff", "%", "a?b", "a#b", "a;b", "☃",

@@ -10,13 +10,13 @@ import pytest
 from conftest import LIMIT_S
 from etcd_server import EtcdCluster, EtcdServer, wait_for
 
-from relight.rendezvous.leader_lock import NOBODY, Record, Register
+from relight.rendezvous.leader_lock import NOBODY, LeaderLock, Record
 from rendezvous.claims import Claim, Place, claim, overlaps, shorten
 from rendezvous.proxy import FINE, Fate, Proxy, bad_luck
 
 pytestmark = pytest.mark.needs_etcd
 
-New = Callable[..., Register]
+New = Callable[..., LeaderLock]
 LONG_S = 60.0
 BACKENDS = ("etcd", "etcd-v2")
 
@@ -52,7 +52,7 @@ def cluster(three: EtcdCluster) -> EtcdCluster:
     return three
 
 
-def hold(register: Register, value: str, ttl_s: float = LONG_S) -> Record:
+def hold(register: LeaderLock, value: str, ttl_s: float = LONG_S) -> Record:
     """Hold it, again while it is out of reach."""
 
     def ask() -> Record | None:

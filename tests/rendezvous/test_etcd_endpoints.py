@@ -11,10 +11,10 @@ from etcd_server import EtcdServer
 
 from relight.base.errors import UsageError
 from relight.rendezvous import etcd
-from relight.rendezvous.leader_lock import NOBODY, Register
+from relight.rendezvous.leader_lock import NOBODY, LeaderLock
 from rendezvous.claims import OPEN, Place
 
-New = Callable[..., Register]
+New = Callable[..., LeaderLock]
 LONG_S = 60.0
 
 

@@ -8,13 +8,13 @@ import pytest
 from etcd_server import Certificates, EtcdServer, make_certificates
 
 from relight.base.errors import UsageError
-from relight.rendezvous.leader_lock import NOBODY, Register
+from relight.rendezvous.leader_lock import NOBODY, LeaderLock
 from rendezvous.claims import OPEN, Place
 from rendezvous.proxy import Proxy
 
 pytestmark = [pytest.mark.needs_etcd, pytest.mark.needs_openssl]
 
-New = Callable[..., Register]
+New = Callable[..., LeaderLock]
 LONG_S = 60.0
 NAMES = {
     "etcd": {"cert": "cert", "key": "key", "ca": "cacert"},
@@ -127,7 +127,7 @@ def test_a_node_without_a_valid_certificate_reports_it(
     assert f"{NAMES[backend]['cert']}=FILE" in error.hint
 
 
-def _refusal(register: Register) -> UsageError:
+def _refusal(register: LeaderLock) -> UsageError:
     """The error at the end; the refusal may be overtaken by the end of its connection."""
     for _ in range(50):
         try:

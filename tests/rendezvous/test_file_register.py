@@ -20,7 +20,7 @@ from etcd_server import wait_for
 from relight.base.errors import UsageError
 from relight.rendezvous import file
 from relight.rendezvous.file import FileRegister
-from relight.rendezvous.leader_lock import NOBODY, Record, Register
+from relight.rendezvous.leader_lock import NOBODY, LeaderLock, Record
 
 LONG_S = 60.0
 SHORT_S = 0.4
@@ -33,7 +33,7 @@ def shared(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def new(shared: Path) -> Callable[[], Register]:
+def new(shared: Path) -> Callable[[], LeaderLock]:
     return lambda: file.open(str(shared), "job", {})
 
 
@@ -61,7 +61,7 @@ def python() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
 
 
 def test_the_directory_is_for_this_user_alone_and_left_with_a_lock(
-    shared: Path, new: Callable[[], Register]
+    shared: Path, new: Callable[[], LeaderLock]
 ) -> None:
     """The directory is made for this user alone; after the job only an empty lock is left."""
     register = new()
@@ -77,7 +77,7 @@ def test_the_directory_is_for_this_user_alone_and_left_with_a_lock(
 
 
 def test_a_directory_that_is_there_stays_as_it_is(
-    shared: Path, new: Callable[[], Register]
+    shared: Path, new: Callable[[], LeaderLock]
 ) -> None:
     """The permissions of a directory that the user made are the user's."""
     shared.mkdir(mode=0o755)
@@ -86,7 +86,7 @@ def test_a_directory_that_is_there_stays_as_it_is(
 
 
 def test_a_directory_removed_during_a_job_fails_no_call(
-    shared: Path, new: Callable[[], Register]
+    shared: Path, new: Callable[[], LeaderLock]
 ) -> None:
     """If the directory is removed, the next node that asks takes the register; no call fails."""
     first, second = new(), new()
@@ -99,7 +99,7 @@ def test_a_directory_removed_during_a_job_fails_no_call(
 
 
 def test_a_newcomer_waits_the_whole_time_to_live_of_an_old_record(
-    new: Callable[[], Register],
+    new: Callable[[], LeaderLock],
 ) -> None:
     """A node that has just come waits for the whole time to live, however old the record is."""
     first, second, third = new(), new(), new()
@@ -111,7 +111,7 @@ def test_a_newcomer_waits_the_whole_time_to_live_of_an_old_record(
     assert third.hold("third", SHORT_S).value == "second"
 
 
-def test_the_longer_of_two_times_to_live_counts(new: Callable[[], Register]) -> None:
+def test_the_longer_of_two_times_to_live_counts(new: Callable[[], LeaderLock]) -> None:
     """A node that was given a shorter time to live than the holder waits for the holder's."""
     first, second = new(), new()
     first.hold("first", LONG_S)
@@ -121,7 +121,7 @@ def test_the_longer_of_two_times_to_live_counts(new: Callable[[], Register]) -> 
 
 
 def test_a_record_counts_whatever_the_time_of_its_file(
-    shared: Path, new: Callable[[], Register]
+    shared: Path, new: Callable[[], LeaderLock]
 ) -> None:
     """Times of files are not looked at: a record from the future or the past counts alike."""
     first, second = new(), new()
@@ -144,7 +144,7 @@ def test_a_record_counts_whatever_the_time_of_its_file(
     ids=lambda text: repr(text[:70]),
 )  # fmt: skip
 def test_an_unreadable_record_is_taken_after_the_time_to_live(
-    shared: Path, new: Callable[[], Register], text: str
+    shared: Path, new: Callable[[], LeaderLock], text: str
 ) -> None:
     """What can't be read counts as somebody's: taken once it was the same for the whole time."""
     shared.mkdir()
@@ -162,7 +162,7 @@ def test_an_unreadable_record_is_taken_after_the_time_to_live(
     assert second.hold("second", SHORT_S).value == "first"
 
 
-def test_an_unreadable_record_can_be_evicted(shared: Path, new: Callable[[], Register]) -> None:
+def test_an_unreadable_record_can_be_evicted(shared: Path, new: Callable[[], LeaderLock]) -> None:
     """An eviction hits what was seen, and nothing that was written since."""
     shared.mkdir()
     (shared / "job").write_text("what")
@@ -185,7 +185,7 @@ time.sleep(100)
 
 
 def test_a_lock_that_is_kept_is_an_error_that_names_its_holder(
-    shared: Path, new: Callable[[], Register], python: Callable[..., "subprocess.Popen[bytes]"]
+    shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     """A lock that is not given back is an error that names its holder; a kill gives it back."""
     shared.mkdir()
@@ -201,7 +201,7 @@ def test_a_lock_that_is_kept_is_an_error_that_names_its_holder(
 
 
 def test_a_lock_kept_by_another_thread_is_an_error(
-    shared: Path, new: Callable[[], Register], monkeypatch: pytest.MonkeyPatch
+    shared: Path, new: Callable[[], LeaderLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread of this process that does not come back is an error, no hang."""
     monkeypatch.setattr(file, "_LOCK_S", 0.05)
@@ -225,7 +225,7 @@ while True:
 
 @pytest.mark.slow
 def test_a_killed_holder_leaves_a_whole_record_and_a_free_lock(
-    shared: Path, new: Callable[[], Register], python: Callable[..., "subprocess.Popen[bytes]"]
+    shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     """A holder that is killed while it writes leaves a whole record and a free lock."""
     register = new()
@@ -245,7 +245,7 @@ def test_a_killed_holder_leaves_a_whole_record_and_a_free_lock(
 
 @pytest.mark.slow
 def test_a_stopped_holder_that_goes_on_finds_that_it_is_replaced(
-    shared: Path, new: Callable[[], Register], python: Callable[..., "subprocess.Popen[bytes]"]
+    shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     """A holder that was stopped and goes on finds that it is replaced, and does not come back."""
     # With a pause, it is mostly stopped without the lock.
@@ -271,7 +271,7 @@ def test_a_stopped_holder_that_goes_on_finds_that_it_is_replaced(
 
 
 def test_a_holder_frozen_while_it_wrote_does_not_overwrite_the_next(
-    new: Callable[[], Register], monkeypatch: pytest.MonkeyPatch
+    new: Callable[[], LeaderLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that was frozen while it wrote does not overwrite a record written meanwhile."""
     first, second = new(), new()
@@ -440,7 +440,7 @@ def test_full_disk_ends_no_hold(tmp_path: Path) -> None:
     [(errno.EIO, False), (errno.ESTALE, False), (errno.EROFS, True), (errno.ENOTSUP, True)],
 )
 def test_passing_errors_of_disks_are_retried_and_lasting_ones_end_the_job(
-    new: Callable[[], Register], monkeypatch: pytest.MonkeyPatch, number: int, never: bool
+    new: Callable[[], LeaderLock], monkeypatch: pytest.MonkeyPatch, number: int, never: bool
 ) -> None:
     """A disk's trouble of a moment is asked again; what no waiting will change ends the job."""
 

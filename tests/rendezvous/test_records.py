@@ -13,7 +13,7 @@ import pytest
 from conftest import LIMIT_S, RELIGHT, Launch, clean_environment
 from etcd_server import wait_for
 
-from relight.rendezvous.leader_session import Contact
+from relight.rendezvous.leader_session import CoordinatorAddress
 
 BAD = {
     "an endless port": '{"host":"h","addresses":["127.0.0.1"],"port":Infinity}',
@@ -38,13 +38,13 @@ BAD = {
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD.keys())
 def test_anything_but_a_record_is_refused(text: str) -> None:
-    assert Contact.of(text) is None
+    assert CoordinatorAddress.of(text) is None
 
 
 def test_a_record_of_a_coordinator_is_read_as_it_was_written() -> None:
     """What a coordinator writes down is read as it was written."""
-    contact = Contact("gpu-01", ("10.0.0.1", "fd77::1", "gpu-01.example"), 29400)
-    assert Contact.of(contact.to_text()) == contact
+    contact = CoordinatorAddress("gpu-01", ("10.0.0.1", "fd77::1", "gpu-01.example"), 29400)
+    assert CoordinatorAddress.of(contact.to_text()) == contact
 
 
 def write(directory: Path, value: str, ttl_s: float = 3.0) -> Path:

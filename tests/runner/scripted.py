@@ -9,7 +9,7 @@ from relight.job.app import AppDef, AppState
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
-    Listed,
+    JobSummary,
     LogQuery,
     Option,
     ReplicaStatus,
@@ -31,7 +31,7 @@ class Scripted:
         self.asked: list[Any] = []
         self.jobs: dict[str, Request] = {}
         self.states: list[AppState] = [AppState.RUNNING]
-        self.others: list[Listed] = []
+        self.others: list[JobSummary] = []
         self.lines: list[str] = []
         self.refuses: BaseException | None = None
         self.is_out_of_reach = False
@@ -79,7 +79,7 @@ class Scripted:
         self.asked.append(("delete", app_id))
         self.jobs.pop(app_id, None)
 
-    def list(self, cfg: Mapping[str, Any]) -> Sequence[Listed]:
+    def list(self, cfg: Mapping[str, Any]) -> Sequence[JobSummary]:
         self.asked.append(("list", dict(cfg)))
         return self.others
 

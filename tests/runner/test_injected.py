@@ -7,7 +7,7 @@ import pytest
 import relight.job as specs
 from relight.base.env import Environment
 from relight.base.errors import UsageError
-from relight.runner.job_env import with_variables
+from relight.runner.job_env import with_job_env
 from relight.runner.runner import Runner
 from relight.runner.settings import ConfigFile
 
@@ -24,7 +24,7 @@ def injected(
     sections: dict[str, Any] | None = None, parent: str = "", session: str = "relight", **env: str
 ) -> list[dict[str, str]]:
     with Runner(session, found=ConfigFile(sections or {}), env=Environment(env)) as runner:
-        app = with_variables(APP, "local", session, parent, runner.env, runner.settings)
+        app = with_job_env(APP, "local", session, parent, runner.env, runner.settings)
     assert dict(APP.roles[0].env) == {"A": "1", "TORCHX_TRACKING_RUN_NAME": "run"}
     return [dict(role.env) for role in app.roles]
 

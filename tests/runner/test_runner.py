@@ -20,7 +20,7 @@ from relight.base.errors import MachineError, UsageError
 from relight.job import AppState, records
 from relight.runner import Runner
 from relight.runner.settings import ConfigFile
-from relight.schedulers.api import AppStatus, Listed, LogQuery, Option, Request
+from relight.schedulers.api import AppStatus, JobSummary, LogQuery, Option, Request
 
 from . import scripted
 
@@ -345,8 +345,8 @@ def test_all_recorded_jobs_are_listed_newest_first(
     """If a scheduler is named, those that others have sent are listed, too."""
     first, second = runner.submit(*ECHO), runner.submit(*ECHO)
     scheduler.others = [
-        Listed("1", AppState.RUNNING, "echo"),
-        Listed("9", AppState.PENDING, "theirs", "2020-01-01T00:00:00+00:00"),
+        JobSummary("1", AppState.RUNNING, "echo"),
+        JobSummary("9", AppState.PENDING, "theirs", "2020-01-01T00:00:00+00:00"),
     ]
     assert [job.handle for job in runner.list()] == [second, first]
     assert scheduler.asked == [("status", ("2", "1"))]  # one question for all

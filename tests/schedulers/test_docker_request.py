@@ -61,7 +61,9 @@ def test_a_job_brings_the_launcher_that_it_needs(
     command: str, launcher: str, brings_it: bool
 ) -> None:
     its = AppDef("app", (role(entrypoint="bash", args=("-c", command)),))
-    request = docker.make().render(launcher_file.marked(its, launcher), {}, "app-x7k2m")
+    request = docker.make().render(
+        launcher_file.with_bundled_launcher(its, launcher), {}, "app-x7k2m"
+    )
     (container,) = request.body["containers"]
     assert container["has_launcher"] is brings_it
     assert (container["config"]["Cmd"][0] == "sh") is brings_it

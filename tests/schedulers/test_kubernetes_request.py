@@ -198,7 +198,7 @@ def test_the_launcher_travels_in_a_config_map() -> None:
     made = objects(ddp())
     data = of("ConfigMap", made)["binaryData"]
     assert base64.b64decode(data["relight"]) == launcher_file.build()
-    installed = launcher_file.marked(ddp(), "installed")
+    installed = launcher_file.with_bundled_launcher(ddp(), "installed")
     assert "ConfigMap" not in {each["kind"] for each in objects(installed)}
 
 

@@ -10,7 +10,7 @@ from relight.core.status.rates import Rates
 from relight.core.status.snapshot import NodeSnapshot, RankSnapshot, WholeJob
 from relight.core.status.timeline import TimedEvent, history
 from relight.events import event_lines
-from relight.events.event_types import Recorded, Restarting, line_of
+from relight.events.event_types import LoggedEvent, Restarting, line_of
 from relight.inspect.page.changes import changes
 from relight.inspect.page.view_model import Events, Reading, look, state_of
 
@@ -82,7 +82,7 @@ def test_no_secret_reaches_the_page() -> None:
     own = node(rank(0, last_line=text), generation=1, cause=text)
     records = {"gpu-01": [TimedEvent(2.0, Restarting(1, 3, text))]}
     events = Events()
-    line = event_lines.read(line_of(Recorded(1, 2.0, 2.0, Restarting(1, 3, text))))
+    line = event_lines.read(line_of(LoggedEvent(1, 2.0, 2.0, Restarting(1, 3, text))))
     assert line is not None
     events.add("gpu-01", line)
     reading = Reading(WholeJob((own,)), Rates(), history(records, 1.0), True, False)
@@ -94,7 +94,7 @@ def test_no_secret_reaches_the_page() -> None:
 def test_events_are_numbered_and_only_the_last_are_kept() -> None:
     events = Events(most=2)
     for number in range(4):
-        line = event_lines.read(line_of(Recorded(1, 1.0, number, Restarting(1, 3, "why"))))
+        line = event_lines.read(line_of(LoggedEvent(1, 1.0, number, Restarting(1, 3, "why"))))
         assert line is not None
         events.add("gpu-01", line)
     assert [(each["n"], each["at"]) for each in events.shown()] == [(3, 2.0), (4, 3.0)]

@@ -9,7 +9,7 @@ from relight.agent.node import Node as ShippedNode
 from relight.core.failure import ErrorReport, Failure, FailureKind
 from relight.core.group.messages import FromCoordinator, GenerationFormed, WaitReason
 from relight.core.workers.hang_detector import Usage
-from relight.events.event_types import Recorded, WorkerExited, WorkersFrozen, WorkerStarted
+from relight.events.event_types import LoggedEvent, WorkerExited, WorkersFrozen, WorkerStarted
 from relight.processes.freezer import Freezer
 
 from .memory import Steps
@@ -18,7 +18,7 @@ from .world import Failure as Violation
 from .world import Process, Timer
 
 if TYPE_CHECKING:
-    from relight.agent.agent_config import NodeJob
+    from relight.agent.agent_config import AgentConfig
 
 
 _FREEZE_AGAIN_S = 0.05
@@ -40,7 +40,7 @@ class WatchedNode(ShippedNode):
 class Node(Agent):
     """The shipped agent, in a simulated process."""
 
-    def __init__(self, job: "NodeJob", process: Process, stop_s: float) -> None:
+    def __init__(self, job: "AgentConfig", process: Process, stop_s: float) -> None:
         self.process = process
         self.name = process.name
         self.workers: Workers | None = None
@@ -406,10 +406,10 @@ class EventLog:
     def __init__(self, *_: object) -> None:
         pass
 
-    def write(self, event: Any) -> Recorded:
-        return Recorded(0, 0.0, 0.0, event)
+    def write(self, event: Any) -> LoggedEvent:
+        return LoggedEvent(0, 0.0, 0.0, event)
 
-    def after(self, number: int) -> list[Recorded]:
+    def after(self, number: int) -> list[LoggedEvent]:
         del number
         return []
 

@@ -5,13 +5,15 @@
 from collections.abc import Callable
 from typing import Any
 
-from relight.agent.health_check import Unfit
+from relight.agent.health_check import HealthCheckFailure
 from relight.core.group.messages import NodesProbed, StartProbes, Target, Unreached
 
 _LONGEST_S = 2.5
 
 
-def check(loop: Any, journal: object, job: object, is_over: Callable[[], bool]) -> Unfit:
+def check(
+    loop: Any, journal: object, job: object, is_over: Callable[[], bool]
+) -> HealthCheckFailure:
     """Return whether a machine is broken, as `relight.agent.health_check.run`. That may take a
     while.
     """
@@ -21,7 +23,7 @@ def check(loop: Any, journal: object, job: object, is_over: Callable[[], bool]) 
     is_broken = world.probes.random() < world.broken
     if is_broken:
         world.log(f"{loop.process.name} is broken")
-    return Unfit("broken" if is_broken else "")
+    return HealthCheckFailure("broken" if is_broken else "")
 
 
 class NetworkCheck:

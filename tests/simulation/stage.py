@@ -12,10 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
-from relight.agent.agent_config import NodeJob
+from relight.agent.agent_config import AgentConfig
 from relight.agent.group import Group
 from relight.base.env import Environment
-from relight.base.values import NETWORK, CheckByName, HealthCheck, Nodes
+from relight.base.values import NETWORK, BuiltinCheck, HealthCheck, Nodes
 from relight.cli import coordinator
 from relight.core.group.group_types import GroupSettings
 from relight.core.group.membership import Membership
@@ -184,12 +184,12 @@ def on(world: World) -> Iterator[None]:
 
 def job(
     settings: GroupSettings, meeting: Meeting, slots: int, grace_s: float, world: World,
-) -> NodeJob:  # fmt: skip
+) -> AgentConfig:  # fmt: skip
     """Return what an agent is to run."""
-    check = HealthCheck("", (CheckByName(NETWORK, 0),)) if world.tries_network else None
+    check = HealthCheck("", (BuiltinCheck(NETWORK, 0),)) if world.tries_network else None
     spec = COMMAND.spec._replace(hang_timeout=world.hang_timeout, health_check=check)
     command = COMMAND._replace(spec=spec)
-    return NodeJob(
+    return AgentConfig(
         command=command, nproc=slots, store_host="", store_port=0, cpus=(), grace_s=grace_s,
         stuck_after_s=0.0, run_directory="", scratch="", settings=settings, meeting=meeting,
         facts={}, worker_program=None,

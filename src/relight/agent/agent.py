@@ -34,11 +34,11 @@ import socket
 import time
 from collections.abc import Iterator
 
-from relight.agent.agent_config import NodeJob
+from relight.agent.agent_config import AgentConfig
 from relight.agent.group import LOADED_FOR_NODES, LOADED_LATER
 from relight.agent.node import Node, link_to_group
 from relight.agent.preemption import Interruption
-from relight.agent.worker_group import AgentServices, Outcome, WorkerGroup
+from relight.agent.worker_group import AgentContext, GenerationResult, WorkerGroup
 from relight.base.values import EVENT_HANDLERS
 from relight.core.group.messages import GenerationFormed
 from relight.events.event_types import Ended
@@ -53,7 +53,7 @@ from relight.processes.spawner import SpawnerProcess
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.agent.health_check import Unfit
+    from relight.agent.health_check import HealthCheckFailure
     from relight.agent.network_check import NetworkCheck
     from relight.agent.shutdown import Leaving
     from relight.agent.status.inspector import JobInspector
@@ -110,7 +110,7 @@ class Agent:
         job: what to run.
     """
 
-    def __init__(self, job: NodeJob) -> None:
+    def __init__(self, job: AgentConfig) -> None:
         spec = job.command.spec
         self.job = job
         self.loop = Loop()
@@ -129,7 +129,7 @@ class Agent:
         if job.nproc > 8:  # raising it costs an import; few workers never need it
             raise_limit()
         self._spawner = SpawnerProcess()
-        self._services = AgentServices(
+        self._services = AgentContext(
             socket.gethostname(),
             self.loop,
             consoles,
@@ -187,13 +187,13 @@ class Agent:
 
     def _run(self) -> tuple[int, str]:
         """Run generations until this agent leaves; return its exit code, and why."""
-        outcome, node, signals = Outcome(), self.node, self.interruption.signals
+        outcome, node, signals = GenerationResult(), self.node, self.interruption.signals
         while True:
             unfit = self._check_health(outcome)
             if unfit is not None:
                 return self._leaving().as_unfit(unfit, outcome, self._is_over)
             self._get_ready(outcome)
-            formed, outcome = self._wait_for_generation(), Outcome()
+            formed, outcome = self._wait_for_generation(), GenerationResult()
             if formed is not None:
                 workers, outcome = self._run_generation(formed)
                 if workers.stuck and outcome.failures:
@@ -214,7 +214,7 @@ class Agent:
 
     # A generation.
 
-    def _check_health(self, outcome: Outcome) -> "Unfit | None":
+    def _check_health(self, outcome: GenerationResult) -> "HealthCheckFailure | None":
         """Return why this node must run no workers, if so."""
         # Without a restart no worker will start here, so its health does not matter.
         no_restart = bool(outcome.failures) and not self.job.settings.max_restarts
@@ -225,7 +225,7 @@ class Agent:
         unfit = health_check.run(self.loop, self.journal, self.job, self._is_over)
         return unfit if unfit.why else None
 
-    def _get_ready(self, outcome: Outcome) -> None:
+    def _get_ready(self, outcome: GenerationResult) -> None:
         """Bind a store for the next generation; report that no workers run here, and how the last
         ones ended.
 
@@ -253,7 +253,7 @@ class Agent:
             idle.cancel()
         return None if self._is_over() else self.node.startable
 
-    def _run_generation(self, formed: GenerationFormed) -> tuple[WorkerGroup, Outcome]:
+    def _run_generation(self, formed: GenerationFormed) -> tuple[WorkerGroup, GenerationResult]:
         """Run the workers until they and all processes that they started have exited."""
         if self.node.workers is not None:
             self.node.workers.show_tracebacks()  # of the generation before
@@ -267,7 +267,7 @@ class Agent:
         if formed.place.group_rank == 0 and self._store is not None:
             self._store.close()
             self._store = None
-        return workers, Outcome() if signals else workers.outcome()
+        return workers, GenerationResult() if signals else workers.outcome()
 
     def _wait_for_others(self, workers: WorkerGroup) -> None:
         """Wait for the workers of other nodes, after all workers here succeeded."""
@@ -339,7 +339,9 @@ def _load(loop: Loop, modules: Iterator[str]) -> None:
     loop.call_after(0, lambda: _load(loop, modules))
 
 
-def _preload(job: NodeJob, loop: Loop, journal: Journal, cold: SpawnerProcess) -> "Preload | None":
+def _preload(
+    job: AgentConfig, loop: Loop, journal: Journal, cold: SpawnerProcess
+) -> "Preload | None":
     if job.worker_program is None:
         return None
     from relight.warm.preloading import Preload
@@ -348,7 +350,7 @@ def _preload(job: NodeJob, loop: Loop, journal: Journal, cold: SpawnerProcess) -
     return Preload(loop, job.worker_program, modules, cold, journal.record, journal.say)
 
 
-def _network_check(job: NodeJob, loop: Loop) -> "NetworkCheck | None":
+def _network_check(job: AgentConfig, loop: Loop) -> "NetworkCheck | None":
     check = job.command.spec.health_check
     if job.meeting is None or check is None or not check.of_network:
         return None

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from relight.warm.warm_spawner import WorkerProgram
 
 
-class NodeJob(NamedTuple):
+class AgentConfig(NamedTuple):
     """The workers' command and number, and how the nodes meet. Times in seconds.
 
     `store_host` and `store_port` are where the workers' store listens. `meeting` is None for a job

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 
-from relight.agent.agent_config import NodeJob
+from relight.agent.agent_config import AgentConfig
 from relight.base.errors import UsageError, signal_name
 from relight.base.fields import plain
 from relight.base.typed import Any
@@ -48,7 +48,9 @@ def remove_old(path: str) -> None:
         raise UsageError(f"--failure-report={path}: {why}", hint="name a file that can be written")
 
 
-def write(path: str, end: JobEnded, ready: NodeReady | None, job: NodeJob, restarts: int) -> str:
+def write(
+    path: str, end: JobEnded, ready: NodeReady | None, job: AgentConfig, restarts: int
+) -> str:
     """Write the report of a failed job.
 
     Args:

@@ -12,12 +12,12 @@ import socket
 import tempfile
 from collections.abc import Callable
 
-from relight.agent.agent_config import NodeJob
+from relight.agent.agent_config import AgentConfig
 from relight.base.env import Environment
 from relight.base.errors import signal_name
 from relight.base.text import format_duration, pluralize
 from relight.base.typed import NamedTuple
-from relight.base.values import NETWORK, CheckByName, HealthCheck
+from relight.base.values import NETWORK, BuiltinCheck, HealthCheck
 from relight.events.event_types import HealthChecked
 from relight.health import inspection, machine_findings
 from relight.host import system
@@ -38,17 +38,19 @@ _REPAIR = "repair it, or leave it out; --health-check says what is checked"
 _DRIVER_REMEDY = "look at dmesg; restart the driver or the machine"
 
 
-class Unfit(NamedTuple):
+class HealthCheckFailure(NamedTuple):
     """Why a node can't run workers, empty if it can, and what to do about it."""
 
     why: str
     remedy: str = _REPAIR
 
 
-_FIT = Unfit("")
+_FIT = HealthCheckFailure("")
 
 
-def run(loop: Loop, journal: Journal, job: NodeJob, is_over: Callable[[], bool]) -> Unfit:
+def run(
+    loop: Loop, journal: Journal, job: AgentConfig, is_over: Callable[[], bool]
+) -> HealthCheckFailure:
     """Check this node; return why it can't run workers, if so.
 
     Args:
@@ -66,7 +68,7 @@ def run(loop: Loop, journal: Journal, job: NodeJob, is_over: Callable[[], bool])
     if unfit is None and is_over():
         return _FIT
     if unfit is None:
-        unfit = Unfit(f"it did not end within {format_duration(limit_s)}")
+        unfit = HealthCheckFailure(f"it did not end within {format_duration(limit_s)}")
     if unfit.why and check.command:
         unfit = unfit._replace(why=f"{check.command}: {unfit.why}")
     journal.record(HealthChecked(round(loop.now() - began, 3), unfit.why))
@@ -74,8 +76,8 @@ def run(loop: Loop, journal: Journal, job: NodeJob, is_over: Callable[[], bool])
 
 
 def _until_known(
-    loop: Loop, check: HealthCheck, job: NodeJob, is_over: Callable[[], bool], until: float
-) -> Unfit | None:
+    loop: Loop, check: HealthCheck, job: AgentConfig, is_over: Callable[[], bool], until: float
+) -> HealthCheckFailure | None:
     """Return the result of a check; None if there is none in time, or it is needed no more. A check
     whose process relight itself has lost says nothing of this node: it begins again.
     """
@@ -83,7 +85,7 @@ def _until_known(
         try:
             running = _Check(check, job)
         except OSError as error:
-            return Unfit(str(error.strerror))
+            return HealthCheckFailure(str(error.strerror))
         try:
             running.helper.watch(loop, lambda: None)
             _await(loop, running.helper, is_over, until)
@@ -106,7 +108,7 @@ class _Check:
         OSError: it can't be started.
     """
 
-    def __init__(self, check: HealthCheck, job: NodeJob) -> None:
+    def __init__(self, check: HealthCheck, job: AgentConfig) -> None:
         self._is_command = bool(check.command)
         self._output = system.anonymous_file("health-check")
         command = ("/bin/sh", "-c", check.command)
@@ -118,16 +120,16 @@ class _Check:
             os.close(self._output)
             raise
 
-    def result(self) -> Unfit:
+    def result(self) -> HealthCheckFailure:
         """Return why the check failed, if so; it has ended."""
         code = self.helper.exitcode
         if self.helper.error is not None:
-            return Unfit(str(self.helper.error.strerror))
+            return HealthCheckFailure(str(self.helper.error.strerror))
         if not code:
-            return _FIT if self._is_command else Unfit(*json.loads(self._text()))
+            return _FIT if self._is_command else HealthCheckFailure(*json.loads(self._text()))
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with {code}"
         said = self._last_line()
-        return Unfit(f"{how}: {said}" if said else how)
+        return HealthCheckFailure(f"{how}: {said}" if said else how)
 
     def close(self) -> None:
         """Kill it if it still runs, and what it has started."""
@@ -144,20 +146,20 @@ class _Check:
         return last if len(last) <= _SHOWN else f"{last[: _SHOWN - 1]}…"
 
 
-def _tell(find: Callable[[], Unfit]) -> None:
+def _tell(find: Callable[[], HealthCheckFailure]) -> None:
     """Print, in the process of a check, what it has found."""
     try:
         unfit = find()
     except Exception as error:
-        unfit = Unfit(f"{type(error).__name__}: {error}")
+        unfit = HealthCheckFailure(f"{type(error).__name__}: {error}")
     os.write(1, json.dumps(unfit).encode())
 
 
-def _by_name(check: HealthCheck, job: NodeJob) -> Callable[[], Unfit]:
+def _by_name(check: HealthCheck, job: AgentConfig) -> Callable[[], HealthCheckFailure]:
     """Return a call of the checks that were named: it returns what the first that fails says."""
     env = job.command.env
 
-    def work() -> Unfit:
+    def work() -> HealthCheckFailure:
         for each in check.names:
             if each.name == NETWORK:
                 continue  # network_check
@@ -169,7 +171,7 @@ def _by_name(check: HealthCheck, job: NodeJob) -> Callable[[], Unfit]:
     return work
 
 
-def _disk(check: CheckByName, env: Environment, job: NodeJob) -> Unfit:
+def _disk(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheckFailure:
     """Check where workers and relight write: TMPDIR, the logs, and the current directory."""
     temporary = env.get("TMPDIR") or tempfile.gettempdir()
     places = [temporary, job.run_directory or temporary, os.getcwd()]
@@ -179,44 +181,52 @@ def _disk(check: CheckByName, env: Environment, job: NodeJob) -> Unfit:
     return next((each for each in found if each.why), _FIT)
 
 
-def _shm(check: CheckByName, env: Environment, job: NodeJob) -> Unfit:
+def _shm(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheckFailure:
     del env, job
     return _room(_SHARED_MEMORY, check.least, machine_findings.SHM_REMEDY)
 
 
-def _room(path: str, least: int, remedy: str) -> Unfit:
+def _room(path: str, least: int, remedy: str) -> HealthCheckFailure:
     disk = inspection.disk(path)
     if disk.error:
-        return Unfit(f"{path} is not writable: {disk.error}", remedy)
+        return HealthCheckFailure(f"{path} is not writable: {disk.error}", remedy)
     if disk.free < least:
-        return Unfit(f"{path} has {_size(disk.free)} free, less than {_size(least)}", remedy)
+        return HealthCheckFailure(
+            f"{path} has {_size(disk.free)} free, less than {_size(least)}", remedy
+        )
     return _FIT
 
 
-def _memory(check: CheckByName, env: Environment, job: NodeJob) -> Unfit:
+def _memory(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheckFailure:
     del env, job
     free = inspection.available_memory()
     if free == machine_findings.NO_LIMIT or free >= check.least:
         return _FIT
     why = f"{_size(free)} are available, less than {_size(check.least)}"
-    return Unfit(why, f"end what else takes memory here; {machine_findings.MEMORY_REMEDY}")
+    return HealthCheckFailure(
+        why, f"end what else takes memory here; {machine_findings.MEMORY_REMEDY}"
+    )
 
 
-def _gpu(check: CheckByName, env: Environment, job: NodeJob) -> Unfit:
+def _gpu(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheckFailure:
     del check
     gpus = inspection.gpus(env)
     if gpus.visible < job.nproc:
         hiding = f" ({gpus.hiding})" if gpus.hiding else ""
         workers = pluralize(job.nproc, "worker")
         why = f"{gpus.visible} of {gpus.present} GPUs can be used{hiding}, for {workers}"
-        return Unfit(why, "relight doctor says what is missing; or fewer --nproc-per-node")
+        return HealthCheckFailure(
+            why, "relight doctor says what is missing; or fewer --nproc-per-node"
+        )
     if gpus.holders:
         shown = ", ".join(gpus.holders[:3])
-        return Unfit(f"other processes use the GPUs: {shown}", machine_findings.HOLDERS_REMEDY)
+        return HealthCheckFailure(
+            f"other processes use the GPUs: {shown}", machine_findings.HOLDERS_REMEDY
+        )
     return _by_nvidia_smi(env)
 
 
-def _by_nvidia_smi(env: Environment) -> Unfit:
+def _by_nvidia_smi(env: Environment) -> HealthCheckFailure:
     """Return which NVIDIA GPU has memory in use, or has had memory errors that ECC could not
     correct since the driver was loaded. A GPU that does not count such errors passes.
     """
@@ -233,19 +243,21 @@ def _by_nvidia_smi(env: Environment) -> Unfit:
     except FileNotFoundError:
         return _FIT  # no NVIDIA tools
     except OSError as error:
-        return Unfit(f"nvidia-smi does not answer: {error.strerror}", _DRIVER_REMEDY)
+        return HealthCheckFailure(f"nvidia-smi does not answer: {error.strerror}", _DRIVER_REMEDY)
     if done.exitcode:
         text = (done.stdout + done.stderr).decode(errors="replace").strip()
         why = f"nvidia-smi exited with {done.exitcode}: {text[-_SHOWN:]}"
-        return Unfit(why, _DRIVER_REMEDY)
+        return HealthCheckFailure(why, _DRIVER_REMEDY)
     for line in done.stdout.decode(errors="replace").splitlines():
         index, used, errors = [*map(str.strip, line.split(",")), "", ""][:3]
         if used.isdecimal() and int(used) > _MOST_USED_MIB:
             why = f"GPU {index} has {used} MiB in use, more than {_MOST_USED_MIB} MiB"
-            return Unfit(why, machine_findings.HOLDERS_REMEDY)
+            return HealthCheckFailure(why, machine_findings.HOLDERS_REMEDY)
         if errors.isdecimal() and int(errors):
             why = f"GPU {index} has {errors} memory errors that ECC could not correct, more than 0"
-            return Unfit(why, f"nvidia-smi --gpu-reset -i {index}; if they come again, replace it")
+            return HealthCheckFailure(
+                why, f"nvidia-smi --gpu-reset -i {index}; if they come again, replace it"
+            )
     return _FIT
 
 
@@ -260,7 +272,7 @@ def _size(size: int) -> str:
     return f"{size} GiB"
 
 
-def explain(unfit: Unfit) -> str:
+def explain(unfit: HealthCheckFailure) -> str:
     """Return the message of an agent whose node is unfit."""
     return (
         f"error: the health check of {socket.gethostname()} failed ({unfit.why}): "

@@ -13,9 +13,9 @@ coordinator.
 import os
 from collections.abc import Callable, Sequence
 
-from relight.agent.agent_config import NodeJob
+from relight.agent.agent_config import AgentConfig
 from relight.agent.group import Group, LocalLink
-from relight.agent.worker_group import Outcome, WorkerGroup
+from relight.agent.worker_group import GenerationResult, WorkerGroup
 from relight.base.text import pluralize
 from relight.core.failure import Failure
 from relight.core.group.messages import (
@@ -72,7 +72,7 @@ class Node:
         journal: tells the user, and records.
     """
 
-    def __init__(self, job: NodeJob, loop: Loop, journal: Journal) -> None:
+    def __init__(self, job: AgentConfig, loop: Loop, journal: Journal) -> None:
         self.state: NodeReady | GenerationFormed | WorkerGroup | None = None
         self.workers: WorkerGroup | None = None
         """Those of the latest generation, also when it is over: reports read their logs."""
@@ -138,7 +138,7 @@ class Node:
         """For how long no coordinator has answered this node; 0 in its own process."""
         return self._link.unheard_s()
 
-    def get_ready(self, port: int, outcome: Outcome) -> None:
+    def get_ready(self, port: int, outcome: GenerationResult) -> None:
         """Report that no workers run here, and how the last ones ended.
 
         Args:
@@ -193,7 +193,7 @@ class Node:
         self._loop.run_until(lambda: is_over() or self.unheard_s > WITHOUT_COORDINATOR_S, left_s)
         self._journal.goes_on()
 
-    def last_report(self, outcome: Outcome) -> NodeReady:
+    def last_report(self, outcome: GenerationResult) -> NodeReady:
         """Return the report on a generation after which no workers start here."""
         return self._report(0, outcome)
 
@@ -325,7 +325,7 @@ class Node:
             case WorkerGroup() as workers:
                 workers.stop(stop)
             case GenerationFormed():  # its workers have not started
-                self.get_ready(self._port, Outcome())
+                self.get_ready(self._port, GenerationResult())
 
     def _count_calls(self, limit: int) -> None:
         """Hold workers at a call of `should_checkpoint`, and answer how far they are."""
@@ -354,7 +354,7 @@ class Node:
     def _preemption(self) -> NodePreempted:
         return NodePreempted(self.generation, self.preempted, self._job.grace_s)
 
-    def _report(self, port: int, outcome: Outcome) -> NodeReady:
+    def _report(self, port: int, outcome: GenerationResult) -> NodeReady:
         """Return the report on the generation that this node is in, or was in until now."""
         return NodeReady(
             generation=self.generation,
@@ -366,7 +366,7 @@ class Node:
             prober=None if self._network is None else self._network.prober,
         )
 
-    def _progressed(self, outcome: Outcome) -> bool | None:
+    def _progressed(self, outcome: GenerationResult) -> bool | None:
         """Return whether workers came further than those before them, None if nothing tells."""
         step = outcome.step
         if step is None:
@@ -422,7 +422,7 @@ class Node:
             )
 
 
-def link_to_group(job: NodeJob, loop: Loop, host: str) -> "LocalLink | RemoteLink":
+def link_to_group(job: AgentConfig, loop: Loop, host: str) -> "LocalLink | RemoteLink":
     """Return the link of this node to its group, not opened yet.
 
     Args:
@@ -460,7 +460,7 @@ def link_to_group(job: NodeJob, loop: Loop, host: str) -> "LocalLink | RemoteLin
     return RemoteLink(loop, job.settings, join, meeting)
 
 
-def _stop_s(job: NodeJob) -> float | None:
+def _stop_s(job: AgentConfig) -> float | None:
     """Return the longest time in seconds from `StopWorkers` until the group knows that the workers
     have exited; None for a job of one node.
     """

@@ -11,7 +11,7 @@ Any other signal that stops the job, and a second one, stops the workers of this
 
 import signal
 
-from relight.agent.agent_config import NodeJob
+from relight.agent.agent_config import AgentConfig
 from relight.agent.node import WITHOUT_COORDINATOR_S, Node
 from relight.base.errors import signal_name
 from relight.base.text import format_duration
@@ -35,7 +35,7 @@ class Interruption:
         node: has the workers, and tells the group.
     """
 
-    def __init__(self, job: NodeJob, loop: Loop, journal: Journal, node: Node) -> None:
+    def __init__(self, job: AgentConfig, loop: Loop, journal: Journal, node: Node) -> None:
         self.signals: list[int] = []
         """The stop signals that this agent has received, or acts on as if it had (when its node is
         preempted): after the first one it leaves the job."""

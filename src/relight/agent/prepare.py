@@ -1,4 +1,4 @@
-"""Turns the checked flags (a LaunchSpec) into what this node runs (a NodeJob).
+"""Turns the checked flags (a LaunchSpec) into what this node runs (an AgentConfig).
 
 The user's errors that this machine alone can see are found here, before anything is started.
 """
@@ -8,7 +8,7 @@ import sys
 
 import relight
 from relight.agent import entrypoint
-from relight.agent.agent_config import NodeJob
+from relight.agent.agent_config import AgentConfig
 from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.base.values import (
@@ -40,7 +40,7 @@ _WRITABLE = 0o022
 
 def prepare(
     spec: LaunchSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
-) -> tuple[NodeJob, list[str]]:
+) -> tuple[AgentConfig, list[str]]:
     """Check the request against this machine; return what to run, and notes for the user.
 
     Args:
@@ -102,7 +102,7 @@ def _job(
     notes: list[str],
     *,
     local_rank_argument: bool,
-) -> NodeJob:
+) -> AgentConfig:
     threads = 1 if nproc > 1 and "OMP_NUM_THREADS" not in env.variables else 0
     if threads:
         notes.append("OMP_NUM_THREADS is not set; using 1 thread for each worker")
@@ -147,7 +147,7 @@ def _job(
         # torchrun's standalone mode is c10d.
         backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
         notes += conf.parse(spec.rdzv_conf, backend)[1]
-    return NodeJob(
+    return AgentConfig(
         command=command,
         nproc=nproc,
         store_host=master.host,

@@ -13,17 +13,17 @@ again here: the agent reports that failure, as if the job had ended.
 import signal
 from collections.abc import Callable
 
-from relight.agent.agent_config import NodeJob
+from relight.agent.agent_config import AgentConfig
 from relight.agent.group import LocalLink
 from relight.agent.node import Node
-from relight.agent.worker_group import AgentServices, Outcome, WorkerGroup
+from relight.agent.worker_group import AgentContext, GenerationResult, WorkerGroup
 from relight.base.errors import EXIT_MACHINE, EXIT_PREEMPTED, exit_code_of_signal, signal_name
 from relight.core.group.messages import JobEnded, NodeLeaving, NodeReady
 from relight.events.event_types import NotRestarting
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.agent.health_check import Unfit
+    from relight.agent.health_check import HealthCheckFailure
     from relight.agent.link import RemoteLink
 
 _TELL_S = 3.0
@@ -41,7 +41,7 @@ class Leaving:
     """
 
     def __init__(
-        self, job: NodeJob, services: AgentServices, link: "LocalLink | RemoteLink", node: Node
+        self, job: AgentConfig, services: AgentContext, link: "LocalLink | RemoteLink", node: Node
     ) -> None:
         self._job = job
         self._loop = services.loop
@@ -60,7 +60,7 @@ class Leaving:
         return exit_code_of_signal(number), f"the {reason}"
 
     def as_unfit(
-        self, unfit: "Unfit", outcome: Outcome, is_over: Callable[[], bool]
+        self, unfit: "HealthCheckFailure", outcome: GenerationResult, is_over: Callable[[], bool]
     ) -> tuple[int, str]:
         """Leave after a health check that failed.
 
@@ -81,7 +81,7 @@ class Leaving:
         return EXIT_MACHINE, f"the node leaves: {reason}"
 
     def as_preempted(
-        self, workers: WorkerGroup, outcome: Outcome, is_over: Callable[[], bool]
+        self, workers: WorkerGroup, outcome: GenerationResult, is_over: Callable[[], bool]
     ) -> tuple[int, str]:
         """Leave as the node is preempted and its workers have exited. It stays while those of other
         nodes save: it may be their coordinator, or vote for it.
@@ -106,7 +106,7 @@ class Leaving:
         self._journal.say(f"preempted: all workers have left in time; exit code {EXIT_PREEMPTED}")
         return EXIT_PREEMPTED, f"the node is preempted: {why}"
 
-    def as_stuck(self, workers: WorkerGroup, outcome: Outcome) -> tuple[int, str]:
+    def as_stuck(self, workers: WorkerGroup, outcome: GenerationResult) -> tuple[int, str]:
         """Leave as a worker can't be killed."""
         why = f"its {workers.stuck} can't be killed: it is in an uninterruptible call"
         verdict_reason = f"{workers.stuck} may still hold its GPU and memory"
@@ -146,7 +146,7 @@ class Leaving:
     def _give_up(
         self,
         workers: WorkerGroup,
-        outcome: Outcome,
+        outcome: GenerationResult,
         why: str,
         verdict_reason: str,
         is_over: Callable[[], bool] | None = None,

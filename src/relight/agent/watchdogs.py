@@ -13,10 +13,16 @@ ones.
 import signal
 from collections.abc import Callable, Mapping
 
-from relight.agent.agent_config import NodeJob
+from relight.agent.agent_config import AgentConfig
 from relight.base.errors import signal_name
 from relight.base.text import format_duration
-from relight.core.group.messages import FromAgent, GenerationFormed, NodePace, NodeQuiet, SlowRanks
+from relight.core.group.messages import (
+    FromAgent,
+    GenerationFormed,
+    NodeIdle,
+    SlowRanks,
+    WaitSamples,
+)
 from relight.events.event_types import StateChanged, WorkerExited
 from relight.host import system
 from relight.host.loop import Loop
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
     from relight.stacks.wait_sampler import PaceWatch
 
 
-class WorkerWatches:
+class Watchdogs:
     """The watches over one generation's workers on this node.
 
     Args:
@@ -54,7 +60,7 @@ class WorkerWatches:
         self,
         loop: Loop,
         journal: Journal,
-        job: NodeJob,
+        job: AgentConfig,
         formed: GenerationFormed,
         supervisor: Supervisor,
         printed: Callable[[], int],
@@ -84,10 +90,10 @@ class WorkerWatches:
         """For how long the workers have done nothing, if that is too long."""
         return self._quiet_watch.quiet if self._quiet_watch is not None else None
 
-    def quiet_report(self) -> NodeQuiet:
+    def quiet_report(self) -> NodeIdle:
         """Return for how long the workers have done nothing, for the coordinator."""
         seconds, limit_s = self.quiet or (0.0, 0.0)
-        return NodeQuiet(self._formed.generation.id, seconds, limit_s)
+        return NodeIdle(self._formed.generation.id, seconds, limit_s)
 
     def report_slow_ranks(self, found: SlowRanks) -> None:
         """Tell the user which ranks are slow, as the coordinator has found."""
@@ -214,4 +220,4 @@ class WorkerWatches:
     def _on_pace(
         self, looks: tuple[int, ...], waits: tuple[int, ...], steps: tuple[int, ...]
     ) -> None:
-        self._send(NodePace(self._formed.generation.id, looks, waits, steps))
+        self._send(WaitSamples(self._formed.generation.id, looks, waits, steps))

@@ -20,7 +20,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
-from relight.agent.agent_config import NodeJob
+from relight.agent.agent_config import AgentConfig
 from relight.base.errors import MachineError, signal_name
 from relight.base.text import format_duration
 from relight.base.typed import NamedTuple
@@ -57,7 +57,7 @@ from relight.processes.worker_processes import Fork, ProcessEvent, WorkerPlan
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.agent.watchdogs import WorkerWatches
+    from relight.agent.watchdogs import Watchdogs
     from relight.core.diagnosis.printed_traceback import Program
     from relight.core.group.early_exits import EarlyExits
     from relight.core.workers.hang_detector import Quiet
@@ -75,7 +75,7 @@ _HELD_S = 5.0
 """How long a traceback is held back, on a terminal, after its worker has ended."""
 
 
-class AgentServices(NamedTuple):
+class AgentContext(NamedTuple):
     """What an agent provides to the workers of all generations.
 
     `host` is the name of this node. `fork` starts workers cold, and `preload` forks them from a
@@ -91,7 +91,7 @@ class AgentServices(NamedTuple):
     preload: "Preload | None"
 
 
-class Outcome(NamedTuple):
+class GenerationResult(NamedTuple):
     """How workers ended: this node's failures, and the ranks that had succeeded before them.
 
     `step`: the highest one that they reported, None for none. `saved`: whether they saved a
@@ -119,8 +119,8 @@ class WorkerGroup:
 
     def __init__(
         self,
-        services: AgentServices,
-        job: NodeJob,
+        services: AgentContext,
+        job: AgentConfig,
         formed: GenerationFormed,
         send: Callable[[FromAgent], None],
     ) -> None:
@@ -138,7 +138,7 @@ class WorkerGroup:
         """Set when the workers start."""
         self.had_called = False
         """Whether a worker had called `should_checkpoint` when all had ended."""
-        self._watches: WorkerWatches | None = None
+        self._watches: Watchdogs | None = None
         """Set when the workers have started, if any watch is wanted."""
         self._services = services
         self._job = job
@@ -146,7 +146,7 @@ class WorkerGroup:
         self._early_exits: EarlyExits | None = None
         self._early_alarm = Alarm(services.loop, self._tell_early_exits)
         self._memory: WorkerMemory | None = None
-        self._progress = Outcome()
+        self._progress = GenerationResult()
         directory = job.run_directory or services.scratch.make()
         generation = formed.generation
         self._plans: list[WorkerPlan] = []
@@ -248,7 +248,7 @@ class WorkerGroup:
             return
         step = self.memory.step() if self._has_memory() else None
         if not self.ended_well:
-            self._progress = Outcome(step=step)
+            self._progress = GenerationResult(step=step)
         span = self.memory.span() if step is not None else None
         if step is not None and span is not None:
             journal.record(StepsReported(generation.number, step, *span))
@@ -272,7 +272,7 @@ class WorkerGroup:
         for text in texts:
             self._services.journal.say_with_traceback(text)
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> GenerationResult:
         """Return how the workers ended."""
         supervisor = self.supervisor
         if supervisor is None:
@@ -557,13 +557,13 @@ class WorkerGroup:
             return Program.LEFT
         return program_of(supervisor.workers.pids[local_rank])
 
-    def _watch(self, supervisor: Supervisor) -> "WorkerWatches":
+    def _watch(self, supervisor: Supervisor) -> "Watchdogs":
         """Return the watches; begin them if that has not been done."""
         if self._watches is None:
-            from relight.agent.watchdogs import WorkerWatches
+            from relight.agent.watchdogs import Watchdogs
 
             services = self._services
-            self._watches = WorkerWatches(
+            self._watches = Watchdogs(
                 services.loop, services.journal, self._job, self.formed, supervisor,
                 self.logs.size, lambda: self.memory, self._send, self._report_first_failure,
             )  # fmt: skip

@@ -40,8 +40,8 @@ from relight.base.errors import (
     InternalError,
     RelightError,
     UsageError,
+    describe_bug,
     exit_code_of_signal,
-    mistake,
     signal_name,
 )
 from relight.base.typed import Any, NamedTuple, NoReturn
@@ -447,7 +447,7 @@ def entry(fd: int) -> NoReturn:
 
 def _bug(error: Exception) -> InternalError:
     hint = "please report these lines and what was run"
-    return InternalError(f"internal error in relight (a bug): {mistake(error)}", hint=hint)
+    return InternalError(f"internal error in relight (a bug): {describe_bug(error)}", hint=hint)
 
 
 # In this process.

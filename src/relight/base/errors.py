@@ -72,11 +72,11 @@ class InternalError(RelightError):
     exit_code = EXIT_INTERNAL
 
 
-def mistake(error: BaseException) -> str:
-    """Return an unexpected exception of relight in one line, as `way_to` does, and add it to the
-    file `env.mistakes`, if set: a test during which one occurs must not pass.
+def describe_bug(error: BaseException) -> str:
+    """Return an unexpected exception of relight in one line, as `format_exception_oneline` does,
+    and add it to the file `env.mistakes`, if set: a test during which one occurs must not pass.
     """
-    line = way_to(error)
+    line = format_exception_oneline(error)
     if env.mistakes():
         try:
             with open(env.mistakes(), "a") as file:
@@ -86,7 +86,7 @@ def mistake(error: BaseException) -> str:
     return line
 
 
-def way_to(error: BaseException) -> str:
+def format_exception_oneline(error: BaseException) -> str:
     """Return an exception in one line: its message, and the lines of relight's code that it passed,
     innermost first.
     """

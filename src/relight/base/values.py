@@ -75,7 +75,7 @@ class HangTimeout(NamedTuple):
     adapts: bool
 
 
-class CheckByName(NamedTuple):
+class BuiltinCheck(NamedTuple):
     """A check that relight has itself; `least` is in bytes, 0 where it has no meaning."""
 
     name: str
@@ -86,7 +86,7 @@ class HealthCheck(NamedTuple):
     """What a node must pass before its workers start: a shell command, or checks by name."""
 
     command: str
-    names: tuple[CheckByName, ...] = ()
+    names: tuple[BuiltinCheck, ...] = ()
 
     @property
     def of_network(self) -> bool:
@@ -94,7 +94,7 @@ class HealthCheck(NamedTuple):
         return any(each.name == NETWORK for each in self.names)
 
 
-class Notice(NamedTuple):
+class PreemptionSource(NamedTuple):
     """Where the notice of a preemption comes from: signals besides SIGTERM, or a file."""
 
     signals: tuple[int, ...]
@@ -346,12 +346,12 @@ def parse_signals(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(numbers))
 
 
-def parse_notice(text: str) -> Notice:
+def parse_notice(text: str) -> PreemptionSource:
     """Parse where the notice of a preemption comes from: signals, or the path of a file."""
     if not text:
         raise ValueError("expected a signal such as SIGUSR1, or a file")
     is_signal = text.isupper() and "/" not in text
-    return Notice(parse_signals(text)) if is_signal else Notice((), text)
+    return PreemptionSource(parse_signals(text)) if is_signal else PreemptionSource((), text)
 
 
 def parse_hang_timeout(text: str) -> HangTimeout | None:
@@ -424,7 +424,7 @@ def parse_health_check(text: str) -> HealthCheck | None:
     return HealthCheck("", tuple(_check_by_name(part) for part in text.split(",")))
 
 
-def _check_by_name(text: str) -> CheckByName:
+def _check_by_name(text: str) -> BuiltinCheck:
     name, equals, size = text.partition("=")
     if name not in CHECKS:
         raise ValueError(
@@ -432,13 +432,13 @@ def _check_by_name(text: str) -> CheckByName:
             "in it, such as ./check.sh)"
         )
     if not equals:
-        return CheckByName(name, CHECKS[name])
+        return BuiltinCheck(name, CHECKS[name])
     unit = _UNITS_OF_SIZE.get(size[-1:])
     number = size[:-1]
     if not CHECKS[name] or unit is None or not (number.isdecimal() and 0 < len(number) < 10):
         form = f"{name}=SIZE, such as {name}=10G" if CHECKS[name] else f"{name} without a size"
         raise ValueError(f"expected {form}")
-    return CheckByName(name, int(number) * unit)
+    return BuiltinCheck(name, int(number) * unit)
 
 
 def parse_preload(text: str) -> tuple[str, ...]:

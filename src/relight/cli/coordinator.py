@@ -16,12 +16,12 @@ from relight.agent.coordinator import Coordinator
 from relight.agent.group import LOADED_FOR_NODES, LOADED_LATER, Group
 from relight.base import env as environment
 from relight.base.env import Environment
-from relight.base.errors import UsageError, mistake
+from relight.base.errors import UsageError, describe_bug
 from relight.base.text import did_you_mean
 from relight.base.values import BACKENDS, Endpoint, Nodes, parse_endpoint
 from relight.core.group.group_types import GroupSettings
 from relight.events.event_text import describe
-from relight.events.event_types import Mistake, StateChanged
+from relight.events.event_types import InternalErrorEvent, StateChanged
 from relight.flags.arguments import ParsedFlags, parse
 from relight.flags.spec import FLAGS, UNSET_RUN_ID, Flag, LaunchSpec
 from relight.host import background, system
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
         if not console.full:
             console.say(f"relight: {time.strftime('%H:%M:%S')} {text}")
 
-    loop.on_mistake = lambda what, error: say(Mistake(what, mistake(error)).text)
+    loop.on_mistake = lambda what, error: say(InternalErrorEvent(what, describe_bug(error)).text)
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.on_signal(number, stopped.append)

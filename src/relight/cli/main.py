@@ -15,8 +15,8 @@ from relight.base.errors import (
     EXIT_SIGNAL_BASE,
     RelightError,
     UsageError,
-    mistake,
-    way_to,
+    describe_bug,
+    format_exception_oneline,
 )
 from relight.base.typed import Any, NoReturn
 from relight.host import exit_signals
@@ -73,7 +73,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
 USAGE = "usage: relight COMMAND [flags] SCRIPT [arguments of the script]"
 
 
-class _Unfailing(io.FileIO):
+class _BestEffortStream(io.FileIO):
     """stderr whose write errors (ENOSPC, EPIPE, EBADF) are ignored, to keep the exit code."""
 
     def write(self, data: Any) -> int:
@@ -111,7 +111,7 @@ def entry() -> NoReturn:
     sys.stdout = sys.stdout or open(1, "w", closefd=False)
     encoding = sys.stderr.encoding if sys.stderr else None
     sys.stderr = io.TextIOWrapper(
-        _Unfailing(2, "w", closefd=False), encoding, "backslashreplace", write_through=True
+        _BestEffortStream(2, "w", closefd=False), encoding, "backslashreplace", write_through=True
     )
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # As on stderr: a character that the terminal can't encode must not be an error.
@@ -129,7 +129,11 @@ def entry() -> NoReturn:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         else:
             too_many = error.errno in (errno.EMFILE, errno.ENFILE)
-            what = f"{error.filename}: {error.strerror}" if error.filename else way_to(error)
+            what = (
+                f"{error.filename}: {error.strerror}"
+                if error.filename
+                else format_exception_oneline(error)
+            )
             what = f"another descriptor: {what}" if too_many and not error.filename else what
             print(f"relight: error: this machine refuses {what}", file=sys.stderr)
             if too_many:
@@ -140,7 +144,7 @@ def entry() -> NoReturn:
             what, hint = f"{sys.executable} was built without {error.name}", _REBUILD
         else:
             exit_code = EXIT_INTERNAL
-            what = f"internal error in relight (a bug): {mistake(error)}"
+            what = f"internal error in relight (a bug): {describe_bug(error)}"
             hint = "please report these lines and what was run"
         print(f"relight: error: {what}\nhint: {hint}", file=sys.stderr)
     if sys.argv[1:2] and sys.argv[1] in _LAUNCHERS:

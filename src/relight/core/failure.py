@@ -43,7 +43,7 @@ class ErrorReport(NamedTuple):
     is_interrupted: bool = False
 
 
-class Doing(NamedTuple):
+class WorkerState(NamedTuple):
     """What a worker did before it was stopped, as seen from outside
     (`core/diagnosis/stack_text.doing`).
 
@@ -102,7 +102,7 @@ class Failure(NamedTuple):
     evidence: str
     log: str
     when: str = ""
-    doing: Doing | None = None
+    doing: WorkerState | None = None
     collectives: tuple[Collective, ...] | None = None
     asked_s: float = 0.0
     printed_s: float | None = None

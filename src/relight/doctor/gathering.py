@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from relight.base import fields
-from relight.base.errors import mistake
+from relight.base.errors import describe_bug
 from relight.base.fields import Malformed, Message
 from relight.base.values import Nodes
 from relight.core.group.group_types import GroupSettings, Hello
 from relight.core.group.messages import StartProbes
 from relight.doctor.hosting import REPORT_S, MeetingHost
-from relight.events.event_types import Mistake
+from relight.events.event_types import InternalErrorEvent
 from relight.health import endpoint
 from relight.health.doctor_messages import (
     Clock,
@@ -77,7 +77,7 @@ def gather(settings: GatherSettings, say: Callable[[list[str]], None]) -> Verdic
     loop, mistakes = Loop(), list[Finding]()
 
     def on_mistake(what: str, error: Exception) -> None:
-        mistakes.append(Finding(WARNING, Mistake(what, mistake(error)).text, ""))
+        mistakes.append(Finding(WARNING, InternalErrorEvent(what, describe_bug(error)).text, ""))
 
     loop.on_mistake = on_mistake
     gathering = _Participant(loop, settings, say)

@@ -12,7 +12,7 @@ from relight.events.event_types import (
     GroupStep,
     GroupStopped,
     HealthChecked,
-    Mistake,
+    InternalErrorEvent,
     NotRestarting,
     PreloadReady,
     PreloadStarted,
@@ -91,7 +91,7 @@ def describe(event: Event) -> str:
             if event.warm:
                 return "preload: workers start with preloaded modules"
             return f"preload: workers start without preloaded modules: {event.reason}"
-        case Mistake():
+        case InternalErrorEvent():
             return event.text
         case Restarting():
             return f"restart {event.restart} of {event.of}: {event.reason}"

@@ -1,7 +1,7 @@
 """The events of a job: one small immutable type for each. In words: events/event_text.py.
 
 The same records are the inputs of the cores and the lines of the event log. An event has no time:
-the code that records it adds one (`Recorded`). An exit code below 0 is the number of the signal
+the code that records it adds one (`LoggedEvent`). An exit code below 0 is the number of the signal
 that ended a process, as in torch and subprocess. What each field means stands in
 events/event_schema.py.
 """
@@ -144,7 +144,7 @@ class WorkersWarm(NamedTuple):
     reason: str
 
 
-class Mistake(NamedTuple):
+class InternalErrorEvent(NamedTuple):
     """Outside input made relight raise an unexpected exception; the input was dropped.
 
     `during` names the input; `error` has the message and the place in relight's code.
@@ -294,7 +294,7 @@ Readable = (
     | PreloadWithout
     | PreloadUnfit
     | WorkersWarm
-    | Mistake
+    | InternalErrorEvent
     | Restarting
     | HealthChecked
     | RanksSlow
@@ -326,13 +326,13 @@ def changed(core: str, before: str, after: str, taken: object) -> StateChanged:
     return StateChanged(core, before, after, cause)
 
 
-def is_news(event: Event) -> bool:
+def is_user_visible(event: Event) -> bool:
     """Return whether an event is shown without `--verbose`."""
     asked = isinstance(event, PreloadUnfit | PreloadWithout) and event.asked
-    return asked or isinstance(event, Mistake | RanksSlow | ProcessRemains)
+    return asked or isinstance(event, InternalErrorEvent | RanksSlow | ProcessRemains)
 
 
-class Recorded(NamedTuple):
+class LoggedEvent(NamedTuple):
     """An event with its place in the event log: `number` counts from 1; `t` is the monotonic clock,
     `time` is seconds since 1970.
     """
@@ -348,7 +348,7 @@ def to_json(event: Event) -> dict[str, Any]:
     return {"event": type(event).__name__, **event._asdict()}
 
 
-def line_of(recorded: Recorded) -> str:
+def line_of(recorded: LoggedEvent) -> str:
     """Return the line of the event log, without its end."""
     import json
 

@@ -23,8 +23,8 @@ from relight.base.values import (
     HealthCheck,
     KeepWarm,
     Nodes,
-    Notice,
     PageAddress,
+    PreemptionSource,
     RestartBudget,
     StreamChoice,
     one_of,
@@ -99,7 +99,7 @@ class LaunchSpec(NamedTuple):
     numa_binding: str
     worker_store: str
     membership_change: str
-    on_preempt: Notice | None
+    on_preempt: PreemptionSource | None
     preload: tuple[str, ...]
     keep_warm: KeepWarm | None
     log_dir: str

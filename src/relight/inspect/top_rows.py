@@ -74,7 +74,7 @@ class Row(NamedTuple):
         )
 
 
-class Looks:
+class SampleHistory:
     """The latest looks at jobs, from which rates follow."""
 
     def __init__(self) -> None:

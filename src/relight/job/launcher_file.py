@@ -99,7 +99,7 @@ def modules() -> Iterator[str]:
                 yield path
 
 
-def marked(app: AppDef, launcher: str) -> AppDef:
+def with_bundled_launcher(app: AppDef, launcher: str) -> AppDef:
     """Return the app with the value of `--launcher` in its roles, if it is one of this module."""
     if launcher not in (INSTALLED, TRAVELS):
         return app

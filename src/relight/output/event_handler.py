@@ -17,7 +17,7 @@ from relight.base.fields import printable
 from relight.base.text import closest_match
 from relight.base.typed import Any
 from relight.base.values import EVENT_HANDLERS
-from relight.events.event_types import Recorded, line_of
+from relight.events.event_types import LoggedEvent, line_of
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 from relight.processes.helper import Helper
@@ -93,7 +93,7 @@ class EventProcess:
         if late or self._dropped:
             self._tell("it took too long, and has not got all events")
 
-    def _add(self, recorded: Recorded) -> None:
+    def _add(self, recorded: LoggedEvent) -> None:
         if self.has_ended:
             return
         line = line_of(recorded).encode() + b"\n"

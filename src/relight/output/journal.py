@@ -7,8 +7,15 @@ from collections.abc import Callable
 from itertools import chain
 
 from relight.base.env import Environment
-from relight.base.errors import mistake
-from relight.events.event_types import Event, Mistake, Recorded, StateChanged, is_news, line_of
+from relight.base.errors import describe_bug
+from relight.events.event_types import (
+    Event,
+    InternalErrorEvent,
+    LoggedEvent,
+    StateChanged,
+    is_user_visible,
+    line_of,
+)
 from relight.host.loop import Alarm
 from relight.output.console import Consoles
 
@@ -90,7 +97,7 @@ class Journal:
         self._stderr = consoles.stderr
         self._env = env
         self._said = ""
-        self.listeners: list[Callable[[Recorded], None]] = []
+        self.listeners: list[Callable[[LoggedEvent], None]] = []
         self.events = EventLog(directory, self.say, self._stderr.say if on_console else None)
         self._wait: Wait | None = None
 
@@ -134,7 +141,7 @@ class Journal:
     def record(self, event: Event) -> None:
         """Write an event to the log, and show it to the user if it is news."""
         self.write(event)
-        if self.verbose or is_news(event):
+        if self.verbose or is_user_visible(event):
             from relight.events.event_text import describe
 
             self.say(describe(event))
@@ -144,7 +151,7 @@ class Journal:
 
         It imports nothing of relight: the exception may be that a module can't be loaded any more.
         """
-        event = Mistake(during, mistake(error))
+        event = InternalErrorEvent(during, describe_bug(error))
         self.write(event)
         self.say(event.text)
 
@@ -185,11 +192,11 @@ class EventLog:
         self._path = os.path.join(directory, "events.jsonl") if directory else ""
         self._before = ""
         self._number = 0
-        self._changes: dict[str, deque[Recorded]] = {}
-        self._kept: deque[tuple[Recorded, int]] = deque()
+        self._changes: dict[str, deque[LoggedEvent]] = {}
+        self._kept: deque[tuple[LoggedEvent, int]] = deque()
         self._size = 0
 
-    def write(self, event: Event) -> Recorded:
+    def write(self, event: Event) -> LoggedEvent:
         """Add an event, with its number and the time; return it with these."""
         recorded = self._recorded(event)
         self._keep(recorded)
@@ -202,17 +209,17 @@ class EventLog:
         """Add an event to the file only: it is large."""
         self._write_file(self._recorded(event))
 
-    def after(self, number: int) -> list[Recorded]:
+    def after(self, number: int) -> list[LoggedEvent]:
         """Return the events in memory whose number is higher."""
         changes = chain.from_iterable(self._changes.values())
         kept = chain(changes, (recorded for recorded, _ in self._kept))
         return sorted(recorded for recorded in kept if recorded.number > number)
 
-    def _recorded(self, event: Event) -> Recorded:
+    def _recorded(self, event: Event) -> LoggedEvent:
         self._number += 1
-        return Recorded(self._number, round(time.monotonic(), 6), round(time.time(), 3), event)
+        return LoggedEvent(self._number, round(time.monotonic(), 6), round(time.time(), 3), event)
 
-    def _keep(self, recorded: Recorded) -> None:
+    def _keep(self, recorded: LoggedEvent) -> None:
         if isinstance(recorded.event, StateChanged):
             core = recorded.event.core
             self._changes.setdefault(core, deque(maxlen=_MOST_CHANGES)).append(recorded)
@@ -223,7 +230,7 @@ class EventLog:
         while self._size > _MOST_KEPT:
             self._size -= self._kept.popleft()[1]
 
-    def _write_file(self, recorded: Recorded) -> None:
+    def _write_file(self, recorded: LoggedEvent) -> None:
         if not self._path:
             return
         try:

@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 
-from relight.base.errors import EXIT_INTERNAL, mistake
+from relight.base.errors import EXIT_INTERNAL, describe_bug
 from relight.base.typed import Any, NamedTuple, NoReturn
 from relight.host import linux, priority
 from relight.host.descriptors import raise_limit, restore_limit
@@ -212,7 +212,7 @@ def serve(
         _send(control, f"ready {os.getpid()} {modules} {mib:.1f}")
         plan, mask = _serve_generations(control, agent, notes, guard)
     except Exception as error:
-        why = mistake(error) if agent is None else repr(error)  # of an import, perhaps
+        why = describe_bug(error) if agent is None else repr(error)  # of an import, perhaps
         _send(control, f"unfit {why}", must_arrive=False)
         os._exit(EXIT_INTERNAL)
     try:

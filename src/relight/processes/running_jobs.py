@@ -18,8 +18,8 @@ from relight.base.typed import NamedTuple
 from relight.base.values import whole
 from relight.core.status.snapshot import (
     ENDED,
+    ClusterQuery,
     EventsAfter,
-    Everywhere,
     NodeAnswers,
     NodeSnapshot,
     Output,
@@ -233,7 +233,7 @@ class JobDirectory:
 
     def _ask_everywhere(self, job: str, question: str) -> NodeAnswers:
         try:
-            found = fields.decode(self._answer(job, _line(Everywhere(question))))
+            found = fields.decode(self._answer(job, _line(ClusterQuery(question))))
             answers: NodeAnswers = fields.record(NodeAnswers, found)
         except fields.Malformed:
             return NodeAnswers(())

@@ -53,7 +53,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from relight.base.errors import EXIT_INTERNAL, EXIT_MACHINE, mistake
+from relight.base.errors import EXIT_INTERNAL, EXIT_MACHINE, describe_bug
 from relight.base.typed import Any, NamedTuple, NoReturn
 from relight.host import system
 from relight.host.descriptors import restore_limit
@@ -570,7 +570,7 @@ def _live(
             spawner.tell(f"refused {error.errno or 0} {error.filename or ''}")
         os._exit(EXIT_MACHINE)
     except BaseException as error:
-        spawner.tell(f"broken {mistake(error)}")
+        spawner.tell(f"broken {describe_bug(error)}")
     finally:  # nothing of the agent may run on here
         os._exit(EXIT_INTERNAL)
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from relight.base.errors import InternalError, MachineError
-from relight.core.failure import Doing
+from relight.core.failure import WorkerState
 from relight.core.workers.supervision import patience_s
 from relight.events.event_types import (
     ProcessRemains,
@@ -74,7 +74,7 @@ class Workers:
         self.ranks = tuple(ranks)
         self.evidence: dict[int, str] = {}
         """Facts about a worker's exit beyond its exit code, by local rank."""
-        self.doing: dict[int, Doing] = {}
+        self.doing: dict[int, WorkerState] = {}
         """What workers did before they were stopped, by local rank, if anybody looked."""
         self.frozen = False
         """Whether they are frozen because their lease has expired."""

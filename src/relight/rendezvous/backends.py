@@ -11,7 +11,7 @@ from typing import cast
 from relight.base.errors import UsageError
 from relight.base.text import closest_match
 from relight.base.values import BACKENDS
-from relight.rendezvous.leader_lock import ENTRY_POINTS, Open, Register
+from relight.rendezvous.leader_lock import ENTRY_POINTS, LeaderLock, Open
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _BUILT_IN = {
 }
 
 
-def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
+def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
     """Return the register that `--rdzv-backend` names, for one job. It is not contacted yet.
 
     Raises:
@@ -52,7 +52,7 @@ def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> Reg
             f"{', '.join(missing)}",
             hint="ask its authors",
         )
-    return cast("Register", register)
+    return cast("LeaderLock", register)
 
 
 def check(backend: str) -> None:

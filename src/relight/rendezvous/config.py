@@ -20,7 +20,7 @@ from relight.rendezvous.conf import Conf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.rendezvous.leader_lock import Register
+    from relight.rendezvous.leader_lock import LeaderLock
 
 DEFAULT_ENDPOINT_PORT = 29400
 _DIAL_S = 5.0
@@ -46,7 +46,7 @@ class Meeting(NamedTuple):
 
     job: str
     where: str
-    register: "Register | None"
+    register: "LeaderLock | None"
     ttl_s: float
     hosts: tuple[tuple[str, int], ...]
     alone: bool
@@ -209,7 +209,7 @@ def _hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
     return hosts
 
 
-def _register(spec: LaunchSpec) -> "Register":
+def _register(spec: LaunchSpec) -> "LeaderLock":
     from relight.rendezvous import backends
 
     endpoint = str(spec.rdzv_endpoint)

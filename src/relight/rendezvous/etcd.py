@@ -18,18 +18,18 @@ from relight.rendezvous.etcd_http import (
 )
 from relight.rendezvous.etcd_v2 import V2Register
 from relight.rendezvous.etcd_v3 import V3Register
-from relight.rendezvous.leader_lock import Record, Register, job_key
+from relight.rendezvous.leader_lock import LeaderLock, Record, job_key
 
 _UNHURRIED_S = 60.0
 _READ_TIMEOUT_S = 60.0
 
 
-def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
+def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
     """Return the register of a job in etcd, with the API that it has; see `register.Open`."""
     return _EitherRegister(*_prepared(endpoint, job, pairs, "etcd"))
 
 
-def open_v2(endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
+def open_v2(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
     """Return the register of a job in etcd's v2 API; see `register.Open`."""
     return V2Register(*_prepared(endpoint, job, pairs, "etcd-v2"))
 
@@ -42,17 +42,17 @@ class _EitherRegister:
         self._members = members
         self._key = key
         self._login = login
-        self._register: Register | None = None
+        self._register: LeaderLock | None = None
 
     def hold(self, value: str, ttl_s: float) -> Record:
-        """Take, renew or read the record; see `Register`."""
+        """Take, renew or read the record; see `LeaderLock`."""
         try:
             return self._chosen(ttl_s).hold(value, ttl_s)
         finally:
             self.own_address = self._members.own_address
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
-        """Remove the record of a dead holder; see `Register`."""
+        """Remove the record of a dead holder; see `LeaderLock`."""
         return self._chosen(_UNHURRIED_S).evict(record, patience_s)
 
     def release(self) -> None:
@@ -64,7 +64,7 @@ class _EitherRegister:
         """Close the connection."""
         self._members.close()
 
-    def _chosen(self, ttl_s: float) -> Register:
+    def _chosen(self, ttl_s: float) -> LeaderLock:
         if self._register is None:
             self._members.hurry(ttl_s)
             new = cluster_version(self._members) >= (3, 0)

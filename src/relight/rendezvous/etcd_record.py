@@ -52,7 +52,7 @@ class EtcdRegister:
         self._token = os.urandom(16).hex()
 
     def hold(self, value: str, ttl_s: float) -> Record:
-        """Take, renew or read the record; see `Register`."""
+        """Take, renew or read the record; see `LeaderLock`."""
         self._members.hurry(ttl_s)
         try:
             found = self._hold(value, math.ceil(ttl_s)) if value else self._look()

@@ -48,7 +48,7 @@ class V2Register(EtcdRegister):
         self._ours = KeyContent()
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
-        """Remove the record of a dead holder; see `Register`."""
+        """Remove the record of a dead holder; see `LeaderLock`."""
         found = self._look()
         if not found.revision or str(found.revision) != record.revision:
             return False

@@ -66,7 +66,7 @@ class V3Register(EtcdRegister):
         self._base_works = False
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
-        """Remove the record of a dead holder; see `Register`."""
+        """Remove the record of a dead holder; see `LeaderLock`."""
         if not record.revision.isdecimal() or not int(record.revision):
             return False
         if not patience_s:

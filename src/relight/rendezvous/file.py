@@ -39,7 +39,7 @@ from contextlib import contextmanager, suppress
 from relight.base import fields
 from relight.base.errors import UsageError
 from relight.base.typed import NamedTuple, TypeVar
-from relight.rendezvous.leader_lock import NOBODY, Record, Register, job_key
+from relight.rendezvous.leader_lock import NOBODY, LeaderLock, Record, job_key
 
 _LONGEST = 64 * 1024
 _LOCK_S = 2.0
@@ -76,7 +76,7 @@ class _Found(NamedTuple):
     ttl_s: float = 0.0
 
 
-def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
+def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
     """Return the register of a job in the directory `endpoint`; see `register.Open`."""
     del pairs  # this register has no settings
     if not os.path.isabs(endpoint) or "\0" in endpoint:
@@ -105,11 +105,11 @@ class FileRegister:
         self._since = 0.0
 
     def hold(self, value: str, ttl_s: float) -> Record:
-        """Take, renew or read the record; see `Register`."""
+        """Take, renew or read the record; see `LeaderLock`."""
         return self._explaining(lambda: self._hold(value, ttl_s))
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
-        """Remove the record of a dead holder; see `Register`."""
+        """Remove the record of a dead holder; see `LeaderLock`."""
         return bool(record.revision) and self._explaining(lambda: self._evict(record, patience_s))
 
     def release(self) -> None:

@@ -1,8 +1,8 @@
 """A register: a record outside the job that names one agent at a time as its coordinator.
 
 A rendezvous backend without an endpoint of ours (etcd, a file on a shared disk, a plug-in) is a
-`Register` and nothing more. Everything else, such as who is in the group and when it forms, is the
-same for all backends (`core/group/membership`).
+`LeaderLock` and nothing more. Everything else, such as who is in the group and when it forms, is
+the same for all backends (`core/group/membership`).
 
 The calls may block: they are made in threads, one after the other, never two at once. An OSError
 means that the register can't be reached now; it is asked again later. An error that can't go away
@@ -27,7 +27,7 @@ class Record(NamedTuple):
     """The record of a register.
 
     `value` is what the holder wrote, empty if there is none. `revision` differs for each holder,
-    even if the same process takes the record again. `ours`: whether this `Register` object is the
+    even if the same process takes the record again. `ours`: whether this `LeaderLock` object is the
     holder.
     """
 
@@ -40,7 +40,7 @@ NOBODY = Record("", "", False)
 _LONGEST_KEY = 150
 
 
-class Register(Protocol):
+class LeaderLock(Protocol):
     """The record of one job in an outside service."""
 
     own_address: str
@@ -73,7 +73,7 @@ class Register(Protocol):
         """Close connections and files; a held record stays for its time to live."""
 
 
-Open = Callable[[str, str, Mapping[str, str]], Register]
+Open = Callable[[str, str, Mapping[str, str]], LeaderLock]
 """Opens a register, given --rdzv-endpoint as written, the job's id, and the pairs of --rdzv-conf.
 Does not contact it yet. Raises UsageError for an invalid endpoint.
 """

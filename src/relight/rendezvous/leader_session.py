@@ -13,14 +13,14 @@ from relight.core.link.leader_lease import Candidacy
 from relight.events.event_types import StateChanged
 from relight.host import background
 from relight.host.loop import Alarm, Loop
-from relight.rendezvous.leader_lock import Record, Register
+from relight.rendezvous.leader_lock import LeaderLock, Record
 
 _RENEW_S = 0.3
 _RELEASE_S = 2.0
 Answer = Record | Exception
 
 
-class Contact(NamedTuple):
+class CoordinatorAddress(NamedTuple):
     """Where a coordinator says that other nodes reach it; the first address counts."""
 
     host: str
@@ -32,10 +32,10 @@ class Contact(NamedTuple):
         return json.dumps(fields.plain(self))
 
     @classmethod
-    def of(cls, text: str) -> "Contact | None":
+    def of(cls, text: str) -> "CoordinatorAddress | None":
         """Return the contact in a text, None if it is something else."""
         try:
-            found: Contact = fields.record(cls, fields.decode(text))
+            found: CoordinatorAddress = fields.record(cls, fields.decode(text))
         except fields.Malformed:
             return None
         names = found.host, *found.addresses
@@ -59,7 +59,7 @@ class Candidate:
     def __init__(
         self,
         loop: Loop,
-        register: Register,
+        register: LeaderLock,
         ttl_s: float,
         candidacy: Candidacy,
         *,
@@ -128,8 +128,8 @@ class Candidate:
     def evict(
         self, record: Record, patience_s: float, then: Callable[[bool | Exception], None]
     ) -> bool:
-        """Remove the record of a process that seems to have ended; see `Register.evict`. `then` is
-        called in the loop, with whether it was removed, or the error.
+        """Remove the record of a process that seems to have ended; see `LeaderLock.evict`. `then`
+        is called in the loop, with whether it was removed, or the error.
         """
         return self._ask(lambda: bool(self.register.evict(record, patience_s)), then)
 

@@ -27,8 +27,8 @@ from relight.rendezvous.discovery import (
     NotFound,
     Seeker,
 )
-from relight.rendezvous.leader_lock import Record, Register
-from relight.rendezvous.leader_session import Answer, Candidate, Contact, words
+from relight.rendezvous.leader_lock import LeaderLock, Record
+from relight.rendezvous.leader_session import Answer, Candidate, CoordinatorAddress, words
 
 _SILENT_S = 5.0
 """A register that has not answered for so long is reported as silent."""
@@ -179,7 +179,7 @@ class RegisterFinder(Finder):
 
     def _resolve(self, record: Record) -> None:
         """Resolve and report an address of the holder: every other time its record's first one."""
-        contact = Contact.of(record.value)
+        contact = CoordinatorAddress.of(record.value)
         if contact is None:
             self._seeker.found(NotFound("its record was not written by relight", _ASK_AGAIN_S))
             return
@@ -226,7 +226,7 @@ class _Dialled(NamedTuple):
     """A holder and the address at which it is dialled; `is_first`: the first one of its record."""
 
     record: Record
-    contact: Contact
+    contact: CoordinatorAddress
     address: str
     is_first: bool
 
@@ -240,7 +240,7 @@ class _OwnContact:
         port: the port of this process; 0 to bind any port when it is needed.
     """
 
-    def __init__(self, chosen: str, register: Register, port: int) -> None:
+    def __init__(self, chosen: str, register: LeaderLock, port: int) -> None:
         self._chosen = chosen
         self._register = register
         self._port = port
@@ -258,7 +258,7 @@ class _OwnContact:
             if self._sock is None:
                 raise OSError(no_free_port("the coordinator").message)
             port = self._sock.getsockname()[1]
-        return Contact(socket.gethostname(), self._addresses(), port).to_text()
+        return CoordinatorAddress(socket.gethostname(), self._addresses(), port).to_text()
 
     def take_socket(self) -> socket.socket | None:
         """Hand over the socket of the port, if one was bound."""

@@ -19,7 +19,7 @@ TORCHX_SESSION = "torchx"
 _session_id = ""
 
 
-def with_variables(
+def with_job_env(
     app: AppDef,
     scheduler: str,
     session: str,

@@ -13,7 +13,7 @@ from relight.job.handles import SESSION, Handle
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
-    Listed,
+    JobSummary,
     Option,
     ReplicaStatus,
     Request,
@@ -124,7 +124,7 @@ def _are_statuses(found: Any) -> bool:
 
 def _are_listed(found: Any) -> bool:
     return isinstance(found, Sequence) and all(
-        isinstance(each, Listed) and isinstance(each.state, AppState) for each in found
+        isinstance(each, JobSummary) and isinstance(each.state, AppState) for each in found
     )
 
 
@@ -142,7 +142,7 @@ _PARTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "a line of logs": (lambda found: isinstance(found, str), "a str"),
     "cancel": _ANYTHING,
     "delete": _ANYTHING,
-    "list": (_are_listed, "a sequence of Listed"),
+    "list": (_are_listed, "a sequence of JobSummary"),
     "close": _ANYTHING,
 }  # fmt: skip
 """The parts of a scheduler: what each has to be or to return, and that in words."""

@@ -25,11 +25,11 @@ from relight.job.components import arguments, loading
 from relight.job.handles import SESSION, Handle
 from relight.job.lookup import find_job
 from relight.runner import options, settings
-from relight.runner.job_env import with_variables
+from relight.runner.job_env import with_job_env
 from relight.runner.plugin_guard import guarded
 from relight.runner.prepared import Prepared
 from relight.runner.settings import ConfigFile
-from relight.runner.validation import checked, missing_script
+from relight.runner.validation import missing_script, validate
 from relight.schedulers import registry
 from relight.schedulers.api import AppStatus, LogQuery, Scheduler
 
@@ -152,9 +152,9 @@ class Runner:
         if isinstance(app, str):
             words = (app, *(args if not isinstance(args, Mapping) else map(str, args.values())))
             app, script = self._component(app, args, launcher)
-        app = launcher_file.marked(app, launcher)
-        app = with_variables(
-            checked(app), name, self.session, parent_run_id, self.env, self.settings
+        app = launcher_file.with_bundled_launcher(app, launcher)
+        app = with_job_env(
+            validate(app), name, self.session, parent_run_id, self.env, self.settings
         )
         from relight.job.records import new_id
 

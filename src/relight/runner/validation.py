@@ -21,7 +21,7 @@ _TYPES: Mapping[str, type | UnionType] = {
 }  # fmt: skip
 
 
-def checked(app: AppDef) -> AppDef:
+def validate(app: AppDef) -> AppDef:
     """Return the app if it is valid.
 
     Raises:

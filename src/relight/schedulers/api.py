@@ -67,7 +67,7 @@ class Request(NamedTuple):
     app_id: str = ""
 
 
-class Listed(NamedTuple):
+class JobSummary(NamedTuple):
     """One line of a list of jobs. `message` says why a job has failed, where that is known."""
 
     app_id: str
@@ -134,7 +134,7 @@ class Scheduler(Protocol):
     def delete(self, app_id: str) -> None:
         """Stop a job and remove all of it, including logs."""
 
-    def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
+    def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return this user's jobs, newest first; `cfg` are the values of `options` in the settings
         files, complete with defaults.
         """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from relight.core.diagnosis import stack_text
 from relight.core.diagnosis.stack_text import native_lines
-from relight.core.failure import Doing
+from relight.core.failure import WorkerState
 from relight.host import background
 from relight.host.loop import Loop
 from relight.stacks import py_spy, rank_processes
@@ -20,7 +20,7 @@ _MOST = 3
 
 
 def add(
-    loop: Loop, pids: Mapping[int, int], doing: dict[int, Doing], done: Callable[[], None]
+    loop: Loop, pids: Mapping[int, int], doing: dict[int, WorkerState], done: Callable[[], None]
 ) -> bool:
     """Look at one worker of each place, and add to `doing` what it does; then call `done`, after
     8 s at the latest. What can't be found out is left out.
@@ -41,7 +41,7 @@ def add(
     first_at = {doing[rank].place: rank for rank in sorted(pids, reverse=True) if rank in doing}
     chosen = sorted(first_at.values())[:_MOST]
 
-    def look() -> dict[int, Doing]:
+    def look() -> dict[int, WorkerState]:
         found = {}
         for rank in stuck:
             found[rank] = _read(rank_processes.python_of(pids[rank]), doing[rank])
@@ -52,7 +52,7 @@ def add(
             found[rank] = seen._replace(stack=(*seen.stack, *native_lines(functions)))
         return found
 
-    def note(found: dict[int, Doing] | Exception) -> None:
+    def note(found: dict[int, WorkerState] | Exception) -> None:
         if not isinstance(found, Exception):
             doing.update(found)
         done()
@@ -62,7 +62,7 @@ def add(
     return True
 
 
-def _read(pid: int, seen: Doing) -> Doing:
+def _read(pid: int, seen: WorkerState) -> WorkerState:
     """Return what a worker in state D does; the read may wait as long as it is there."""
     try:
         return stack_text.doing(take(pid))

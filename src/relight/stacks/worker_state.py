@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from relight.core.diagnosis import stack_text
 from relight.core.diagnosis.printed_traceback import Program
 from relight.core.diagnosis.stack_text import ProcessStack, ThreadStack
-from relight.core.failure import Doing
+from relight.core.failure import WorkerState
 from relight.host import system
 from relight.stacks import elf, rank_processes
 from relight.stacks.dump import take, take_all
@@ -18,7 +18,7 @@ _MOST_CHILDREN = 32
 """Processes of one worker that are looked at; each takes some milliseconds."""
 
 
-def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Doing]:
+def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, WorkerState]:
     """Return what workers do, by local rank. It takes some milliseconds for each, and never waits.
 
     Args:

@@ -46,7 +46,7 @@ from relight.warm import script_scan, warm_spawner
 from relight.warm.import_list import ImportList
 from relight.warm.script_variables import ScriptVariables
 from relight.warm.warm_processes import WarmProcesses
-from relight.warm.warm_spawner import ANSWER_S, Origin, WarmSpawner, WorkerProgram
+from relight.warm.warm_spawner import ANSWER_S, SpawnerHandle, WarmSpawner, WorkerProgram
 from relight.warm.watched_worker import WatchedWorker
 
 TYPE_CHECKING = False
@@ -410,7 +410,7 @@ class Preload:
         """Return whether a new process would run another version of relight than this one."""
         return warm_spawner.files() != self._files
 
-    def _begin(self, setup: dict[str, Any]) -> Origin:
+    def _begin(self, setup: dict[str, Any]) -> SpawnerHandle:
         """Start a process, one that outlives the job if that is wanted and possible."""
         if self._worker_program.keep is not None:
             try:

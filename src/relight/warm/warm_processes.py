@@ -19,7 +19,7 @@ from relight.events.event_types import Event, WarmProcessTaken, WarmProcessUnfit
 from relight.host import linux, user_sockets
 from relight.warm import fork_compat, warm_sockets, warm_spawner
 from relight.warm.warm_sockets import Description, SocketDirectory
-from relight.warm.warm_spawner import Origin, WorkerProgram
+from relight.warm.warm_spawner import SpawnerHandle, WorkerProgram
 
 ANSWER_S = 2.0
 """How long warm processes may take, all together, to describe themselves. It takes milliseconds."""
@@ -54,7 +54,7 @@ class WarmProcesses:
 
     def take(
         self, asked: Sequence[str], record: Callable[[Event], None]
-    ) -> tuple[Origin, Description] | None:
+    ) -> tuple[SpawnerHandle, Description] | None:
         """Return the newest one that fits, which now serves this job; None if there is none.
 
         Args:
@@ -65,7 +65,7 @@ class WarmProcesses:
             if _sends(found.connection, b"take\n"):
                 self.path, known = found.path, found.description
                 record(WarmProcessTaken(known.pid, known.modules, known.age_s, known.uses))
-                return Origin(known.pid, found.connection, is_lasting=True), known
+                return SpawnerHandle(known.pid, found.connection, is_lasting=True), known
             found.connection.close()
         return None
 
@@ -98,7 +98,7 @@ class WarmProcesses:
         except OSError:
             return False
 
-    def start(self, setup: dict[str, Any], *, is_ahead: bool = False) -> Origin:
+    def start(self, setup: dict[str, Any], *, is_ahead: bool = False) -> SpawnerHandle:
         """Start one; with too many of them, the one that was not used for longest ends.
 
         Args:

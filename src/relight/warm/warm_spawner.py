@@ -53,7 +53,7 @@ class WorkerProgram(NamedTuple):
     keep: KeepWarm | None = None
 
 
-class Origin(NamedTuple):
+class SpawnerHandle(NamedTuple):
     """A process that was started, or a warm process that has taken a job: the socket to it, and its
     pid. `is_lasting`: it outlives the job, and forks the guard and the warm spawner for it.
     """
@@ -107,7 +107,7 @@ class WarmSpawner:
         OSError: no descriptor is left.
     """
 
-    def __init__(self, loop: Loop, origin: Origin, owner: WarmSpawnerOwner) -> None:
+    def __init__(self, loop: Loop, origin: SpawnerHandle, owner: WarmSpawnerOwner) -> None:
         self.is_ready = self.is_stopped = False
         self._loop = loop
         self._owner = owner
@@ -268,7 +268,7 @@ def hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
     return {**hook, "PYTHONPATH": both, "RELIGHT_PYTHONPATH": before}
 
 
-def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> Origin:
+def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> SpawnerHandle:
     """Start an interpreter with only a socket and a file that has its instructions.
 
     It ends with this process, unless `setup["keep"]` says how it outlives it.
@@ -299,7 +299,7 @@ def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> Origin:
         linux.restore_signals(mask)
         os.close(described)
         theirs.close()
-    return Origin(pid, ours, bool(keep))
+    return SpawnerHandle(pid, ours, bool(keep))
 
 
 def lasting_argv(argv: Sequence[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 
 from relight.base.errors import UsageError
-from relight.rendezvous.leader_lock import NOBODY, Record, Register
+from relight.rendezvous.leader_lock import NOBODY, LeaderLock, Record
 
 
 class SqliteRegister:
@@ -79,7 +79,7 @@ class _Closing(sqlite3.Connection):
         self.close()
 
 
-def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
+def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> LeaderLock:
     """What the entry point leads to; `pairs` are those of --rdzv-conf, its own ones included."""
     unknown = [name for name in pairs if name.startswith("sqlite_")]
     if unknown or not endpoint.endswith(".db"):

@@ -20,8 +20,8 @@ from relight.core.status.snapshot import (
     RUNNING,
     STOPPING,
     WAITING,
+    ClusterQuery,
     EventsAfter,
-    Everywhere,
     NodeSnapshot,
     Output,
     Question,
@@ -29,7 +29,7 @@ from relight.core.status.snapshot import (
     RankUse,
     Stacks,
 )
-from relight.events.event_types import Recorded, line_of
+from relight.events.event_types import LoggedEvent, line_of
 from relight.host import background, system
 from relight.processes.running_jobs import JobDirectory
 
@@ -58,7 +58,7 @@ def answer(served: ServedJob, question: bytes, reply: Callable[[bytes, bool], No
             reply(b"", False)
 
 
-def event_line(recorded: Recorded) -> bytes:
+def event_line(recorded: LoggedEvent) -> bytes:
     """Return an event as a line of an answer."""
     return line_of(recorded).encode() + b"\n"
 
@@ -78,7 +78,7 @@ def _output(workers: WorkerGroup | None, local_rank: int, name: str, rank: int |
 def for_all_nodes(question: bytes) -> str | None:
     """Return the question to all nodes that a line of a client is, None if it is none."""
     try:
-        found: Everywhere = fields.record(Everywhere, fields.decode(question))
+        found: ClusterQuery = fields.record(ClusterQuery, fields.decode(question))
     except fields.Malformed:
         return None
     return found.question

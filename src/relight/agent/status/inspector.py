@@ -4,14 +4,14 @@ is something left to show.
 
 from collections.abc import Callable
 
-from relight.agent.agent_config import NodeJob
+from relight.agent.agent_config import AgentConfig
 from relight.agent.status.job_socket import JobSocket
 from relight.agent.status.view import View
 from relight.base.text import format_duration
 from relight.base.values import EVENT_HANDLERS
 from relight.core.group.messages import NodeAnswered, Question
 from relight.core.status.goodput import Account, Ledger, in_words, is_worth_telling
-from relight.events.event_types import Recorded, StoreReached
+from relight.events.event_types import LoggedEvent, StoreReached
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 
@@ -41,7 +41,7 @@ class JobInspector:
     def __init__(
         self,
         loop: Loop,
-        job: NodeJob,
+        job: AgentConfig,
         journal: Journal,
         began: float,
         look: Callable[[], View],
@@ -88,7 +88,7 @@ class JobInspector:
         span = workers.span() if workers is not None else None
         return self._ledger.account(self._loop.now(), span[0] if span is not None else None)
 
-    def _take(self, recorded: Recorded) -> None:
+    def _take(self, recorded: LoggedEvent) -> None:
         event = recorded.event
         self._ledger.step(event, recorded.t, recorded.time)
         if isinstance(event, StoreReached) and event.workers >= event.world_size:

@@ -1,7 +1,7 @@
 """The socket on which an agent says how its job is, to commands of the same user on this machine.
 
 A client sends a line: an empty one for the snapshot of this node, or a `Question` of
-core/status/snapshot in JSON; in an `Everywhere`, it is for the answers of all nodes. It gets the
+core/status/snapshot in JSON; in an `ClusterQuery`, it is for the answers of all nodes. It gets the
 answer, and the end of the connection; one that follows the events gets each that comes, and the end
 with that of the job. The agent never waits for a client.
 
@@ -14,14 +14,14 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from relight.agent.agent_config import NodeJob
+from relight.agent.agent_config import AgentConfig
 from relight.agent.status.view import ServedJob, View
 from relight.core.group.messages import (
     Answer,
     NodeAnswered,
     Question,
 )
-from relight.events.event_types import Recorded
+from relight.events.event_types import LoggedEvent
 from relight.host import files, user_sockets
 from relight.host.loop import Loop
 from relight.host.user_sockets import JOBS, OF_JOB
@@ -59,7 +59,7 @@ class JobSocket:
     def __init__(
         self,
         loop: Loop,
-        job: NodeJob,
+        job: AgentConfig,
         began: float,
         look: Callable[[], View],
         link: "LocalLink | RemoteLink",
@@ -122,7 +122,7 @@ class JobSocket:
         """Forget a client that is served."""
         self._clients.discard(client)
 
-    def _tell(self, recorded: Recorded) -> None:
+    def _tell(self, recorded: LoggedEvent) -> None:
         following = [client for client in self._clients if client.follows]
         if following:
             from relight.agent.status import answers

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 
-from relight.agent.agent_config import NodeJob
+from relight.agent.agent_config import AgentConfig
 from relight.agent.worker_group import WorkerGroup
 from relight.base.typed import NamedTuple
 from relight.base.values import MOST_NAME
@@ -46,7 +46,9 @@ class ServedJob:
         uses: what the latest workers used when somebody last asked, by pid.
     """
 
-    def __init__(self, loop: Loop, config: NodeJob, began: float, look: Callable[[], View]) -> None:
+    def __init__(
+        self, loop: Loop, config: AgentConfig, began: float, look: Callable[[], View]
+    ) -> None:
         self.loop, self.config, self.began, self.look = loop, config, began, look
         self.end: tuple[int, str] | None = None
         self.uses: dict[int, RankUse] = {}

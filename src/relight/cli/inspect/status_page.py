@@ -17,7 +17,13 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from relight.base import env
-from relight.base.errors import EXIT_OK, MachineError, RelightError, UsageError, way_to
+from relight.base.errors import (
+    EXIT_OK,
+    MachineError,
+    RelightError,
+    UsageError,
+    format_exception_oneline,
+)
 from relight.base.values import STATUS_TOKEN, PageAddress, parse_status_token
 from relight.cli.inspect import stacks
 from relight.cli.jobs.common import say
@@ -171,7 +177,8 @@ def _listening(where: PageAddress, token: str, served: Served) -> PageServer:
         if error.errno == errno.EADDRINUSE and not port:
             raise no_free_port("the status page") from None
         raise MachineError(
-            f"can't listen on {where.endpoint}: {error.strerror or way_to(error)}",
+            f"can't listen on {where.endpoint}: "
+            f"{error.strerror or format_exception_oneline(error)}",
             hint="another --listen=[HOST:]PORT; 0 is any free port",
         ) from None
 

@@ -13,7 +13,7 @@ from relight.cli.jobs.common import HELP, Page, read_arguments
 from relight.flags.spec import Flag
 from relight.host.gpus import Gpus
 from relight.inspect import top_rows
-from relight.inspect.top_rows import JobLook, Looks
+from relight.inspect.top_rows import JobLook, SampleHistory
 from relight.job import handles
 from relight.job.app import AppState
 from relight.job.lookup import find_job
@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
 
 
 def _print_once(look: Callable[[], list[JobLook]], order: str, words: str) -> int:
-    looks = Looks()
+    looks = SampleHistory()
     found = look()
     rows = looks.rows(found)
     if any(each.use is not None for job in found for each in job.status.replicas):

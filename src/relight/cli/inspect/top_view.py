@@ -24,7 +24,7 @@ from relight.base.errors import EXIT_SIGNAL_BASE, RelightError
 from relight.base.fields import printable
 from relight.host.gpus import Gpus
 from relight.inspect import top_rows
-from relight.inspect.top_rows import JobLook, Looks, Row
+from relight.inspect.top_rows import JobLook, Row, SampleHistory
 from relight.job import handles
 from relight.job.lookup import find_job
 
@@ -114,7 +114,7 @@ class TopView(App[None]):
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        looks, gpus = Looks(), Gpus()
+        looks, gpus = SampleHistory(), Gpus()
         while True:
             began = time.monotonic()
             try:

@@ -16,7 +16,7 @@ from relight.core.diagnosis import blame, causes
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
 from relight.core.diagnosis.excerpts import WIDTH, cut, cut_left, excerpt, headline, rows_of
 from relight.core.diagnosis.last_words import is_error
-from relight.core.failure import CRASHES, Doing, ErrorReport, Failure, FailureKind
+from relight.core.failure import CRASHES, ErrorReport, Failure, FailureKind, WorkerState
 
 _ROWS = 25
 """Rows of a terminal that the report takes, at `WIDTH` columns."""
@@ -310,7 +310,7 @@ def _shortened(report: ErrorReport) -> ErrorReport:
     )
 
 
-def _doing(failure: Failure, shows_stack: bool) -> Doing | None:
+def _doing(failure: Failure, shows_stack: bool) -> WorkerState | None:
     doing = failure.doing
     if doing is None:
         return None

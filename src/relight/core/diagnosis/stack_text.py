@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from relight.base.text import format_ranks
 from relight.base.typed import NamedTuple
-from relight.core.failure import Doing
+from relight.core.failure import WorkerState
 
 MOST_LINES = 10
 _FEW = 24
@@ -198,7 +198,7 @@ def child_at_work(child: ProcessStack) -> ProcessStack | None:
     return child._replace(threads=(own,)) if works else None
 
 
-def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Doing:
+def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> WorkerState:
     """Return what a worker does, for the report of a failure.
 
     Args:
@@ -217,7 +217,7 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Doing
         lines.append(f"{name} {child.pid}:")
         lines += traceback_lines(inner.frames[:_MOST_FRAMES]) if inner else []
     handled = thread.handled if thread else None
-    return Doing(
+    return WorkerState(
         text,
         tuple(_cut(each, _REASON) for each in lines),
         _expects_peers(stack),
@@ -227,12 +227,12 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Doing
     )
 
 
-def is_halted(doing: Doing) -> bool:
+def is_halted(doing: WorkerState) -> bool:
     """Return whether a worker could not run: it was stopped, or in an uninterruptible call."""
     return doing.place.startswith(tuple(_STATES.values()))
 
 
-def is_locked(found: Doing) -> bool:
+def is_locked(found: WorkerState) -> bool:
     """Return whether a worker was in state D, and nobody has read its stack."""
     return found.place.startswith(_STATES["D"]) and not found.stack
 

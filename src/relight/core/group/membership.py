@@ -89,10 +89,9 @@ from relight.core.group.messages import (
     GenerationFormed,
     JobEnded,
     Join,
+    NodeIdle,
     NodeLeaving,
-    NodePace,
     NodePreempted,
-    NodeQuiet,
     NodeReady,
     NodesGone,
     NodesProbed,
@@ -100,6 +99,7 @@ from relight.core.group.messages import (
     SlowRanks,
     StopWorkers,
     WaitReason,
+    WaitSamples,
     WorkerFailed,
     WorkersSucceeded,
 )
@@ -133,7 +133,7 @@ _LAST_CALLS = 3
 """Upper bound of the last call, in multiples of `last_call_s`: each join extends it."""
 
 
-class _Stopping:
+class _StopDeadlines:
     """A stop of all workers.
 
     Attributes:
@@ -159,7 +159,7 @@ class _Stopping:
             self.drop_at = max(self.drop_at or 0.0, now + stop_s + self.message.limit_s)
 
 
-class _Numbers:
+class _GenerationCounter:
     """Numbers generations: each new one is above all that the group has heard of."""
 
     def __init__(self, origin: str) -> None:
@@ -194,7 +194,7 @@ class _RateLimit:
             self.is_pending, self.at = True, max(self.at, now + _TELL_AFTER_S)
 
 
-class _Gathering:
+class _Formation:
     """The times while a generation is being formed."""
 
     def __init__(self) -> None:
@@ -205,7 +205,7 @@ class _Gathering:
         self.departure = ""  # which node has left meanwhile, and why
 
 
-class _Ending:
+class _Teardown:
     """How a generation ends, as far as that is known: the agreement on when workers save, the stop
     of the workers, the reasons, and the reports of nodes.
     """
@@ -216,7 +216,7 @@ class _Ending:
         self.preempted: dict[str, NodePreempted] = {}  # by node
         self.agreement: Agreement | None = None  # while workers agree on when to save
         self.saves = False  # a former coordinator has told the workers to save and leave
-        self.stopping: _Stopping | None = None  # set once the generation was told to stop
+        self.stopping: _StopDeadlines | None = None  # set once the generation was told to stop
         self.failure_cause = ""  # why a worker failed; empty if none has
         self.blamed_at: float | None = None  # when it failed, if it blames a peer
         self.blamed_by = ""  # the node of that worker
@@ -265,10 +265,10 @@ class Membership:
         self.members = Members(settings)
         self.roster = Roster()
         """The nodes of the live or last generation."""
-        self._gathering = _Gathering()
-        self._numbers = _Numbers(origin)
+        self._gathering = _Formation()
+        self._numbers = _GenerationCounter(origin)
         self._cause = "start"
-        self._ending = _Ending(0.0)
+        self._ending = _Teardown(0.0)
         self._began_at: float | None = None
         self._recover_until: float | None = None  # lost nodes may still return with workers
         self._wait_reasons = _RateLimit()
@@ -478,7 +478,7 @@ class Membership:
                 self._supersede(self.members[older], now)
             self.state, self.generation = GroupState.RECOVERING, generation
             self.restart = min(max(self.restart, announce.restart), self._most_restarts())
-            self.roster, self._ending = Roster([None] * size), _Ending(now)
+            self.roster, self._ending = Roster([None] * size), _Teardown(now)
             self.roster.may_be_over = announce.may_be_over
             self._recover_until = self._until_others_are_back(now)
         live = self.state in (GroupState.RUNNING, GroupState.RECOVERING, GroupState.STOPPING)
@@ -606,9 +606,9 @@ class Membership:
                         self.generation, reason, gently=False, takes_stacks=blames_peer
                     )
                     self._stop(reason, now, stop)
-            case NodeQuiet(_, quiet_s, limit_s) if current:
+            case NodeIdle(_, quiet_s, limit_s) if current:
                 self.roster.set_quiet(node, now - quiet_s, limit_s if quiet_s else 0.0)
-            case NodePace() if current:
+            case WaitSamples() if current:
                 self._compare_pace(node, message, now)
             case WorkersSucceeded() if current and self.state in (
                 GroupState.RUNNING,
@@ -627,7 +627,7 @@ class Membership:
                 self.members.leaving[node] = waits
                 self._lose(member, f"left: {reason}", now, orderly=True)
 
-    def _compare_pace(self, node: str, pace: NodePace, now: float) -> None:
+    def _compare_pace(self, node: str, pace: WaitSamples, now: float) -> None:
         """Compare the ranks of all nodes while all of them run; tell which are slow."""
         from relight.core.group import straggler_detector
 
@@ -638,7 +638,9 @@ class Membership:
             joins = [self.members[each].join for each in roster.order if each is not None]
             places = ranks.places([NodeSlots(join.local_world_size, join.role) for join in joins])
             hosts = [join.host for join in joins]
-            roster.slow_ranks = straggler_detector.PaceComparison(zip(places, hosts, strict=True))
+            roster.slow_ranks = straggler_detector.StragglerDetector(
+                zip(places, hosts, strict=True)
+            )
         change = roster.slow_ranks.hear(roster.group_ranks[node], pace, now)
         if change is not None:
             age_s = now - change.since if change.nodes else 0.0
@@ -869,7 +871,7 @@ class Membership:
         stop = message or StopWorkers(self.generation, cause, gently=gently)
         self.state, self._cause, self._ending.agreement = GroupState.STOPPING, cause, None
         self.roster.reactivate()
-        stopping = self._ending.stopping = _Stopping(stop, now)
+        stopping = self._ending.stopping = _StopDeadlines(stop, now)
         for node in self.roster.group_ranks:
             if node in self.roster.active:
                 stopping.wait_for(self.members[node].join.stop_s, now)
@@ -887,7 +889,7 @@ class Membership:
             # ends the hold of workers that counted calls.
             self._confirm([node])
 
-    def _watch_stop(self, stopping: _Stopping, now: float) -> None:
+    def _watch_stop(self, stopping: _StopDeadlines, now: float) -> None:
         """Report which nodes a stop waits for, and drop nodes that should be ready by now."""
         if stopping.tell_at is not None and now >= stopping.tell_at:
             waited_for = len(self.members) > len(self.roster.active)  # other nodes wait
@@ -948,14 +950,14 @@ class Membership:
         suspects = {*(named or ending.addresses), ending.blamed_by}
         return self.members.silence.explains(failed_at, suspects)
 
-    def _after_failure(self, ending: _Ending, now: float) -> None:
+    def _after_failure(self, ending: _Teardown, now: float) -> None:
         from relight.core.group import restart_decision  # large, and only needed after a failure
 
         ended = restart_decision.GenerationEnd(
             ending.failures, sorted(ending.succeeded_ranks), self._cause, ending.formed_at,
             ending.progressed, ending.hung, ending.world_size,
         )  # fmt: skip
-        outcome = restart_decision.judge(ended, self._restarts(now), self.restart, now)
+        outcome = restart_decision.decide(ended, self._restarts(now), self.restart, now)
         if isinstance(outcome, JobEnded):
             self._finish(outcome)
         else:
@@ -1046,7 +1048,7 @@ class Membership:
         if note := self.members.note_on(members):
             self._send(first.node, Note(note))
         self.generation, failed_host = self._numbers.next(), self._ending.failed_host
-        self.state, self._ending = GroupState.RUNNING, _Ending(now)
+        self.state, self._ending = GroupState.RUNNING, _Teardown(now)
         self._ending.addresses = {member.node: member.join.address for member in members}
         self.members.silence.begin_generation()
         self.roster = Roster([member.node for member in members])

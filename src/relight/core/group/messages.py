@@ -2,8 +2,8 @@
 
 Each field of a message from the network is checked before the message is used (`base/fields`).
 
-    agent -> coordinator    Join NodeReady NodesProbed WorkerFailed WorkersSucceeded NodeQuiet
-                            NodePace NodePreempted CheckpointCalls NodeLeaving NodesGone AskNodes
+    agent -> coordinator    Join NodeReady NodesProbed WorkerFailed WorkersSucceeded NodeIdle
+                            WaitSamples NodePreempted CheckpointCalls NodeLeaving NodesGone AskNodes
                             Answer Heartbeat
     coordinator -> agent    StartProbes GenerationFormed CheckpointLimit StopWorkers Confirm
                             SlowRanks WaitReason Note JobEnded Question NodeAnswered Redirect
@@ -142,7 +142,7 @@ class WorkersSucceeded(NamedTuple):
     generation: GenerationId
 
 
-class NodeQuiet(NamedTuple):
+class NodeIdle(NamedTuple):
     """The workers of this node have done nothing for `quiet_s` seconds, longer than the user allows
     (`limit_s`, from core/workers/hang_detector); 0 if they do something again.
     """
@@ -152,7 +152,7 @@ class NodeQuiet(NamedTuple):
     limit_s: float
 
 
-class NodePace(NamedTuple):
+class WaitSamples(NamedTuple):
     """How the workers of this node have spent the last window, by local rank.
 
     `looks`: how often each was looked at, and `waits`: in how many of them it waited for its peers
@@ -398,8 +398,8 @@ FromAgent = (
     | NodesProbed
     | WorkerFailed
     | WorkersSucceeded
-    | NodeQuiet
-    | NodePace
+    | NodeIdle
+    | WaitSamples
     | NodePreempted
     | CheckpointCalls
     | NodeLeaving

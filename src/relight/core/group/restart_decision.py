@@ -51,7 +51,7 @@ class Restart(NamedTuple):
     host: str
 
 
-def judge(
+def decide(
     ended: GenerationEnd, history: RestartHistory, restart: int, now: float
 ) -> Restart | JobEnded:
     """Return what follows.

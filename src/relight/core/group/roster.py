@@ -13,7 +13,7 @@ from relight.base.typed import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.core.group.straggler_detector import PaceComparison
+    from relight.core.group.straggler_detector import StragglerDetector
 
 
 class AllQuiet(NamedTuple):
@@ -41,7 +41,7 @@ class Roster:
         """Nodes whose workers have succeeded, and when."""
         self.may_be_over = False
         """Whether no node that has announced the generation proves that there is no later one."""
-        self.slow_ranks: PaceComparison | None = None
+        self.slow_ranks: StragglerDetector | None = None
         """Set once a node reports its pace."""
         self._quiet: dict[str, tuple[float, float]] = {}  # nodes whose workers do nothing
         self._succeeded_at = 0.0  # when the workers of the latest node succeeded

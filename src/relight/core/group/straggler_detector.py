@@ -6,7 +6,7 @@ in a collective. A rank that needs 20 % more time for its work is busy for 20 % 
 than the others, however often they meet and whatever their way to exchange tensors costs. If the
 ranks report their steps and do not make equally many, a rank's busy time counts for a step.
 
-All nodes report equal windows (`NodePace`). In each window a rank is compared with the median of
+All nodes report equal windows (`WaitSamples`). In each window a rank is compared with the median of
 the others. It is slow if, over the last windows, most of the time, that is
 
 - at least 5 %,
@@ -24,7 +24,7 @@ from math import log, sqrt
 
 from relight.base.text import format_ranks, pluralize
 from relight.base.typed import NamedTuple
-from relight.core.group.messages import NodePace, SlowNode
+from relight.core.group.messages import SlowNode, WaitSamples
 from relight.core.ranks import Place
 
 WINDOWS = 12
@@ -69,7 +69,7 @@ class _GroupWindow(NamedTuple):
     steps: tuple[int, ...]
 
 
-class PaceComparison:
+class StragglerDetector:
     """Compares the ranks of one generation.
 
     Args:
@@ -82,7 +82,7 @@ class PaceComparison:
             for place, host in nodes
         ]
         size = sum(len(node.ranks) for node in self._nodes)
-        self._heard: dict[int, NodePace] = {}
+        self._heard: dict[int, WaitSamples] = {}
         self._windows: list[_GroupWindow] = []
         self._steps_reported = False
         self._streaks = [0] * size  # windows for which a rank has not been what it is called
@@ -91,7 +91,7 @@ class PaceComparison:
         self._told: frozenset[int] = frozenset()
         self._untold = 0  # windows since then
 
-    def hear(self, group_rank: int, pace: NodePace, now: float) -> Change | None:
+    def hear(self, group_rank: int, pace: WaitSamples, now: float) -> Change | None:
         """Take the report of a node; return the slow ranks if they have changed."""
         if len(self._streaks) < 2:
             return None
@@ -106,7 +106,7 @@ class PaceComparison:
         self._heard = {}
         return self._compare(paces, now)
 
-    def _compare(self, paces: Sequence[NodePace], now: float) -> Change | None:
+    def _compare(self, paces: Sequence[WaitSamples], now: float) -> Change | None:
         looks = [each for pace in paces for each in pace.looks]
         steps = tuple(each for pace in paces for each in pace.steps)
         if min(looks) < _LEAST_LOOKS:

@@ -107,13 +107,13 @@ class Stacks(NamedTuple):
     """A question to an agent: where its workers are (core/group/node_stacks)."""
 
 
-class Everywhere(NamedTuple):
+class ClusterQuery(NamedTuple):
     """A question to the agents of all nodes of the job, as it is put to each of them."""
 
     question: str
 
 
-Question = Output | EventsAfter | Stacks | Everywhere
+Question = Output | EventsAfter | Stacks | ClusterQuery
 
 
 class NodeAnswer(NamedTuple):
@@ -124,7 +124,7 @@ class NodeAnswer(NamedTuple):
 
 
 class NodeAnswers(NamedTuple):
-    """The answer to `Everywhere`. It is empty while the agent has no coordinator."""
+    """The answer to `ClusterQuery`. It is empty while the agent has no coordinator."""
 
     nodes: tuple[NodeAnswer, ...]
 

@@ -24,7 +24,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
-from relight.base.errors import RelightError, mistake
+from relight.base.errors import RelightError, describe_bug
 from relight.inspect.page import access
 from relight.inspect.page.changes import changes
 
@@ -262,7 +262,7 @@ class _Request(BaseHTTPRequestHandler):
             hint = f"\nhint: {error.hint}" if error.hint else ""
             self._answer(503, _TEXT, f"{error.message}{hint}\n".encode())
         except Exception as error:  # such as an import, after an upgrade: only this needs it
-            self._answer(500, _TEXT, f"internal error in relight: {mistake(error)}\n".encode())
+            self._answer(500, _TEXT, f"internal error in relight: {describe_bug(error)}\n".encode())
 
     def _output(self, query: Mapping[str, list[str]]) -> None:
         rank = (query.get("rank") or [""])[0]

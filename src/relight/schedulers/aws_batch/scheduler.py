@@ -31,7 +31,7 @@ from relight.schedulers import resource_checks
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
-    Listed,
+    JobSummary,
     LogQuery,
     Option,
     Request,
@@ -175,7 +175,7 @@ class AwsBatch:
                 batch.terminate_job(jobId=job["jobId"], reason=states.CANCELLED)
             batch.deregister_job_definition(jobDefinition=job["jobDefinition"])
 
-    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
+    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return this user's jobs in all queues, newest first."""
         found = []
         with self._aws.client("batch") as batch:
@@ -195,7 +195,7 @@ class AwsBatch:
         ]
         mine.sort(key=lambda each: each[1].get("createdAt") or 0, reverse=True)
         return [
-            Listed(
+            JobSummary(
                 f"{queue}:{job['jobName']}",
                 states.state(job),
                 job["tags"].get(request.APP, job["jobName"]),

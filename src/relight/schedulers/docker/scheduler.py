@@ -31,7 +31,7 @@ from relight.job.user import user_name
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
-    Listed,
+    JobSummary,
     LogQuery,
     Option,
     Request,
@@ -154,7 +154,7 @@ class Docker:
             _remove(client, app_id)
             _remove_networks(client)
 
-    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
+    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return this user's jobs, newest first."""
         user = user_name()
         with self._daemon.client() as client:
@@ -164,7 +164,7 @@ class Docker:
             made = datetime.fromtimestamp(min(replica.made for replica in found), UTC)
             submitted = made.astimezone().isoformat(timespec="seconds")
             state = replicas.status(found).state
-            listed.append(Listed(app_id, state, found[0].app_name, submitted))
+            listed.append(JobSummary(app_id, state, found[0].app_name, submitted))
         return sorted(listed, key=lambda job: job.submitted, reverse=True)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ from relight.schedulers import resource_checks
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
-    Listed,
+    JobSummary,
     LogQuery,
     Option,
     Request,
@@ -191,12 +191,12 @@ class Kubernetes:
             if not _remove(client, job):
                 raise _unknown(app_id)
 
-    def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
+    def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return this user's jobs in the namespace of the settings or the context, newest first."""
         context = str(cfg.get("context") or "")
         namespace = str(cfg.get("namespace") or cluster.current_namespace(context))
         selector = f"{pods.USER}={names.label_value(user_name())}"
-        listed: list[Listed] = []
+        listed: list[JobSummary] = []
         with self._client(JobId(context, namespace, "")) as client:
             its = replicas.of_app(store.listed(client, store.PODS, namespace, selector))
             for kind in KINDS.values():
@@ -204,7 +204,7 @@ class Kubernetes:
                 for each in _of_kind(client, kind, namespace, selector):
                     found.setdefault(each["metadata"]["labels"].get(pods.APP, ""), []).append(each)
                 listed += [
-                    Listed(
+                    JobSummary(
                         str(JobId(context, namespace, name)),
                         replicas.status(kind, objects, its.get(name, ())).state,
                         objects[0]["metadata"]["labels"].get("app.kubernetes.io/name", name),

@@ -11,14 +11,7 @@ from relight.base.errors import UsageError
 from relight.base.text import pluralize
 from relight.job import macros
 from relight.job.app import NOTHING, AppDef, RetryPolicy, Role
-from relight.schedulers.api import (
-    AppStatus,
-    Capabilities,
-    Listed,
-    LogQuery,
-    Option,
-    Request,
-)
+from relight.schedulers.api import AppStatus, Capabilities, JobSummary, LogQuery, Option, Request
 from relight.schedulers.processes.jobs import WORKSPACE, ProcessJobs, layout, streams
 from relight.schedulers.processes.orders import ReplicaPlan
 
@@ -107,7 +100,7 @@ class Local:
         """
         self._jobs.delete(app_id)
 
-    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
+    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return the jobs of this machine, newest first."""
         return self._jobs.list()
 

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from relight.base import env, fields
-from relight.base.errors import EXIT_INTERNAL, RelightError, mistake, signal_name
+from relight.base.errors import EXIT_INTERNAL, RelightError, describe_bug, signal_name
 from relight.events.event_types import SignalReceived, WorkerExited, WorkerStarted
 from relight.host.descriptors import raise_limit
 from relight.host.loop import Loop
@@ -314,7 +314,7 @@ def main() -> NoReturn:
         _tell(f"can't run the job: {error.filename or ''} {error.strerror}\t{hint}")
         os._exit(1)
     except Exception as error:
-        _tell(f"internal error in relight (a bug): {mistake(error)}\tplease report it")
+        _tell(f"internal error in relight (a bug): {describe_bug(error)}\tplease report it")
         os._exit(EXIT_INTERNAL)
     os._exit(0)
 

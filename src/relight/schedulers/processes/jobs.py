@@ -19,7 +19,7 @@ from relight.host.files import make_directories
 from relight.job import records
 from relight.job.app import AppDef, AppState
 from relight.job.status import AppStatus, ReplicaStatus
-from relight.schedulers.api import Listed, LogQuery, Request, no_replica
+from relight.schedulers.api import JobSummary, LogQuery, Request, no_replica
 from relight.schedulers.processes import logs
 from relight.schedulers.processes.orders import Order, ReplicaPlan, to_text
 from relight.schedulers.processes.record import LocalRecord
@@ -180,7 +180,7 @@ class ProcessJobs:
             raise MachineError(f"can't remove {state['log_dir']}", hint="remove it by hand")
         records.remove(app_id)
 
-    def list(self) -> Sequence[Listed]:
+    def list(self) -> Sequence[JobSummary]:
         """Return the jobs of this scheduler, newest first."""
         found = []
         try:
@@ -192,7 +192,7 @@ class ProcessJobs:
             if state is not None and state["scheduler"] == self._scheduler:
                 status = AppState[state["state"]]
                 found.append(
-                    Listed(app_id, status, state["name"], state["submitted"], state["message"])
+                    JobSummary(app_id, status, state["name"], state["submitted"], state["message"])
                 )
         return sorted(found, key=lambda each: each.submitted, reverse=True)
 

@@ -29,7 +29,7 @@ from relight.schedulers import resource_checks
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
-    Listed,
+    JobSummary,
     LogQuery,
     Option,
     Request,
@@ -166,7 +166,7 @@ class Ray:
         if job is not None:
             cluster.delete(name)
 
-    def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
+    def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return this user's jobs on the cluster that settings or variables name, newest first."""
         url, user = dashboard.url_of(cfg.get("dashboard_address")), user_name()
         found = [
@@ -176,7 +176,7 @@ class Ray:
         ]
         found.sort(key=lambda each: each[0].get("start_time") or 0, reverse=True)
         return [
-            Listed(
+            JobSummary(
                 dashboard.app_id_of(url, job["submission_id"]),
                 states.state(job),
                 metadata.get(request.NAME, job["submission_id"]),

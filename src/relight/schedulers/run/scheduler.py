@@ -33,7 +33,7 @@ from relight.processes.running_jobs import JobDirectory
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
-    Listed,
+    JobSummary,
     LogQuery,
     Option,
     ReplicaStatus,
@@ -162,7 +162,7 @@ class Run:
         self.cancel(app_id)
         self._jobs.forget(app_id)
 
-    def list(self, cfg: Mapping[str, Any]) -> Sequence[Listed]:
+    def list(self, cfg: Mapping[str, Any]) -> Sequence[JobSummary]:
         """Return the jobs that run, and the last that have ended, the newest first."""
         del cfg
         running = self._jobs.running()
@@ -170,9 +170,9 @@ class Run:
         silent = self._jobs.silent(ids)
         every = [*running, *(job for job in self._jobs.ended() if job.id not in ids)]
         return [
-            *(Listed(job.id, AppState.RUNNING, job.name, "") for job in silent),
+            *(JobSummary(job.id, AppState.RUNNING, job.name, "") for job in silent),
             *(
-                Listed(each.id, _state(each), each.name, _time(each.started), each.reason)
+                JobSummary(each.id, _state(each), each.name, _time(each.started), each.reason)
                 for each in every
             ),
         ]

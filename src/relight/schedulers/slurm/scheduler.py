@@ -25,7 +25,7 @@ from relight.schedulers import resource_checks
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
-    Listed,
+    JobSummary,
     LogQuery,
     Option,
     ReplicaStatus,
@@ -235,11 +235,11 @@ class Slurm:
         if folder is not None:
             _remove(folder[0])
 
-    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
+    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return this user's jobs, newest first."""
         jobs = states.of_user(os.getuid())
         found = [
-            Listed(app_id, states.state_of(parts), parts[0].name, parts[0].submitted)
+            JobSummary(app_id, states.state_of(parts), parts[0].name, parts[0].submitted)
             for app_id, parts in jobs.items()
         ]
         return sorted(found, key=lambda each: (each.submitted, int(each.app_id)), reverse=True)

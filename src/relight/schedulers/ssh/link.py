@@ -18,7 +18,13 @@ import sys
 from typing import NoReturn
 
 from relight.base import env, fields
-from relight.base.errors import EXIT_INTERNAL, EXIT_SIGNAL_BASE, MachineError, RelightError, mistake
+from relight.base.errors import (
+    EXIT_INTERNAL,
+    EXIT_SIGNAL_BASE,
+    MachineError,
+    RelightError,
+    describe_bug,
+)
 from relight.base.fields import Malformed
 from relight.host import files
 from relight.host.loop import Loop
@@ -212,7 +218,9 @@ def main() -> NoReturn:
         sys.stderr.flush()
         os._exit(error.exit_code)
     except Exception as error:
-        sys.stderr.write(f"relight: error: internal error in relight (a bug): {mistake(error)}\n")
+        sys.stderr.write(
+            f"relight: error: internal error in relight (a bug): {describe_bug(error)}\n"
+        )
         sys.stderr.flush()
         os._exit(EXIT_INTERNAL)
     if end.error_file:

@@ -26,7 +26,7 @@ from typing import IO, NoReturn
 
 import relight
 from relight.base import env, fields
-from relight.base.errors import EXIT_INTERNAL, MachineError, RelightError, UsageError, mistake
+from relight.base.errors import EXIT_INTERNAL, MachineError, RelightError, UsageError, describe_bug
 from relight.base.fields import Malformed
 from relight.events.event_types import SignalReceived
 from relight.host import files
@@ -115,7 +115,9 @@ class Session:
             what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
             self._fail(str(what), "", MachineError.exit_code)
         except Exception as error:
-            self._fail(f"internal error in relight (a bug): {mistake(error)}", "", EXIT_INTERNAL)
+            self._fail(
+                f"internal error in relight (a bug): {describe_bug(error)}", "", EXIT_INTERNAL
+            )
 
     def _fail(self, message: str, hint: str, code: int) -> None:
         """Report why an order can't be executed, and end."""

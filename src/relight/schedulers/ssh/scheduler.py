@@ -35,7 +35,7 @@ from relight.base.fields import Malformed
 from relight.base.text import pluralize
 from relight.job import launcher_file, macros, records
 from relight.job.app import NOTHING, AppDef, Role
-from relight.schedulers.api import AppStatus, Capabilities, Listed, LogQuery, Option, Request
+from relight.schedulers.api import AppStatus, Capabilities, JobSummary, LogQuery, Option, Request
 from relight.schedulers.processes.jobs import WORKSPACE, ProcessJobs, layout, streams
 from relight.schedulers.processes.orders import ReplicaPlan, to_text
 from relight.schedulers.ssh import hosts, link, questions
@@ -193,7 +193,7 @@ class Ssh:
             )
         )
 
-    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
+    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return the jobs that were submitted from this machine, newest first."""
         return [each for each in self._jobs.list() if _load_replicas(each.app_id)]
 

@@ -28,7 +28,7 @@ from relight.job import (
 )
 from relight.job.user import user_name
 from relight.schedulers import resource_checks
-from relight.schedulers.api import Capabilities, Listed, LogQuery, Option, Request, no_replica
+from relight.schedulers.api import Capabilities, JobSummary, LogQuery, Option, Request, no_replica
 
 RANK0_ENV = "RELIGHT_RANK0_HOST"
 REPLICA = "\0replica\0"
@@ -135,7 +135,7 @@ class Pool:
         self.cancel(app_id)
         shutil.rmtree(_place(app_id))
 
-    def list(self, cfg: Mapping[str, Any]) -> Sequence[Listed]:
+    def list(self, cfg: Mapping[str, Any]) -> Sequence[JobSummary]:
         """Return this user's jobs, newest first."""
         if not cfg.get("directory"):
             raise UsageError("which pool?", hint="[pool] directory=DIR in .relightconfig")
@@ -145,7 +145,7 @@ class Pool:
             job = None if name.startswith(".") else _job(app_id)
             if job is not None and job["user"] == user_name():
                 state = _status(_place(app_id), job).state
-                found.append(Listed(app_id, state, job["name"], job["submitted"]))
+                found.append(JobSummary(app_id, state, job["name"], job["submitted"]))
         return sorted(found, key=lambda each: each.submitted, reverse=True)
 
     def close(self) -> None:
