@@ -44,7 +44,7 @@ class Played:
         return self
 
 
-def test_workers_that_do_nothing_are_quiet_after_the_time() -> None:
+def test_idle_workers_are_hung_after_timeout() -> None:
     played = Played(FIXED).spend(600, cpu=1.0, io=1e6).spend(100)
     assert played.quiet_at[0] == 660
     assert played.quiet_at[-1] == 700
@@ -55,36 +55,36 @@ def test_workers_that_do_nothing_are_quiet_after_the_time() -> None:
     [{"cpu": 1.0}, {"io": 10_000.0}, {"faults": 1000.0}, {"prints": 30.0}],
     ids=["CPU time", "reads or writes", "maps memory", "prints"],
 )
-def test_a_worker_that_does_anything_is_not_quiet(use: dict[str, float]) -> None:
+def test_active_worker_is_not_hung(use: dict[str, float]) -> None:
     assert not Played(FIXED).spend(HOUR_S, **use).quiet_at
 
 
-def test_threads_that_wake_up_now_and_then_do_nothing() -> None:
+def test_occasional_wakeups_count_as_idle() -> None:
     assert Played(FIXED).spend(100, cpu=0.03, io=300, faults=5).quiet_at
 
 
-def test_an_endless_loop_is_noticed_if_the_workers_printed_regularly_before() -> None:
+def test_busy_loop_detected_once_regular_output_stops() -> None:
     played = Played(FIXED).spend(600, cpu=1.0, prints=5).spend(100, cpu=1.0)
     assert played.quiet_at[0] == 660
 
 
-def test_a_job_that_never_printed_may_compute_for_ever() -> None:
+def test_silent_job_may_compute_forever() -> None:
     assert not Played(FIXED).spend(4 * HOUR_S, cpu=1.0).quiet_at
 
 
-def test_a_silence_is_measured_by_the_longest_one_before() -> None:
+def test_output_timeout_scales_with_longest_gap() -> None:
     played = Played(FIXED).spend(600, cpu=1.0, prints=30).spend(400, cpu=1.0)
     assert played.quiet_at[0] == 900, "10 times the 30 s between two lines"
 
 
-def test_a_pause_that_the_job_has_shown_before_is_no_hang() -> None:
+def test_auto_timeout_adapts_to_longest_pause() -> None:
     auto = parse_hang_timeout("auto")
     played = Played(auto).spend(60, cpu=1.0).spend(120).spend(60, cpu=1.0).spend(1100)
     assert not played.quiet_at, "10 times 120 s"
     assert played.spend(200).quiet_at
 
 
-def test_while_workers_are_frozen_no_time_counts() -> None:
+def test_frozen_time_does_not_count() -> None:
     played = Played(FIXED).spend(50)
     for _ in range(100):
         played.now += EVERY_S
@@ -93,13 +93,13 @@ def test_while_workers_are_frozen_no_time_counts() -> None:
     assert played.spend(20).quiet_at
 
 
-def test_a_machine_that_stood_still_has_not_observed_a_hang() -> None:
+def test_suspended_machine_is_not_a_hang() -> None:
     played = Played(FIXED).spend(50)
     played.now += HOUR_S
     assert not played.spend(60).quiet_at
 
 
-def test_a_worker_that_ends_is_a_sign_of_life() -> None:
+def test_worker_exit_counts_as_activity() -> None:
     activity = Activity(FIXED, EVERY_S)
     both = {0: Usage(1.0, 0, 0), 1: Usage(1.0, 0, 0)}
     for step in range(11):
@@ -152,7 +152,7 @@ def orders() -> Iterator[tuple[Callable[[Played], None], ...]]:
 
 
 @pytest.mark.parametrize("phases", list(orders()), ids=lambda phases: phases[0].__name__)
-def test_auto_takes_no_long_phase_for_a_hang(phases: tuple[Callable[[Played], None], ...]) -> None:
+def test_auto_timeout_tolerates_long_phases(phases: tuple[Callable[[Played], None], ...]) -> None:
     played = Played(parse_hang_timeout("auto"))
     while played.now < 2 * HOUR_S:
         for phase in phases:
@@ -161,14 +161,14 @@ def test_auto_takes_no_long_phase_for_a_hang(phases: tuple[Callable[[Played], No
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.__name__)
-def test_auto_notices_a_hang_after_each_phase(phase: Callable[[Played], None]) -> None:
+def test_auto_timeout_detects_hang_after_each_phase(phase: Callable[[Played], None]) -> None:
     played = Played(parse_hang_timeout("auto"))
     training(played)
     phase(played)
     assert played.spend(HOUR_S).quiet_at
 
 
-def test_auto_notices_a_loop_that_uses_only_cpu_time() -> None:
+def test_auto_timeout_detects_busy_loop() -> None:
     played = Played(parse_hang_timeout("auto"))
     training(played)
     began = played.now
@@ -176,18 +176,18 @@ def test_auto_notices_a_loop_that_uses_only_cpu_time() -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "0.5", "nan", "inf", "never", "5m", "3e6"])
-def test_a_bad_time_is_refused(text: str) -> None:
+def test_rejects_invalid_timeout(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         parse_hang_timeout(text)
 
 
-def test_the_words_of_the_flag() -> None:
+def test_parses_off_auto_and_seconds() -> None:
     assert parse_hang_timeout("off") is None
     assert parse_hang_timeout("auto") == HangTimeout(300.0, 1800.0, adapts=True)
     assert parse_hang_timeout("2.5") == HangTimeout(2.5, 2.5, adapts=False)
 
 
-def test_one_step_of_the_systems_clock_is_no_cpu_time() -> None:
+def test_single_clock_tick_is_not_cpu_activity() -> None:
     """Threads that wait use 0.01 s now and then; between two observations that looks like 6 %."""
     played = Played(HangTimeout(3.0, 3.0, adapts=False), every_s=0.15)
     while not played.quiet_at and played.now < 60:
@@ -195,11 +195,11 @@ def test_one_step_of_the_systems_clock_is_no_cpu_time() -> None:
     assert 3.0 <= played.now < 6.0
 
 
-def test_a_worker_that_uses_a_tenth_of_a_cpu_is_not_idle() -> None:
+def test_worker_using_tenth_of_cpu_is_active() -> None:
     played = Played(HangTimeout(3.0, 3.0, adapts=False), every_s=0.15)
     assert not played.spend(600, cpu=0.1).quiet_at
 
 
-def test_work_after_a_pause_counts_at_once() -> None:
+def test_brief_work_resets_idle_time() -> None:
     played = Played(FIXED, every_s=1.0)
     assert not played.spend(58).spend(3, cpu=1.0).spend(58).quiet_at

@@ -17,14 +17,14 @@ def ask(agreement: Agreement, calls: dict[str, int], now: float) -> int | None:
     return agreement.conclude(now)
 
 
-def test_workers_agree_on_a_call_that_none_has_reached() -> None:
+def test_workers_agree_on_a_call_nobody_has_reached() -> None:
     agreement = Agreement(NODES, "a preemption", 0.0, 0.0)
     assert ask(agreement, {"a": 7, "b": 9, "c": 8}, 0.1) is None
     assert agreement.limit == 10
     assert ask(agreement, {"a": 8, "b": 9, "c": 8}, 0.2) == 10
 
 
-def test_a_worker_that_was_faster_than_the_message_raises_the_limit_eightfold() -> None:
+def test_worker_past_limit_doubles_distance_eightfold() -> None:
     agreement = Agreement(NODES, "a preemption", 0.0, 0.0)
     ask(agreement, {"a": 7, "b": 9, "c": 8}, 0.1)
     assert ask(agreement, {"a": 12, "b": 9, "c": 8}, 0.2) is None
@@ -32,7 +32,7 @@ def test_a_worker_that_was_faster_than_the_message_raises_the_limit_eightfold() 
     assert ask(agreement, {"a": 12, "b": 13, "c": 8}, 0.3) == 20
 
 
-def test_an_answer_to_an_older_limit_does_not_count() -> None:
+def test_answer_to_stale_limit_is_ignored() -> None:
     agreement = Agreement(NODES, "a preemption", 0.0, 0.0)
     ask(agreement, {"a": 7, "b": 9, "c": 8}, 0.1)
     for node in NODES:
@@ -42,7 +42,7 @@ def test_an_answer_to_an_older_limit_does_not_count() -> None:
     assert agreement.limit == 10
 
 
-def test_a_silent_node_delays_the_others_for_five_seconds_at_most() -> None:
+def test_silent_node_delays_agreement_five_seconds_at_most() -> None:
     agreement = Agreement(NODES, "a preemption", 0.0, 100.0)
     agreement.answer("a", 0, 3)
     agreement.answer("b", 0, 3)
@@ -50,7 +50,7 @@ def test_a_silent_node_delays_the_others_for_five_seconds_at_most() -> None:
     assert agreement.conclude(105.0) == AT_ONCE
 
 
-def test_a_node_that_has_succeeded_is_not_waited_for() -> None:
+def test_succeeded_node_is_not_awaited() -> None:
     agreement = Agreement(NODES, "a preemption", 0.0, 0.0)
     agreement.answer("a", 0, 3)
     agreement.answer("b", 0, 3)
@@ -61,7 +61,7 @@ def test_a_node_that_has_succeeded_is_not_waited_for() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(NODES), st.integers(1, 40)), max_size=60), st.data())
-def test_no_worker_has_passed_the_call_that_is_agreed(
+def test_no_worker_has_passed_the_agreed_call(
     steps: list[tuple[str, int]], data: st.DataObject
 ) -> None:
     """Workers that go on by any number of calls between two messages, but not past their limit."""

@@ -53,9 +53,7 @@ class Job:
         (3, 3, "all 3 restarts are used up"),
     ],
 )
-def test_restarts_are_allowed_until_the_budget_is_used_up(
-    used: int, budget: int, decision: str
-) -> None:
+def test_restarts_until_budget_is_exhausted(used: int, budget: int, decision: str) -> None:
     outcome = Job(settings(budget), used).fails()
     if isinstance(outcome, Restart):
         assert used < budget
@@ -66,7 +64,7 @@ def test_restarts_are_allowed_until_the_budget_is_used_up(
         assert outcome.verdict == why_no_restart(settings(budget)) == decision
 
 
-def test_without_smart_the_same_exception_is_restarted_as_often_as_the_user_said() -> None:
+def test_plain_policy_restarts_repeated_exception() -> None:
     """As in torchrun; the end says what smart would have saved."""
     job = Job(settings(3))
     assert [job.reason(RAISED) for _ in range(4)] == [
@@ -77,7 +75,7 @@ def test_without_smart_the_same_exception_is_restarted_as_often_as_the_user_said
     ]
 
 
-def test_smart_ends_the_job_when_the_same_exception_comes_again() -> None:
+def test_smart_ends_job_on_repeated_exception() -> None:
     job = Job(settings(10, smart=True))
     assert job.reason(RAISED) == "restart 1 of 10"
     assert job.reason(RAISED) == (
@@ -96,7 +94,7 @@ def test_smart_ends_the_job_when_the_same_exception_comes_again() -> None:
         pytest.param(KILLED, id="a signal"),
     ],
 )
-def test_smart_restarts_after_another_failure(between: Failure) -> None:
+def test_smart_restarts_after_a_different_failure(between: Failure) -> None:
     job = Job(settings(10, smart=True))
     job.fails(RAISED)
     assert isinstance(job.fails(between), Restart)
@@ -104,7 +102,7 @@ def test_smart_restarts_after_another_failure(between: Failure) -> None:
 
 
 @pytest.mark.parametrize("failure", [KILLED, FAILED])
-def test_smart_never_takes_a_kill_or_a_silent_exit_for_the_same_exception(
+def test_smart_never_treats_kills_or_silent_exits_as_repeats(
     failure: Failure,
 ) -> None:
     job = Job(settings(10, smart=True))
@@ -112,25 +110,25 @@ def test_smart_never_takes_a_kill_or_a_silent_exit_for_the_same_exception(
     assert job.reason(failure) == "end: all 10 restarts since the last progress are used up"
 
 
-def test_smart_goes_on_if_there_was_progress_between() -> None:
+def test_smart_restarts_as_long_as_job_progresses() -> None:
     job = Job(settings(2, smart=True))
     assert all(isinstance(job.fails(RAISED, progressed=True), Restart) for _ in range(20))
     assert job.reason(KILLED, progressed=True) == "restart 21, 1 of 2 since the last progress"
 
 
-def test_no_progress_counts_even_if_the_job_ran_for_long() -> None:
+def test_long_run_does_not_override_missing_progress() -> None:
     job = Job(settings(9, smart=True))
     job.fails(RAISED, after_s=4000.0, progressed=False)
     assert job.reason(RAISED, after_s=4000.0, progressed=False).startswith("end: the same")
 
 
-def test_where_progress_is_not_known_a_long_run_counts_as_progress() -> None:
+def test_long_run_counts_as_progress_if_progress_is_unknown() -> None:
     job = Job(settings(9, smart=True))
     job.fails(RAISED, after_s=4000.0)
     assert job.reason(RAISED, after_s=4000.0) == "restart 2 of 9"
 
 
-def test_under_smart_each_failure_without_progress_makes_the_next_start_wait_longer() -> None:
+def test_smart_backoff_doubles_without_progress() -> None:
     """The first restart is at once; the others wait, each time twice as long, up to a minute."""
     job = Job(settings(20, smart=True))
     waits = [
@@ -144,7 +142,7 @@ def test_under_smart_each_failure_without_progress_makes_the_next_start_wait_lon
     assert after_progress == 0.0
 
 
-def test_without_smart_nobody_waits() -> None:
+def test_plain_policy_has_no_backoff() -> None:
     job = Job(settings(20, 3600.0))
     assert [job.fails(KILLED) for _ in range(3)][-1] == Restart(
         "rank 0 was killed by SIGKILL: relight did not send it (pid 1 on vm); "
@@ -153,7 +151,7 @@ def test_without_smart_nobody_waits() -> None:
     assert job.history.after_lost_node(GenerationRun(1.0, None)) == 0.0
 
 
-def test_jobs_that_failed_together_wait_for_different_times() -> None:
+def test_backoff_jitter_differs_between_jobs() -> None:
     waits = set()
     for origin in "abcdef":
         job = Job(settings(9, smart=True))
@@ -165,7 +163,7 @@ def test_jobs_that_failed_together_wait_for_different_times() -> None:
     assert len(waits) == 6
 
 
-def test_a_budget_over_time_counts_the_restarts_within_it() -> None:
+def test_windowed_budget_counts_recent_restarts() -> None:
     job = Job(settings(2, 3600.0))
     assert job.reason() == "restart 1, 1 of 2 within 1 h"
     assert job.reason(after_s=1800) == "restart 2, 2 of 2 within 1 h"
@@ -173,20 +171,20 @@ def test_a_budget_over_time_counts_the_restarts_within_it() -> None:
     assert job.reason(after_s=1) == "end: all 2 restarts within 1 h are used up"
 
 
-def test_progress_refills_a_budget_over_time_but_not_a_plain_one() -> None:
+def test_progress_refills_windowed_budget_only() -> None:
     job = Job(settings(1, 3600.0))
     assert [job.reason(progressed=True) for _ in range(2)][-1] == "restart 2, 1 of 1 within 1 h"
     job = Job(settings(1))
     assert [job.reason(progressed=True) for _ in range(2)][-1] == "end: the one restart is used up"
 
 
-def test_a_new_coordinator_leaves_one_restart_if_it_can_t_know_when_the_others_were() -> None:
+def test_new_coordinator_allows_one_restart_if_history_is_unknown() -> None:
     job = Job(settings(3, 3600.0), restarts=7)
     assert job.reason() == "restart 8, 3 of 3 within 1 h"
     assert job.reason() == "end: all 3 restarts within 1 h are used up"
 
 
-def test_wrong_arguments_are_repeatable() -> None:
+def test_repeated_usage_error_ends_the_job() -> None:
     refused = FAILED._replace(exitcode=2, last_lines=("usage: x", "x.py: error: bad --lr"))
     job = Job(settings(9, smart=True))
     assert isinstance(job.fails(refused), Restart)

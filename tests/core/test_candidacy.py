@@ -17,7 +17,7 @@ def candidacy() -> Candidacy:
     return Candidacy(15.0)
 
 
-def test_a_hold_ends_before_its_record_can_lapse() -> None:
+def test_hold_expires_before_its_record() -> None:
     """It counts from before the question, less a margin for clocks."""
     mine = candidacy()
     mine.held(100.0)
@@ -27,14 +27,14 @@ def test_a_hold_ends_before_its_record_can_lapse() -> None:
     assert not mine.holds(100.0)
 
 
-def test_a_holder_is_sure_of_the_register_for_a_second() -> None:
+def test_hold_is_fresh_for_one_second() -> None:
     """After that, a node that is gone may have evicted it."""
     mine = candidacy()
     mine.held(100.0)
     assert mine.is_fresh(100.0 + 0.9 * FRESH_S) and not mine.is_fresh(100.0 + FRESH_S)
 
 
-def test_a_holder_makes_way_when_too_few_reach_it() -> None:
+def test_holder_steps_down_when_too_few_nodes_reach_it() -> None:
     """Once, when enough had reached it before."""
     mine = candidacy()
     mine.held(100.0)
@@ -44,7 +44,7 @@ def test_a_holder_makes_way_when_too_few_reach_it() -> None:
     assert not mine.has_too_few(enough=False)
 
 
-def test_only_who_has_reached_a_holder_may_evict_it() -> None:
+def test_eviction_requires_earlier_contact_with_holder() -> None:
     """Or who is on its machine; a firewall may refuse in its name. Not at a further address."""
     mine = candidacy()
     assert mine.patience_s(REFUSED, 100.0) is None
@@ -56,7 +56,7 @@ def test_only_who_has_reached_a_holder_may_evict_it() -> None:
     assert mine.patience_s(REFUSED._replace(here=False), 100.0) == 2.5
 
 
-def test_a_loopback_address_is_every_machines() -> None:
+def test_loopback_address_counts_only_on_its_own_host() -> None:
     """It counts where the record was written, and nowhere else."""
     mine = candidacy()
     mine.answered("1")
@@ -65,7 +65,7 @@ def test_a_loopback_address_is_every_machines() -> None:
     assert mine.patience_s(loopback._replace(same_host=True), 100.0) == SIGN_OF_LIFE_S
 
 
-def test_who_refuses_for_longer_than_the_time_to_live_must_live() -> None:
+def test_holder_refusing_beyond_ttl_is_alive() -> None:
     """Its record would have lapsed."""
     mine = candidacy()
     mine.patience_s(REFUSED, 100.0)

@@ -60,9 +60,7 @@ def stopped(rank: int = 0, doing: WorkerState | None = None, **known: Any) -> Fa
         (stopped(exitcode=1, report=error()._replace(is_interrupted=True)), Role.STOPPED),
     ],
 )
-def test_each_end_is_the_workers_own_or_caused_by_a_peer_or_the_agent(
-    failure: Failure, expected: Role
-) -> None:
+def test_failure_is_own_or_caused_by_peer_or_agent(failure: Failure, expected: Role) -> None:
     assert role(failure) is expected
 
 
@@ -83,14 +81,14 @@ def test_each_end_is_the_workers_own_or_caused_by_a_peer_or_the_agent(
          "was over, read later", "was cleaning up",
          "was leaving", "nobody knows"],
 )  # fmt: skip
-def test_what_a_stopped_rank_raised_counts_if_it_had_failed_before(
+def test_exception_of_stopped_rank_counts_if_raised_before_stop(
     known: dict[str, Any], expected: Role
 ) -> None:
     """By the time of its traceback, or by what it was doing just before it was stopped."""
     assert role(stopped(exitcode=1, report=error(), **known)) is expected
 
 
-def test_the_end_of_a_pipe_is_a_lost_connection_and_that_of_a_file_is_not() -> None:
+def test_pipe_eof_is_lost_connection_but_file_eof_is_not() -> None:
     """Both are an EOFError without words."""
     report = error("", "EOFError")
     assert role(end(report=report)) is Role.OWN
@@ -98,13 +96,13 @@ def test_the_end_of_a_pipe_is_a_lost_connection_and_that_of_a_file_is_not() -> N
     assert role(end(report=report._replace(lines=(line,)))) is Role.VICTIM
 
 
-def test_what_nccl_says_before_it_aborts_the_process_blames_a_peer() -> None:
+def test_nccl_watchdog_abort_blames_a_peer() -> None:
     words = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4)"
     aborted = error("Aborted", "fatal error", FailureKind.CRASHED, "")
     assert role(end(exitcode=-signal.SIGABRT, report=aborted, words=words)) is Role.VICTIM
 
 
-def test_a_rank_that_fails_at_its_clean_up_is_not_the_cause() -> None:
+def test_rank_failing_in_cleanup_is_not_root_cause() -> None:
     """The first failure is a lost connection to some server, which sounds like a lost peer."""
     first = end(1, at=1.0, report=RESET)
     verdict = judge(stopped(0, READS, exitcode=1, report=error()), first)
@@ -113,7 +111,7 @@ def test_a_rank_that_fails_at_its_clean_up_is_not_the_cause() -> None:
     assert verdict.why == "no other rank had failed or ended"
 
 
-def test_a_rank_that_cleans_up_after_its_exception_comes_before_those_that_lost_it() -> None:
+def test_rank_cleaning_up_after_exception_precedes_its_victims() -> None:
     """It closes its connections first, and ends last."""
     culprit = stopped(3, CLEANS_UP)
     verdict = judge(end(0, at=1.0, report=RESET), end(1, at=1.0, report=LOST), culprit)
@@ -122,7 +120,7 @@ def test_a_rank_that_cleans_up_after_its_exception_comes_before_those_that_lost_
     assert verdict.why == "it was handling ValueError: bad record before it was stopped"
 
 
-def test_a_rank_that_was_handling_a_lost_connection_is_a_victim_too() -> None:
+def test_rank_handling_lost_connection_is_a_victim() -> None:
     first = end(0, at=1.0, report=LOST)
     doing = CLEANS_UP._replace(handling=f"RuntimeError: {LOST.message}")
     assert judge(first, stopped(1, doing)).symptom is first
@@ -131,7 +129,7 @@ def test_a_rank_that_was_handling_a_lost_connection_is_a_victim_too() -> None:
     assert (verdict.root.rank, verdict.certainty) == (1, Certainty.LIKELY)
 
 
-def test_a_late_culprit_comes_before_its_early_victim() -> None:
+def test_late_culprit_precedes_early_victim() -> None:
     """Its traceback was printed after the other one had gone, as far as anybody saw."""
     culprit = end(1, 9, at=3.0)
     verdict = judge(end(0, at=1.0, report=RESET), culprit)
@@ -142,7 +140,7 @@ def test_a_late_culprit_comes_before_its_early_victim() -> None:
     assert (verdict.root, verdict.certainty) == (culprit, Certainty.PROVEN)
 
 
-def test_a_late_exit_counts_from_when_its_traceback_was_printed() -> None:
+def test_late_exit_is_dated_by_its_traceback() -> None:
     """Python with torch needs seconds to end."""
     culprit = end(1, at=3.0, report=error(), printed_s=2.5)
     verdict = judge(end(0, at=1.0, report=LOST), culprit)
@@ -151,11 +149,11 @@ def test_a_late_exit_counts_from_when_its_traceback_was_printed() -> None:
     assert judge(end(0, at=1.0), culprit).root is culprit
 
 
-def test_of_two_own_failures_the_first_counts() -> None:
+def test_first_own_failure_is_root_cause() -> None:
     assert judge(end(1, at=2.0), end(0, at=1.0)).root.rank == 0
 
 
-def test_an_exception_at_the_time_of_the_stop_is_the_likely_cause_of_lost_peers() -> None:
+def test_exception_at_stop_is_likely_cause_of_lost_peers() -> None:
     """Where nobody saw when it was printed, and nobody could look at the rank."""
     culprit = stopped(1, exitcode=1, report=error())
     verdict = judge(end(0, at=1.0, report=LOST), culprit)
@@ -164,7 +162,7 @@ def test_an_exception_at_the_time_of_the_stop_is_the_likely_cause_of_lost_peers(
     assert judge(end(0, at=1.0, report=RESET), culprit).root.rank == 0
 
 
-def test_a_connection_that_may_have_been_one_to_a_peer_is_likely_at_most() -> None:
+def test_possible_peer_connection_is_at_most_likely() -> None:
     """A peer had ended, or nobody could look at it."""
     for others in ([stopped(1)], [end(1, at=0.5, report=LOST)]):
         assert judge(end(0, at=1.0, report=RESET), *others).certainty is Certainty.LIKELY
@@ -172,7 +170,7 @@ def test_a_connection_that_may_have_been_one_to_a_peer_is_likely_at_most() -> No
     assert (verdict.root.rank, verdict.certainty) == (0, Certainty.LIKELY)
 
 
-def test_a_connection_that_broke_just_after_a_rank_had_ended_was_one_to_it() -> None:
+def test_connection_lost_after_rank_exit_was_to_that_rank() -> None:
     """Or as one was leaving its script; not if others had ended long before."""
     verdict = judge(end(0, at=1.0, report=RESET, just_left=(1,)), succeeded=(1, 2))
     assert (verdict.says, verdict.ranks) == ("rank 1 had ended with exit code 0", (1,))
@@ -202,7 +200,7 @@ def test_a_connection_that_broke_just_after_a_rank_had_ended_was_one_to_it() -> 
     ],
     ids=["late", "lost, elsewhere", "ended early", "leaves", "aborted at exit", "other order"],
 )  # fmt: skip
-def test_who_was_waited_for_is_named_if_nobody_failed(
+def test_missing_rank_is_blamed_if_nobody_failed(
     ends: list[Failure], succeeded: tuple[int, ...], says: str, ranks: tuple[int, ...]
 ) -> None:
     verdict = judge(*ends, succeeded=succeeded)
@@ -226,7 +224,7 @@ def traceback(function: str, line: int) -> ErrorReport:
     return report._replace(lines=text, where=f"/srv/train.py:{line}")
 
 
-def test_ranks_that_time_out_in_different_collectives_are_compared_by_their_tracebacks() -> None:
+def test_timed_out_collectives_are_compared_by_traceback() -> None:
     """Whoever is first to end, the same rank is named."""
     reduces, waits = traceback("all_reduce", 10), traceback("barrier", 11)
     for order in ((0, 1, 2), (2, 1, 0)):
@@ -242,7 +240,7 @@ def test_ranks_that_time_out_in_different_collectives_are_compared_by_their_trac
         )
 
 
-def test_tensors_of_different_sizes_are_named_without_a_place_in_gloo() -> None:
+def test_gloo_tensor_size_mismatch_is_named_without_location() -> None:
     """Gloo aborts the rank that is sent too much; the others lose it."""
     text = "[enforce fail at /x/gloo/transport/tcp/pair.cc:456] op.preamble.length <= op.nbytes."
     aborted = error(f"{text} 1336 vs 668", "EnforceNotMet", FailureKind.CRASHED, "")
@@ -257,12 +255,12 @@ def test_tensors_of_different_sizes_are_named_without_a_place_in_gloo() -> None:
     assert judge(*ends).why == "rank 0 was sent 1336 bytes and expected 668"
 
 
-def test_nobody_is_blamed_if_every_rank_blames_another() -> None:
+def test_circular_blame_leaves_cause_unknown() -> None:
     verdict = judge(end(1, at=1.0, report=WAITED), stopped(0, REDUCES), stopped(2, REDUCES))
     assert (verdict.root.rank, verdict.certainty) == (1, Certainty.UNKNOWN)
 
 
-def test_a_rank_that_the_job_does_not_have_is_waited_for_in_vain() -> None:
+def test_waiting_for_nonexistent_rank_is_proven() -> None:
     text = "wait timeout after 8000ms, keys: /default_pg/0//cpu//0/2"
     failure = end(0, report=error(text, "DistStoreError"))
     verdict = judge(failure, world_size=2)
@@ -271,7 +269,7 @@ def test_a_rank_that_the_job_does_not_have_is_waited_for_in_vain() -> None:
     assert judge(failure, world_size=3).certainty is Certainty.UNKNOWN
 
 
-def test_if_all_were_stopped_the_first_to_raise_something_is_named() -> None:
+def test_first_exception_is_named_if_all_were_stopped() -> None:
     quiet, loud = stopped(0, at=1.0), stopped(1, exitcode=1, report=error())
     verdict = judge(quiet, loud)
     assert (verdict.root, verdict.certainty) == (loud, Certainty.UNKNOWN)
@@ -297,7 +295,7 @@ def test_if_all_were_stopped_the_first_to_raise_something_is_named() -> None:
         "BrokenPipeError: [Errno 32] Broken pipe",
     ],
 )
-def test_a_worker_that_says_that_a_peer_is_gone_is_a_victim(message: str) -> None:
+def test_lost_peer_message_marks_a_victim(message: str) -> None:
     """What torch, NCCL and the system say then."""
     type_, _, text = message.partition(": ")
     assert role(end(report=error(text, type_))) is Role.VICTIM
@@ -314,6 +312,6 @@ def test_a_worker_that_says_that_a_peer_is_gone_is_a_victim(message: str) -> Non
         "TimeoutError: the data set is locked",
     ],
 )
-def test_a_failure_that_has_nothing_to_do_with_peers_is_the_workers_own(message: str) -> None:
+def test_message_unrelated_to_peers_is_own_failure(message: str) -> None:
     type_, _, text = message.partition(": ")
     assert role(end(report=error(text, type_))) is Role.OWN

@@ -12,7 +12,7 @@ from relight.core.workers.colours import are_wanted, coloured
 SAMPLES = Path(__file__).parent / "samples"
 
 
-def test_a_traceback_has_the_colours_of_python() -> None:
+def test_traceback_colours_match_python() -> None:
     """The sample is what Python 3.13 prints."""
     sample = (SAMPLES / "colour-3.13.txt").read_text()
     assert coloured(clean(sample)) == sample
@@ -26,13 +26,13 @@ def test_only_tracebacks_are_coloured() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.txt")), ids=lambda path: path.stem)
-def test_colours_change_no_character(path: Path) -> None:
+def test_colouring_preserves_sample_text(path: Path) -> None:
     text = clean(path.read_text())
     assert clean(coloured(text)) == text
 
 
 @given(st.text(alphabet=" ~^|+-aE:\n", max_size=60))
-def test_colours_change_no_character_of_any_text(text: str) -> None:
+def test_colouring_preserves_arbitrary_text(text: str) -> None:
     text = f"Traceback (most recent call last):\n{text}"
     assert clean(coloured(text)) == text
 
@@ -52,8 +52,6 @@ def test_colours_change_no_character_of_any_text(text: str) -> None:
         ({"PYTHON_COLORS": "yes", "NO_COLOR": "1"}, False),
     ],
 )
-def test_colours_are_wanted_where_python_wants_them(
-    variables: dict[str, str], wanted: bool
-) -> None:
+def test_colours_enabled_as_in_python(variables: dict[str, str], wanted: bool) -> None:
     """can_colorize of Lib/_colorize.py in CPython 3.13."""
     assert are_wanted(lambda name: variables.get(name, "")) is wanted

@@ -28,13 +28,13 @@ def times(found: EarlyExits, until: float) -> list[float]:
 @pytest.mark.parametrize(
     ("ran_s", "wait_s"), [(0, 30), (600, 30), (3600, 180), (4 * 3600, 600), (86400, 600)]
 )
-def test_wait_suits_the_length_of_the_job(ran_s: float, wait_s: float) -> None:
+def test_wait_scales_with_job_length(ran_s: float, wait_s: float) -> None:
     found = EarlyExits(100.0)
     found.finish(1, 100.0 + ran_s)
     assert times(found, 1e9) == [100.0 + ran_s + wait_s]
 
 
-def test_line_comes_again_only_for_more_ranks_and_twice_as_late() -> None:
+def test_line_repeats_only_for_more_ranks_and_twice_as_late() -> None:
     found = EarlyExits(0.0)
     found.finish(1, 100.0)
     found.finish(2, 120.0)  # before the line: it has both
@@ -58,7 +58,7 @@ def test_line_comes_again_only_for_more_ranks_and_twice_as_late() -> None:
          "all ranks on b finished 40 s ago with exit code 0; ranks on a, c are still running"),
     ],
 )  # fmt: skip
-def test_line_states_what_finished_and_what_runs(text: str, expected: str) -> None:
+def test_line_names_finished_and_running_ranks(text: str, expected: str) -> None:
     assert text == expected
 
 
@@ -66,7 +66,7 @@ def notes(played: Table, node: str) -> list[str]:
     return [m.text for m in played.heard[node] if isinstance(m, Note) and "finished" in m.text]
 
 
-def running() -> Table:
+def running_group() -> Table:
     return table(3, 3, exit_barrier_s=20.0).play("""
         0 a joins
         0 b joins
@@ -75,9 +75,9 @@ def running() -> Table:
         """)
 
 
-def test_all_nodes_are_told_of_nodes_that_finished_early() -> None:
+def test_all_nodes_hear_of_nodes_that_finished_early() -> None:
     """The exit barrier lets the node itself go before."""
-    played = running().play("""
+    played = running_group().play("""
         100 b done
         -> confirm 0, 1 done: a c
         129 - -
@@ -89,8 +89,8 @@ def test_all_nodes_are_told_of_nodes_that_finished_early() -> None:
     assert notes(played, "a") == notes(played, "c") == [line]
 
 
-def test_nothing_is_told_of_nodes_that_finish_together() -> None:
-    played = running().play("""
+def test_silent_if_nodes_finish_together() -> None:
+    played = running_group().play("""
         100 a done
         -> confirm 0, 0 done: b c
         101 b done
@@ -102,8 +102,8 @@ def test_nothing_is_told_of_nodes_that_finish_together() -> None:
     assert not notes(played, "a")
 
 
-def test_nothing_is_told_while_the_workers_stop() -> None:
-    played = running().play("""
+def test_silent_while_workers_stop() -> None:
+    played = running_group().play("""
         100 b done
         -> confirm 0, 1 done: a c
         110 a failed
@@ -113,8 +113,8 @@ def test_nothing_is_told_while_the_workers_stop() -> None:
     assert not notes(played, "c")
 
 
-def test_restart_begins_anew() -> None:
-    played = running().play("""
+def test_restart_resets_early_exits() -> None:
+    played = running_group().play("""
         100 b done
         -> confirm 0, 1 done: a c
         110 a failed
@@ -140,7 +140,7 @@ def node(number: int, *ends: float | None, state: str = RUNNING, first: int = 0)
     )  # fmt: skip
 
 
-def test_status_tells_it_of_the_whole_job() -> None:
+def test_status_reports_early_exits_of_whole_job() -> None:
     job = WholeJob((node(0, 12.0, 12.0, state=DONE), node(1, None, 70.0, first=2)))
     expected = "ranks 0-1, 3 finished with exit code 0, the first 1 min 10 s ago; rank 2 is still"
     assert early_exits(job).startswith(expected)

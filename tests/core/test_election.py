@@ -29,7 +29,7 @@ SEEDS = 400
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, 50))
-def test_after_any_misfortune_one_host_at_most_coordinates(start: int) -> None:
+def test_random_faults_never_elect_two_coordinators(start: int) -> None:
     """Whatever happens, no two coordinate at once, and a connected majority chooses in 3 s."""
     for seed in range(start, start + 50):
         try:
@@ -38,13 +38,13 @@ def test_after_any_misfortune_one_host_at_most_coordinates(start: int) -> None:
             pytest.fail(f"seed {seed}: {error}")
 
 
-def quiet(size: int, *, alone: bool = False, seed: int = 1) -> World:
+def quiet_world(size: int, *, alone: bool = False, seed: int = 1) -> World:
     """A network without faults; no host runs yet."""
     return World(seed, size, alone=alone)
 
 
-def started(size: int, *, alone: bool = False) -> World:
-    world = quiet(size, alone=alone)
+def started_world(size: int, *, alone: bool = False) -> World:
+    world = quiet_world(size, alone=alone)
     for i in range(size):
         world.start(i)
     world.run(3.0)
@@ -52,24 +52,24 @@ def started(size: int, *, alone: bool = False) -> World:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
-def test_the_first_host_coordinates_if_all_start_at_once(size: int) -> None:
+def test_first_host_wins_simultaneous_start(size: int) -> None:
     """It stays the coordinator."""
-    world = started(size)
+    world = started_world(size)
     assert world.leaders() == [0]
     world.run(20.0)
     assert world.leaders() == [0]
     assert world.effects["BecomeCoordinator"] == 1
 
 
-def test_a_list_of_one_host_has_its_coordinator_at_once() -> None:
+def test_single_host_elects_itself_immediately() -> None:
     elector = Election(["host0"], 0, "a", 5.0)
     assert elector.step(Tick(), 5.0) == [BecomeCoordinator()]
     assert elector.coordinates(5.5)
 
 
-def test_the_next_host_takes_over_after_a_crash_and_keeps_it() -> None:
+def test_next_host_takes_over_after_crash_and_stays() -> None:
     """The next host takes over soon after a crash; the first one returns as a follower."""
-    world = started(3)
+    world = started_world(3)
     world.crash(0)
     world.run(5.0)
     assert world.leaders() == [1]
@@ -82,10 +82,10 @@ def test_the_next_host_takes_over_after_a_crash_and_keeps_it() -> None:
 
 
 @pytest.mark.parametrize(("size", "dead", "next_one"), [(4, (0,), 1), (5, (0, 1), 2), (2, (1,), 0)])
-def test_the_lowest_living_host_takes_over_while_a_majority_lives(
+def test_lowest_living_host_of_majority_takes_over(
     size: int, dead: tuple[int, ...], next_one: int
 ) -> None:
-    world = started(size)
+    world = started_world(size)
     for i in dead:
         world.crash(i)
     world.run(6.0)
@@ -93,9 +93,9 @@ def test_the_lowest_living_host_takes_over_while_a_majority_lives(
 
 
 @pytest.mark.parametrize(("size", "dead"), [(2, (0,)), (3, (0, 1)), (4, (0, 1)), (5, (1, 2, 4))])
-def test_a_minority_never_has_a_coordinator(size: int, dead: tuple[int, ...]) -> None:
+def test_minority_never_elects_a_coordinator(size: int, dead: tuple[int, ...]) -> None:
     """The old one's lease ends within vote_s."""
-    world = started(size)
+    world = started_world(size)
     for i in dead:
         world.crash(i)
     world.run(4.1)
@@ -105,16 +105,16 @@ def test_a_minority_never_has_a_coordinator(size: int, dead: tuple[int, ...]) ->
     assert world.effects["BecomeCoordinator"] == 1
 
 
-def test_half_of_the_hosts_decide_if_the_first_is_among_them() -> None:
+def test_tie_goes_to_half_with_first_host() -> None:
     """Of four hosts, two with the first are a majority, and two without it are none."""
-    world = started(4)
+    world = started_world(4)
     world.cut = {(a, b) for a in range(4) for b in range(4) if (a < 2) != (b < 2)}
     world.run(10.0)
     assert world.leaders() == [0]
 
 
 @pytest.mark.parametrize("hosts", range(1, 8))
-def test_any_two_majorities_have_a_host_in_common(hosts: int) -> None:
+def test_any_two_majorities_share_a_host(hosts: int) -> None:
     """No set of hosts and its rest are both without a majority."""
     subsets = [{i for i in range(hosts) if bits >> i & 1} for bits in range(1 << hosts)]
     deciding = [s for s in subsets if is_majority(s, hosts)]
@@ -122,9 +122,9 @@ def test_any_two_majorities_have_a_host_in_common(hosts: int) -> None:
     assert all(is_majority(s, hosts) != is_majority(set(range(hosts)) - s, hosts) for s in subsets)
 
 
-def test_a_host_that_hears_nothing_does_not_disturb_the_others() -> None:
+def test_deaf_host_does_not_disturb_election() -> None:
     """Its own messages arrive."""
-    world = quiet(3)
+    world = quiet_world(3)
     world.cut = {(1, 0), (2, 0)}
     for i in range(3):
         world.start(i)
@@ -134,9 +134,9 @@ def test_a_host_that_hears_nothing_does_not_disturb_the_others() -> None:
     assert world.effects["BecomeCoordinator"] == 1
 
 
-def test_a_coordinator_that_was_frozen_steps_down_in_its_first_step() -> None:
+def test_thawed_coordinator_steps_down_in_first_step() -> None:
     """It steps down before it says anything else."""
-    world = started(3)
+    world = started_world(3)
     world.hosts[0].frozen = True
     world.run(6.0)
     assert world.leaders() == [1]
@@ -160,7 +160,7 @@ def answer(elector: Election, request: VoteRequest, now: float) -> VoteReply | N
     return next((m for m in replies if isinstance(m, VoteReply)), None)
 
 
-def test_a_voter_that_crashed_does_not_vote_twice() -> None:
+def test_restarted_voter_does_not_vote_twice() -> None:
     """A host that votes, crashes and starts again has no second vote while the first may count."""
     first = Election(["host0", "host1", "host2"], 2, "a", 0.0)
     reply = answer(first, VoteRequest(0, "x", 9.0, VOTE), 1.5)
@@ -184,7 +184,7 @@ def test_a_voter_that_crashed_does_not_vote_twice() -> None:
         (1, PROBE, 1.1, True, -1, False),
     ],
 )
-def test_a_voter_keeps_its_vote_until_its_time_is_over(
+def test_vote_is_kept_until_it_expires(
     candidate: int, stage: str, after: float, granted: bool, holder: int, leads: bool
 ) -> None:
     """Then another candidate gets it."""
@@ -197,7 +197,7 @@ def test_a_voter_keeps_its_vote_until_its_time_is_over(
     assert (reply.granted, reply.holder, reply.leads) == (granted, holder, leads)
 
 
-def test_overtaken_requests_are_ignored() -> None:
+def test_stale_requests_are_ignored() -> None:
     """A copy of a request, or one that a later one overtook, prolongs nothing."""
     elector = voter()
     assert answer(elector, VoteRequest(0, "a", 70.0, LEAD), 1.2) is not None
@@ -208,7 +208,7 @@ def test_overtaken_requests_are_ignored() -> None:
     assert reply.granted
 
 
-def test_a_vote_given_back_is_free() -> None:
+def test_released_vote_is_free() -> None:
     """A released vote goes to the next candidate at once; an old release frees nothing."""
     elector = voter()
     answer(elector, VoteRequest(1, "a", 70.0, VOTE), 1.2)
@@ -249,9 +249,7 @@ def candidate() -> tuple[Election, float]:
         ({"voter": -1}, 1.3, False),
     ],
 )
-def test_only_a_fresh_granted_answer_of_another_host_counts_as_a_vote(
-    change: dict, now: float, elected: bool
-) -> None:
+def test_only_fresh_granted_reply_counts_as_vote(change: dict, now: float, elected: bool) -> None:
     """Only a granted answer of another host to this process's request, while it is fresh."""
     elector, asked = candidate()
     reply = VoteReply(1, 0, "me", asked, VOTE, True, 0, False, 0.0)._replace(**change)
@@ -260,7 +258,7 @@ def test_only_a_fresh_granted_answer_of_another_host_counts_as_a_vote(
     assert (BecomeCoordinator() in effects) == elected
 
 
-def test_a_lease_counts_from_the_request_not_from_the_answer() -> None:
+def test_lease_counts_from_request_not_reply() -> None:
     """The lease ends a tenth before a vote counted from the request's time, not the answer's."""
     elector, asked = candidate()
     elector.step(
@@ -271,7 +269,7 @@ def test_a_lease_counts_from_the_request_not_from_the_answer() -> None:
     assert not elector.coordinates(asked + 0.91)
 
 
-def test_answers_to_votes_given_back_do_not_count() -> None:
+def test_replies_to_released_votes_are_ignored() -> None:
     """A late answer to a request of an earlier round is void: its vote was given back."""
     elector, asked = candidate()
     (release,) = {e.message for e in elector.step(Tick(), 1.72) if isinstance(e, SendBallot)}
@@ -283,7 +281,7 @@ def test_answers_to_votes_given_back_do_not_count() -> None:
     assert BecomeCoordinator() in elector.step(BallotReceived(reply._replace(sent=1.84)), 1.86)
 
 
-def test_a_voter_defends_a_coordinator_without_its_vote() -> None:
+def test_voter_defends_coordinator_it_did_not_vote_for() -> None:
     """A voter that hears a coordinator votes for nobody else, even if its own vote is free."""
     elector = voter()
     answer(elector, VoteRequest(1, "b", 5.0, VOTE), 1.2)
@@ -296,7 +294,7 @@ def test_a_voter_defends_a_coordinator_without_its_vote() -> None:
     assert (reply.granted, reply.holder, reply.leads) == (False, 0, True)
 
 
-def test_a_higher_candidate_gives_way() -> None:
+def test_higher_candidate_yields_to_lower() -> None:
     """A candidate that hears a lower one ask for votes gives its own back and votes for it."""
     elector = Election(["host0", "host1", "host2"], 2, "me", 0.0)
     elector.step(Tick(), 1.0)
@@ -310,7 +308,7 @@ def test_a_higher_candidate_gives_way() -> None:
     assert [(reply.candidate, reply.granted) for reply in replies] == [(0, True)]
 
 
-def test_a_candidate_that_was_suspended_does_not_forget_the_vote_it_gives() -> None:
+def test_resumed_candidate_remembers_vote_it_grants() -> None:
     """It gives up its own candidacy in that step, but another host's candidate has its vote now."""
     elector, _ = candidate()
     reply = answer(elector, VoteRequest(1, "b", 5.0, VOTE), 3.0)
@@ -321,9 +319,9 @@ def test_a_candidate_that_was_suspended_does_not_forget_the_vote_it_gives() -> N
     assert not reply.granted
 
 
-def test_with_takeover_alone_the_last_host_goes_on_without_a_majority() -> None:
+def test_takeover_alone_continues_without_majority() -> None:
     """It goes on after three times vote_s, not before."""
-    world = started(2, alone=True)
+    world = started_world(2, alone=True)
     world.crash(0)
     world.run(5.7)
     assert world.leaders() == []
@@ -334,9 +332,9 @@ def test_with_takeover_alone_the_last_host_goes_on_without_a_majority() -> None:
     assert world.leaders() == [1]
 
 
-def test_two_that_went_on_alone_become_one() -> None:
+def test_healed_split_leaves_majority_coordinator() -> None:
     """After a cut that left two coordinators, as the user allowed, one of them steps down."""
-    world = started(3, alone=True)
+    world = started_world(3, alone=True)
     world.cut = {(0, 1), (0, 2), (1, 0), (2, 0)}
     world.run(15.0)
     assert world.leaders() == [0, 1]
@@ -345,9 +343,9 @@ def test_two_that_went_on_alone_become_one() -> None:
     assert world.leaders() == [1], "the one with a majority stays"
 
 
-def test_a_frozen_host_listens_before_it_goes_on_alone() -> None:
+def test_thawed_host_listens_before_taking_over_alone() -> None:
     """A host that wakes up after a minute does not take the silence of its sleep for a loss."""
-    world = started(2, alone=True)
+    world = started_world(2, alone=True)
     world.hosts[1].frozen = True
     world.run(60.0)
     world.hosts[1].waiting.clear()
@@ -357,7 +355,7 @@ def test_a_frozen_host_listens_before_it_goes_on_alone() -> None:
     assert world.effects["BecomeCoordinator"] == 1
 
 
-def test_with_takeover_alone_a_healed_network_has_one_coordinator() -> None:
+def test_takeover_alone_converges_after_network_heals() -> None:
     """This takes a few seconds."""
     for seed in range(40):
         world = simulate(seed, alone=True)
@@ -377,9 +375,9 @@ def test_with_takeover_alone_a_healed_network_has_one_coordinator() -> None:
         (4, "2 of 4 hosts of the endpoint with host0, or 3 without it, are needed to choose"),
     ],
 )
-def test_the_explanation_names_the_hosts_that_are_waited_for(size: int, needed: str) -> None:
+def test_explanation_names_silent_hosts(size: int, needed: str) -> None:
     """Without a coordinator the sentence names how many are needed and who is silent."""
-    world = started(size)
+    world = started_world(size)
     for i in range(size - 1):
         world.crash(i)
     world.run(8.0)
@@ -392,12 +390,12 @@ def test_the_explanation_names_the_hosts_that_are_waited_for(size: int, needed: 
 
 
 def test_every_host_names_the_coordinator() -> None:
-    world = started(3)
+    world = started_world(3)
     texts = [h.elector.explain(h.clock(world.now)) for h in world.hosts if h.elector]
     assert texts == ["this host, host0, is the coordinator"] + ["host0 is the coordinator"] * 2
 
 
-def test_a_coordinator_by_its_own_vote_alone_is_left_in_place() -> None:
+def test_lone_vote_coordinator_is_left_in_place() -> None:
     """Others are told that a coordinator goes by its own vote alone, and leave it in place."""
     elector = Election(["host0", "host1"], 1, "me", 0.0, alone=True)
     now = 0.0
@@ -410,11 +408,11 @@ def test_a_coordinator_by_its_own_vote_alone_is_left_in_place() -> None:
 
 
 @pytest.mark.parametrize(("delay_s", "loss", "most_s"), [(0.2, 0.1, 0.0), (0.25, 0.2, 2.0)])
-def test_hosts_far_from_each_other_with_losses_elect_and_keep_a_coordinator(
+def test_high_latency_and_loss_keep_a_coordinator(
     delay_s: float, loss: float, most_s: float
 ) -> None:
     """What is not answered is sent again soon."""
-    world = started(3)
+    world = started_world(3)
     world.delay, world.drop = (delay_s, delay_s + 0.01), loss
     world.run(world.now + 5.0)
     without_s = 0.0
@@ -424,9 +422,9 @@ def test_hosts_far_from_each_other_with_losses_elect_and_keep_a_coordinator(
     assert without_s <= most_s
 
 
-def test_a_coordinator_knows_whether_another_one_came_before() -> None:
+def test_coordinator_knows_whether_it_succeeds_another() -> None:
     """From those that vote for it, also if it was started after the other one had gone."""
-    world = started(3)
+    world = started_world(3)
     first = world.hosts[0].elector
     assert first is not None and not first.follows_another
     world.crash(0)

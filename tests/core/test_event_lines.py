@@ -28,7 +28,7 @@ def lines() -> list[Line]:
 
 
 @pytest.mark.parametrize("number", range(len(LOG)))
-def test_a_line_is_the_event_that_was_written(number: int) -> None:
+def test_line_round_trips_to_its_event(number: int) -> None:
     assert event_lines.event_of(lines()[number]) == LOG[number]
 
 
@@ -45,7 +45,7 @@ def test_a_line_is_the_event_that_was_written(number: int) -> None:
         ((), None, 9, []),
     ],
 )  # fmt: skip
-def test_lines_are_chosen_by_event_time_and_rank(
+def test_lines_filtered_by_event_time_and_rank(
     names: tuple[str, ...], since: float | None, rank: int | None, expected: list[int]
 ) -> None:
     """A rank is found by what started it, also in events that name the local rank only; after a
@@ -60,7 +60,7 @@ def test_lines_are_chosen_by_event_time_and_rank(
              '{"event": "Ended", "t": "x", "time": 1}',
              '{"v": "1", "event": "E", "t": 1, "time": 1}'],
 )  # fmt: skip
-def test_what_is_no_line_of_an_event_log_is_skipped(text: str) -> None:
+def test_malformed_lines_are_skipped(text: str) -> None:
     assert event_lines.read(text) is None
 
 
@@ -76,7 +76,7 @@ def test_what_is_no_line_of_an_event_log_is_skipped(text: str) -> None:
          "WorkersFrozen    the workers are frozen: their lease has expired"),
     ],
 )  # fmt: skip
-def test_lines_of_other_versions_are_shown_as_they_are(text: str, shown: str) -> None:
+def test_lines_of_other_versions_shown_verbatim(text: str, shown: str) -> None:
     """And no line can do anything to a terminal."""
     line = event_lines.read(text)
     assert line is not None

@@ -42,7 +42,7 @@ NO_HOST = (
         ("[Rank 1] Watchdog caught a timeout", "[Rank 1] Watchdog caught a timeout"),
     ],
 )  # fmt: skip
-def test_headline_has_the_reason(message: str, expected: str) -> None:
+def test_headline_states_the_reason(message: str, expected: str) -> None:
     report = ErrorReport(FailureKind.RAISED, "RuntimeError", message, "", "", ())
     assert headline(report, 120) == expected
 
@@ -57,18 +57,18 @@ def test_headline_has_the_reason(message: str, expected: str) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("size", [60, 80, 100, 120])
-def test_no_cut_loses_an_address(text: str, address: str, size: int) -> None:
+def test_cut_keeps_address(text: str, address: str, size: int) -> None:
     assert address in cut(text, size)
 
 
 @given(st.text(" .:;,[]()12ab-", max_size=300), st.integers(3, 200))
-def test_cut_text_is_not_too_long(text: str, size: int) -> None:
+def test_cut_respects_size_limit(text: str, size: int) -> None:
     shown = cut(text, size)
     assert len(shown) <= size
     assert shown == text or "…" in shown
 
 
-def test_first_error_of_a_chain_stays_in_a_short_excerpt() -> None:
+def test_short_excerpt_keeps_first_error_of_chain() -> None:
     header = "Traceback (most recent call last):"
     places = [[f'  File "a.py", line {n}, in f{n}', f"    call({n})"] for n in range(4)]
     lines = [header, *places[0], *places[1], "E: 0"]
@@ -82,7 +82,7 @@ def test_first_error_of_a_chain_stays_in_a_short_excerpt() -> None:
 
 
 @pytest.mark.parametrize("rows", [10, 54, 55, 70])
-def test_what_is_left_out_twice_is_added_up(rows: int) -> None:
+def test_repeated_omissions_are_summed(rows: int) -> None:
     lines = ["Traceback (most recent call last):", '  File "a.py", line 4, in f', "E: bad:"]
     lines += [*(f"tensor {n}" for n in range(50)), "  … 14,950 more lines …"]
     lines += [f"tensor {n}" for n in range(15_000, 15_050)]

@@ -27,7 +27,7 @@ from relight.core.diagnosis.failure_text import diagnose, shared, what_happened
 from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerState
 
 
-def test_the_same_failure_is_reported_once() -> None:
+def test_equal_failures_are_reported_once() -> None:
     """Ranks that failed in the same way are one cause; numbers in the message do not matter."""
     ends = [end(r, at=r / 10, report=error(f"rank {r} at 0x7f{r}")) for r in (3, 1, 2)]
     other = end(0, at=9.0, report=error("bad batch", where="/srv/job/train.py:99"))
@@ -89,7 +89,7 @@ def test_equal_signals_and_exit_codes_are_one_cause() -> None:
         (end(exitcode=130), "exited with code 130"),
     ],
 )
-def test_the_first_line_names_the_exception_only_if_it_ended_the_worker(
+def test_headline_names_exception_only_if_it_ended_the_worker(
     failure: Failure, expected: str
 ) -> None:
     """The first line says what is sure: an exception if it ended the worker."""
@@ -108,12 +108,12 @@ def test_the_first_line_names_the_exception_only_if_it_ended_the_worker(
         (end(exitcode=9, report=error(kind=FailureKind.RECORDED)), 9),
     ],
 )
-def test_the_job_has_the_exit_code_of_its_root_cause(failure: Failure, expected: int) -> None:
+def test_job_exits_with_code_of_root_cause(failure: Failure, expected: int) -> None:
     """The exit code is the one that the cause would have had, had the agent not been quicker."""
     assert diagnose([failure]).exit_code == expected
 
 
-def test_the_report_has_the_parts_that_are_known_in_a_fixed_order() -> None:
+def test_report_has_known_parts_in_fixed_order() -> None:
     """What, where, who and when, why, what followed."""
     root = end(3, at=303.5, report=error(), log="/srv/logs/3/stderr.log")
     others = [
@@ -141,7 +141,7 @@ def test_the_report_has_the_parts_that_are_known_in_a_fixed_order() -> None:
     ]
 
 
-def test_ranks_that_ended_well_are_not_blamed_for_a_connection_of_the_script_itself() -> None:
+def test_succeeded_ranks_not_blamed_for_own_connection_error() -> None:
     failure = end(3, report=error("shard 5: reset by object store", "ConnectionResetError"))
     lines = diagnose([failure], (0, 1, 2)).render(formed_at=0, ended="now", verdict="over")
     assert (
@@ -195,14 +195,14 @@ def test_ranks_that_ended_well_are_not_blamed_for_a_connection_of_the_script_its
         ([end(report=error(), evidence="out of memory")], (), "out of memory"),
     ],
 )
-def test_a_line_says_what_to_look_at_where_the_end_says_little(
+def test_vague_failure_adds_a_hint(
     failures: list[Failure], succeeded_ranks: tuple[int, ...], expected: str
 ) -> None:
     lines = diagnose(failures, succeeded_ranks).render(formed_at=0, ended="now", verdict="over")
     assert f"  {expected}" in lines
 
 
-def test_a_traceback_that_did_not_end_the_worker_is_shown_as_printed() -> None:
+def test_handled_traceback_is_shown_as_printed() -> None:
     """The last lines come before it."""
     said = ("ValueError: bad batch", "no /data")
     failure = end(exitcode=7, report=PRINTED, last_lines=said, words="no /data")
@@ -235,7 +235,7 @@ def test_a_traceback_that_did_not_end_the_worker_is_shown_as_printed() -> None:
         ),
     ],
 )
-def test_a_cut_text_ends_with_a_sentence_or_a_word(text: str, expected: str) -> None:
+def test_cut_text_ends_at_sentence_or_word(text: str, expected: str) -> None:
     """What is left out begins where a reader stops."""
     assert cut(text, 40) == expected
 
@@ -262,9 +262,7 @@ def test_a_cut_text_ends_with_a_sentence_or_a_word(text: str, expected: str) -> 
         ("wait timeout after 9ms: " + "x" * 300, "wait timeout after 9ms: " + "x" * 20),
     ],
 )
-def test_a_long_line_of_what_followed_keeps_its_reason(
-    message: str, shown: str, later: float
-) -> None:
+def test_long_consequence_line_keeps_its_reason(message: str, shown: str, later: float) -> None:
     """It takes a second row first."""
     failures = [end(9, report=error()), *(end(n, -TERM, later, asked=TERM,
                 report=error(message, "RuntimeError")) for n in range(0, 9, 2))]  # fmt: skip
@@ -273,7 +271,7 @@ def test_a_long_line_of_what_followed_keeps_its_reason(
     assert f"{'0.3 s later, ' if later else ''}raised RuntimeError: {shown}" in line
 
 
-def test_a_long_list_of_ranks_is_cut() -> None:
+def test_long_rank_list_is_cut() -> None:
     lines = diagnose([end(r, 3) for r in range(0, 200, 2)]).render(
         formed_at=0, ended="now", verdict="over"
     )
@@ -324,7 +322,7 @@ ENDS = st.builds(
 
 
 @pytest.mark.parametrize("ranks", range(2, 9))
-def test_a_report_has_25_rows_however_few_the_traceback_gets(ranks: int) -> None:
+def test_report_fits_25_rows(ranks: int) -> None:
     """Consequences and the path of the log take more and more of them."""
     first, last = error().lines
     frame = '  File "/srv/job/train.py", line 12, in step', "    step(batch)"
@@ -341,7 +339,7 @@ def test_a_report_has_25_rows_however_few_the_traceback_gets(ranks: int) -> None
 
 @settings(max_examples=500)
 @given(st.lists(ENDS, min_size=1, max_size=8))
-def test_any_failures_make_a_report_of_25_rows_with_every_rank_once(ends: list[Failure]) -> None:
+def test_any_failures_fit_25_rows_with_each_rank_once(ends: list[Failure]) -> None:
     """One cause of the best class comes first; the exit code is not 0."""
     ends = [each._replace(rank=rank) for rank, each in enumerate(ends)]
     diagnosis = diagnose(ends)
@@ -366,7 +364,7 @@ def stopped(rank: int, doing: WorkerState | None) -> Failure:
     return end(rank, -TERM, asked=TERM, doing=doing)
 
 
-def test_of_ranks_in_one_place_a_node_sends_one_stack() -> None:
+def test_ranks_at_same_location_send_one_stack() -> None:
     failures = [stopped(rank, READS) for rank in (3, 2, 1)]
     sent = shared(failures, 0.0)
     assert {each.rank: len(each.doing.stack) for each in sent if each.doing} == {1: 1, 2: 0, 3: 0}

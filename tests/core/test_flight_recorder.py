@@ -34,7 +34,7 @@ def rows(*known: Failure) -> list[str]:
     return [row.strip() for row in flight_recorder_text.lines(known)[1:]]
 
 
-def test_of_each_group_the_last_collective_counts() -> None:
+def test_last_collective_of_each_group() -> None:
     found = flight_recorder_text.last_collectives(
         dump(
             entry(1, retired=True),
@@ -53,12 +53,12 @@ def test_of_each_group_the_last_collective_counts() -> None:
     "text",
     [None, [], {}, {"entries": 3}, dump(3), dump({}), dump(entry(1, input_sizes="4"))],
 )
-def test_what_is_no_dump_is_refused(text: object) -> None:
+def test_rejects_malformed_dump(text: object) -> None:
     with pytest.raises(Malformed):
         flight_recorder_text.last_collectives(text)
 
 
-def test_the_rank_that_has_not_entered_a_collective_is_named() -> None:
+def test_names_rank_that_has_not_entered_collective() -> None:
     done = entry(41, "broadcast", retired=True)
     assert rows(failure(0, entry(42)), failure(1, entry(42)), failure(2, done)) == [
         "ranks 0-1 are in all_reduce, number 42 of default_pg, sizes [4, 2]",
@@ -66,7 +66,7 @@ def test_the_rank_that_has_not_entered_a_collective_is_named() -> None:
     ]
 
 
-def test_ranks_in_different_collectives_are_told_apart() -> None:
+def test_distinguishes_ranks_in_different_collectives() -> None:
     other = entry(7, "broadcast", input_sizes=[[1]])
     assert rows(failure(0, entry(7)), failure(1, other)) == [
         "rank 0 is in all_reduce, number 7 of default_pg, sizes [4, 2]",
@@ -74,20 +74,20 @@ def test_ranks_in_different_collectives_are_told_apart() -> None:
     ]
 
 
-def test_a_rank_that_has_entered_none_is_named() -> None:
+def test_names_rank_that_entered_no_collective() -> None:
     assert rows(failure(0, entry(1)), failure(1)) == [
         "rank 0 is in all_reduce, number 1 of default_pg, sizes [4, 2]",
         "rank 1 has entered none",
     ]
 
 
-def test_what_tells_nothing_is_left_out() -> None:
+def test_uninformative_dumps_are_omitted() -> None:
     done = entry(3, retired=True)
     assert rows(failure(0, done), failure(1, done)) == []
     assert rows(failure(0, entry(3)), record(1)) == [], "nothing is known of rank 1"
 
 
-def test_a_report_of_many_groups_stays_short() -> None:
+def test_report_of_many_groups_is_short() -> None:
     first = [entry(1, group=str(each)) for each in range(1, 9)]
     second = [entry(2, group=str(each)) for each in range(1, 9)]
     found = flight_recorder_text.lines([failure(0, *first), failure(1, *second)])
@@ -95,7 +95,7 @@ def test_a_report_of_many_groups_stays_short() -> None:
     assert found[-1] == "  … and 11 more lines"
 
 
-def test_the_report_of_a_hang_has_it() -> None:
+def test_hang_report_includes_flight_recorder() -> None:
     doing = WorkerState(" in read (train.py:3)", ("line",) * 40, expects_peers=False)
     known = [failure(0, entry(1))._replace(doing=doing), failure(1)._replace(doing=doing)]
     hang = hang_text.diagnose(known, "no rank has made progress for 5 min")
@@ -105,7 +105,7 @@ def test_the_report_of_a_hang_has_it() -> None:
     assert len(text) <= 25
 
 
-def test_the_report_of_a_time_out_has_it_and_others_have_not() -> None:
+def test_only_timeout_reports_include_flight_recorder() -> None:
     lines = ("RuntimeError: Timed out waiting 1000ms for recv operation to complete",)
     known = [failure(0, entry(1))._replace(last_lines=lines), failure(1)._replace(asked=15)]
     text = failure_text.diagnose(known).render(formed_at=0.0, ended="12:00", verdict="no restarts")
@@ -116,7 +116,7 @@ def test_the_report_of_a_time_out_has_it_and_others_have_not() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 10, 40])
-def test_the_report_of_a_time_out_keeps_to_25_rows(size: int) -> None:
+def test_timeout_report_fits_25_rows(size: int) -> None:
     lines = ("RuntimeError: Timed out waiting 1000ms for recv operation to complete" * size,) * 9
     groups = [[entry(each, group=str(group)) for group in range(8)] for each in range(1, 6)]
     known = [

@@ -62,7 +62,7 @@ RESTARTED = [
 ]
 
 
-def test_the_wall_time_is_split_into_all_phases() -> None:
+def test_wall_time_is_split_into_phases() -> None:
     account = ledger(RESTARTED).account(99.0)
     first, second = account.latest
     assert first.phases._asdict() == pytest.approx({
@@ -80,7 +80,7 @@ def test_the_wall_time_is_split_into_all_phases() -> None:
     assert account.nodes == (NodeFailures("a", 1, 34.0),)
 
 
-def test_while_a_generation_runs_its_time_counts_until_now() -> None:
+def test_running_generation_counts_until_now() -> None:
     """Its first step is not told by an event until its workers have ended."""
     running = ledger(generation(0, 0))
     assert running.account(7.0).latest[0].phases.unknown == 1
@@ -100,13 +100,13 @@ def test_while_a_generation_runs_its_time_counts_until_now() -> None:
     ],
     ids=["no progress()", "no init_process_group", "neither told apart", "no worker"],
 )  # fmt: skip
-def test_what_nothing_tells_is_unknown(told: list[Told], unknown: float, known: set[str]) -> None:
+def test_unexplained_time_is_unknown(told: list[Told], unknown: float, known: set[str]) -> None:
     phases = ledger(told).account(20.0).latest[0].phases
     found = {name for name, seconds in phases._asdict().items() if seconds is not None}
     assert (phases.unknown, found - {"unknown"}) == (unknown, known)
 
 
-def test_what_was_lost_is_unknown_without_checkpoints() -> None:
+def test_lost_time_is_unknown_without_checkpoints() -> None:
     """The goodput is then an upper bound, and is told as one."""
     account = ledger(RESTARTED, checkpoints=False).account(99.0)
     assert account.latest[0].phases.lost is None
@@ -115,7 +115,7 @@ def test_what_was_lost_is_unknown_without_checkpoints() -> None:
     assert in_words(account)[0].startswith("goodput at most 54% of 41.0 s")
 
 
-def test_without_a_checkpoint_all_steps_of_the_generation_are_lost() -> None:
+def test_all_steps_are_lost_without_a_checkpoint() -> None:
     """So are they if the newest one was saved before its first step."""
     for saved in (None, 3.0):
         told = [*generation(0, 0), *failure(20, 0, 8, saved), *generation(22.5, 1, 1)]
@@ -148,7 +148,7 @@ def interrupted(failed: str, restart: int = 0) -> Account:
     ],
     ids=["node lost", "worker failed", "nowhere", "node joined", "ctrl-C", "the end"],
 )  # fmt: skip
-def test_failures_are_counted_for_the_job_and_each_node(
+def test_failures_are_counted_per_job_and_node(
     account: Account, failures: int, hosts: list[str]
 ) -> None:
     """A node that joins and the user's signal are none."""
@@ -156,26 +156,26 @@ def test_failures_are_counted_for_the_job_and_each_node(
     assert [(node.host, node.failures) for node in account.nodes] == [(h, 1) for h in hosts]
 
 
-def test_a_failure_of_another_node_is_repaired_as_one_of_this_node() -> None:
+def test_remote_failure_counts_towards_local_mttr() -> None:
     account = interrupted("b")
     assert (account.mttr_s, account.repaired_by, account.mtbf_s) == (3.0, "spawn", 15.0)
 
 
-def test_nodes_with_the_most_failures_come_first() -> None:
+def test_nodes_with_most_failures_come_first() -> None:
     told = [(float(n), formed(n, n, failed=f"h{n % 30}" if n % 2 else "b")) for n in range(100)]
     nodes = ledger(told).account(100.0).nodes
     assert nodes[0].host == "b"
     assert (len(nodes), nodes[0].failures) == (16, 49)
 
 
-def test_the_cost_of_a_restart_is_known_when_all_workers_have_met() -> None:
+def test_restart_cost_is_known_once_all_workers_met() -> None:
     told = [*generation(0, 0), *failure(20, 0, 8, 17), *generation(22.5, 1, 1)]
     assert ledger(told[:-1]).cold_restart() is None
     assert ledger(told).cold_restart() == (8.5, 3.0)
     assert ledger(generation(0, 0)).cold_restart() is None
 
 
-def test_an_account_is_told_in_three_lines() -> None:
+def test_account_reads_as_three_lines() -> None:
     assert in_words(ledger(RESTARTED).account(99.0)) == [
         "goodput 46% of 41.0 s",
         "time: productive 19.0 s, imports 6.0 s, first step 4.0 s, lost since the last checkpoint "
@@ -209,7 +209,7 @@ KINDS = [
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.sampled_from(KINDS)), max_size=30), st.booleans())
-def test_no_second_is_counted_twice_or_left_out(told: list[Told], checkpoints: bool) -> None:
+def test_phases_always_add_up_to_wall_time(told: list[Told], checkpoints: bool) -> None:
     """Whatever comes in which order: the phases of a job that goes on add up to its wall time, as
     long as the times that events tell of are within their generation.
     """

@@ -33,7 +33,7 @@ PLAY = """
 """
 
 
-def recorded(play: Callable[[Table], object], played: Table) -> list[Line]:
+def record_log(play: Callable[[Table], object], played: Table) -> list[Line]:
     """Return the lines of an event log with the steps of a play."""
     written: list[Line] = []
 
@@ -60,10 +60,10 @@ def recorded(play: Callable[[Table], object], played: Table) -> list[Line]:
 
 @pytest.fixture(scope="module")
 def log() -> list[Line]:
-    return recorded(lambda played: played.play(PLAY), table(2, 2))
+    return record_log(lambda played: played.play(PLAY), table(2, 2))
 
 
-def test_a_replay_has_the_recorded_effects(log: list[Line]) -> None:
+def test_replay_reproduces_recorded_effects(log: list[Line]) -> None:
     steps = list(replay(log))
     assert len(steps) == len(log) - 1
     assert all(step.recorded is None for step in steps)
@@ -73,7 +73,7 @@ def test_a_replay_has_the_recorded_effects(log: list[Line]) -> None:
     assert any(step.input == "tick" for step in steps)
 
 
-def test_a_replay_shows_where_other_effects_were_recorded(log: list[Line]) -> None:
+def test_replay_shows_where_effects_differ(log: list[Line]) -> None:
     number = next(n for n, line in enumerate(log) if line.fields.get("effects"))
     text = json.loads(log[number].text)
     text["effects"].pop()
@@ -85,7 +85,7 @@ def test_a_replay_shows_where_other_effects_were_recorded(log: list[Line]) -> No
     assert len(differing[0].recorded or ()) == len(differing[0].effects) - 1
 
 
-def test_a_failure_with_all_that_is_known_of_it_is_replayed() -> None:
+def test_replay_keeps_full_failure_record() -> None:
     """What a node tells of its workers goes through the codec of messages, and decides the same."""
     played = Table(GroupSettings(1, 1, 0))
 
@@ -96,7 +96,7 @@ def test_a_failure_with_all_that_is_known_of_it_is_replayed() -> None:
         played.step(Received("a", WorkerFailed(formed, "a worker failed on a")))
         played.step(Received("a", NodeReady(formed, 0, (failed,), ())))
 
-    steps = list(replay(recorded(play, played)))
+    steps = list(replay(record_log(play, played)))
     assert "jobended exit_code=7" in steps[-1].effects[0]
     assert all(step.recorded is None for step in steps)
 
@@ -111,7 +111,7 @@ def test_a_failure_with_all_that_is_known_of_it_is_replayed() -> None:
         ({"job": "other"}, "step 1 is of a group whose beginning is not in the log"),
     ],
 )  # fmt: skip
-def test_a_log_that_does_not_hold_the_steps_is_refused(
+def test_rejects_log_without_recorded_steps(
     log: list[Line], changes: dict[str, object], why: str
 ) -> None:
     broken = log[1]._replace(fields={**log[1].fields, **changes})
@@ -119,7 +119,7 @@ def test_a_log_that_does_not_hold_the_steps_is_refused(
         list(replay([log[0], broken]))
 
 
-def test_a_log_without_some_of_its_events_is_refused() -> None:
+def test_rejects_log_with_missing_events() -> None:
     """Without a step that is missing, the group would decide otherwise."""
     texts = [json.dumps({"n": n, "t": 0.0, "time": 0.0, "event": "Tick"}) for n in (1, 2, 5)]
     lines = [line for text in texts if (line := event_lines.read(text)) is not None]

@@ -24,16 +24,16 @@ def suspects(*stacks: ProcessStack) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("state", ["T", "t", "D"])
-def test_rank_that_can_not_run_wins_a_tie(state: str) -> None:
+def test_blocked_rank_wins_a_tie(state: str) -> None:
     assert suspects(process(*RECEIVE), process(*READ, state=state)) == (1,)
 
 
-def test_ranks_that_can_not_run_come_before_a_smaller_group() -> None:
+def test_blocked_ranks_precede_a_smaller_group() -> None:
     halted = process(*READ, state="D")
     assert suspects(process(*RECEIVE), halted, halted) == (1, 2)
 
 
-def test_rank_that_never_came_to_the_collective_is_the_suspect() -> None:
+def test_rank_that_never_entered_the_collective_is_suspect() -> None:
     assert suspects(process(*REDUCE), process(*REDUCE), process(*READ)) == (2,)
 
 
@@ -44,12 +44,12 @@ def test_rank_that_never_came_to_the_collective_is_the_suspect() -> None:
         ("D", "is uninterruptible (state D) in read (data.py:41), system call read"),
     ],
 )
-def test_account_names_where_a_rank_hangs(state: str, text: str) -> None:
+def test_report_names_where_a_rank_hangs(state: str, text: str) -> None:
     seen = doing(process(*READ, state=state, waits_in="read" if state == "D" else "futex"))
     failure = Failure(2, 2, "h", 1, -15, 0.0, 15, None, (), "", "", doing=seen)
     assert hang_text.hung(failure) == text
 
 
-def test_unknown_place_is_called_so() -> None:
+def test_report_admits_unknown_location() -> None:
     failure = Failure(2, 2, "h", 1, -15, 0.0, 15, None, (), "", "")
     assert hang_text.hung(failure) == "hangs: where they were is not known"

@@ -72,7 +72,7 @@ class Play:
         (b"Trace of the matrix: 3\n", b""),
     ],
 )
-def test_output_is_held_from_the_beginning_of_a_traceback(before: bytes, held: bytes) -> None:
+def test_output_is_held_from_start_of_traceback(before: bytes, held: bytes) -> None:
     play = Play()
     assert play.prints(before + held) == before
     assert play.core.held == held
@@ -84,7 +84,7 @@ def test_output_is_held_from_the_beginning_of_a_traceback(before: bytes, held: b
     [path for path in sorted(SAMPLES.glob("*.txt")) if not path.stem.startswith("json-log")],
     ids=lambda path: path.stem,
 )
-def test_a_traceback_of_any_kind_is_held_however_it_is_cut(path: Path) -> None:
+def test_every_kind_of_traceback_is_held_however_chunked(path: Path) -> None:
     """Only what stands before its first word may be shown if it comes alone."""
     data = path.read_bytes()
     whole = Play()
@@ -97,7 +97,7 @@ def test_a_traceback_of_any_kind_is_held_however_it_is_cut(path: Path) -> None:
         assert play.core.held.endswith(whole.core.held[begin:])
 
 
-def test_the_traceback_that_ends_a_worker_is_held_until_it_has_ended() -> None:
+def test_fatal_traceback_is_held_until_worker_exits() -> None:
     """It is held while Python shuts down, for some seconds, with what is printed meanwhile."""
     play = Play()
     assert play.prints(b"step 1\n" + TRACEBACK) == b"step 1\n"
@@ -112,7 +112,7 @@ def test_the_traceback_that_ends_a_worker_is_held_until_it_has_ended() -> None:
 
 
 @pytest.mark.parametrize("data", [TRACEBACK, SYNTAX_ERROR])
-def test_a_traceback_that_was_caught_is_shown_at_once(data: bytes) -> None:
+def test_caught_traceback_is_shown_immediately(data: bytes) -> None:
     play = Play()
     play.prints(data)
     assert play.core.deadline() == play.now
@@ -120,7 +120,7 @@ def test_a_traceback_that_was_caught_is_shown_at_once(data: bytes) -> None:
     assert play.prints(b"goes on\n") == b"goes on\n"
 
 
-def test_a_worker_that_goes_on_after_all_has_its_traceback_shown() -> None:
+def test_traceback_is_shown_once_worker_continues() -> None:
     """The first look may have met a moment between two stacks."""
     play = Play()
     play.prints(TRACEBACK)
@@ -129,7 +129,7 @@ def test_a_worker_that_goes_on_after_all_has_its_traceback_shown() -> None:
     assert play.look_when_due(False) == TRACEBACK + b"retry\n"
 
 
-def test_a_worker_that_cannot_be_seen_has_its_traceback_shown_after_a_moment() -> None:
+def test_traceback_of_invisible_worker_is_shown_after_a_moment() -> None:
     play = Play()
     play.prints(TRACEBACK)
     began = play.now
@@ -138,7 +138,7 @@ def test_a_worker_that_cannot_be_seen_has_its_traceback_shown_after_a_moment() -
     assert play.now - began <= 0.25
 
 
-def test_a_worker_that_cannot_be_seen_once_is_looked_at_again() -> None:
+def test_invisible_worker_is_checked_again() -> None:
     """A shell script may go on after its Python has ended; a look may fail for other reasons."""
     play = Play()
     play.prints(TRACEBACK)
@@ -148,7 +148,7 @@ def test_a_worker_that_cannot_be_seen_once_is_looked_at_again() -> None:
     assert play.look_when_due(None) == TRACEBACK
 
 
-def test_a_worker_that_does_not_come_to_its_end_has_its_traceback_shown() -> None:
+def test_traceback_of_hanging_shutdown_is_shown() -> None:
     """A process may hang while it shuts down."""
     play = Play()
     play.prints(TRACEBACK)
@@ -159,7 +159,7 @@ def test_a_worker_that_does_not_come_to_its_end_has_its_traceback_shown() -> Non
     assert play.shown == TRACEBACK
 
 
-def test_not_more_is_held_than_the_report_reads() -> None:
+def test_holds_no_more_than_the_report_reads() -> None:
     play = Play()
     play.prints(TRACEBACK)
     assert play.look(True) == b""
@@ -169,7 +169,7 @@ def test_not_more_is_held_than_the_report_reads() -> None:
     assert play.prints(TRACEBACK + b"x" * MANY).startswith(TRACEBACK)
 
 
-def test_a_worker_that_prints_many_tracebacks_is_looked_at_four_times_a_second() -> None:
+def test_frequent_tracebacks_are_checked_four_times_a_second() -> None:
     play = Play()
     looks = 0
     for _ in range(1000):
@@ -182,14 +182,14 @@ def test_a_worker_that_prints_many_tracebacks_is_looked_at_four_times_a_second()
     assert 35 <= looks <= 41
 
 
-def test_text_that_only_begins_like_a_traceback_is_shown_with_its_next_part() -> None:
+def test_traceback_lookalike_is_shown_with_next_chunk() -> None:
     play = Play()
     assert play.prints(b"Trace") == b""
     assert play.prints(b" of the matrix\n") == b"Trace of the matrix\n"
     assert play.core.deadline() is None
 
 
-def test_a_traceback_is_recognised_when_its_first_line_comes_in_two_parts() -> None:
+def test_traceback_header_split_across_chunks_is_recognised() -> None:
     play = Play()
     play.prints(b"line\nTraceba")
     assert play.prints(TRACEBACK[7:]) == b""
@@ -197,7 +197,7 @@ def test_a_traceback_is_recognised_when_its_first_line_comes_in_two_parts() -> N
     assert play.core.deadline() == play.now
 
 
-def test_after_a_worker_has_ended_without_a_traceback_nothing_is_held() -> None:
+def test_nothing_is_held_after_exit_without_traceback() -> None:
     """Processes that it has left may print."""
     play = Play()
     play.prints(b"bye\n")
@@ -225,7 +225,7 @@ STEPS = st.lists(
 
 @settings(max_examples=500)
 @given(steps=STEPS)
-def test_what_is_shown_and_what_is_held_is_what_was_printed(steps: list[tuple]) -> None:  # type: ignore[type-arg]
+def test_shown_and_held_output_add_up_to_printed(steps: list[tuple]) -> None:  # type: ignore[type-arg]
     """`Play` checks that after each step, with the core's invariants; in the end all is shown."""
     play = Play()
     began: float | None = None

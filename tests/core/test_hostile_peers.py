@@ -34,13 +34,13 @@ REPORT = ErrorReport(
 )
 
 
-def arrives(kinds: Any, message: Any) -> Any:
+def send_over_wire(kinds: Any, message: Any) -> Any:
     """Send a message over the wire as it is done in earnest."""
     (heard,) = wire.Decoder(wire.MAX_FRAME).feed(wire.GREETING + wire.encode(to_json(message)))
     return fields.message(kinds, heard)
 
 
-def said(kinds: Any, kind: Any, chance: Chance) -> Any:
+def mutated_message(kinds: Any, kind: Any, chance: Chance) -> Any:
     """Something near a message, as it is read; None if it is refused."""
     body = chance.written(chance.near(to_json(chance.valid(kind))))
     try:
@@ -50,7 +50,7 @@ def said(kinds: Any, kind: Any, chance: Chance) -> Any:
         return None
 
 
-def joins(node: str, wanted: GroupSettings) -> list[Any]:
+def join_events(node: str, wanted: GroupSettings) -> list[Any]:
     number = "abc".index(node) if wanted.ordered else -1
     asked = wanted.min_nodes, wanted.max_nodes, wanted.max_restarts
     join = Join(node, f"host-{node}", "", 1, "default", number, *asked, {}, None)
@@ -58,15 +58,15 @@ def joins(node: str, wanted: GroupSettings) -> list[Any]:
 
 
 @fuzzed
-def test_nothing_that_a_node_says_breaks_the_group(chance: Chance) -> None:
+def test_hostile_node_cannot_break_the_group(chance: Chance) -> None:
     """Its invariants hold, and each of its answers is taken by the node that gets it."""
     ordered = chance.random() < 0.3
     most = 2 if ordered else 3
     asked = GroupSettings(2 if ordered else 1, most, 1, 0.1, 5.0, 5.0, 1.0, ordered)
     group, now = Membership(asked, "C1"), 0.0
-    events: list[Any] = [*joins("a", asked), *joins("b", asked)]
+    events: list[Any] = [*join_events("a", asked), *join_events("b", asked)]
     for _ in range(chance.randrange(8)):
-        message = said(FromAgent, chance.choice(kinds_of(FromAgent)), chance)
+        message = mutated_message(FromAgent, chance.choice(kinds_of(FromAgent)), chance)
         if message is not None:
             if hasattr(message, "generation") and chance.random() < 0.7:
                 message = message._replace(generation=formed(chance.choice([0, 1])))
@@ -82,19 +82,19 @@ def test_nothing_that_a_node_says_breaks_the_group(chance: Chance) -> None:
     for event in events:
         for effect in group.step(event, now):
             if isinstance(effect, Send):
-                arrives(FromCoordinator, effect.message)
+                send_over_wire(FromCoordinator, effect.message)
         group.check()
         now += chance.choice([0.0, 0.2, 6.0])
         assert group.explain(now)
 
 
 @fuzzed
-def test_nothing_that_is_reported_of_failures_does_harm(chance: Chance) -> None:
+def test_hostile_failure_reports_are_harmless(chance: Chance) -> None:
     """A joined node reports any failures: the job ends with a report that all nodes take, that fits
     on a terminal, and that no terminal obeys. It does not end as if all were well.
     """
     group = Membership(GroupSettings(2, 2, 0), "C1")
-    for event in (*joins("a", group.settings), *joins("b", group.settings)):
+    for event in (*join_events("a", group.settings), *join_events("b", group.settings)):
         group.step(event, 0.0)
     first = chance.valid(Failure)
     alike = first._replace(report=chance.valid(Failure).report)
@@ -103,7 +103,7 @@ def test_nothing_that_is_reported_of_failures_does_harm(chance: Chance) -> None:
     try:
         ready = fields.message(FromAgent, fields.decode(chance.written(sent)))
     except Malformed:
-        ready = arrives(FromAgent, NodeReady(formed(0), 1, (first, alike, first), (1, 1)))
+        ready = send_over_wire(FromAgent, NodeReady(formed(0), 1, (first, alike, first), (1, 1)))
     group.step(Received("b", WorkerFailed(formed(0), "a worker failed on b")), 7.0)
     group.step(Received("b", ready), 7.0)
     effects = group.step(Received("a", NodeReady(formed(0), 1, (record(),), ())), 8.0)
@@ -112,7 +112,7 @@ def test_nothing_that_is_reported_of_failures_does_harm(chance: Chance) -> None:
     ]
     assert len(ends) == 2
     for end in ends:
-        taken = arrives(FromCoordinator, end)
+        taken = send_over_wire(FromCoordinator, end)
         assert 0 < taken.exit_code == end.exit_code < 256
         assert end.report and taken.report == end.report
         assert all(line.replace("\t", "").isprintable() for line in end.report), end.report
@@ -120,7 +120,7 @@ def test_nothing_that_is_reported_of_failures_does_harm(chance: Chance) -> None:
 
 
 @fuzzed
-def test_nothing_that_an_elector_says_breaks_the_election(chance: Chance) -> None:
+def test_hostile_elector_cannot_break_the_election(chance: Chance) -> None:
     """Its invariants hold, and each of its answers is taken by the others."""
     hosts = "abcd"[: chance.randint(2, 4)]
     elector = Election(hosts, 0, "me", 0.0, vote_s=1.0, alone=chance.random() < 0.5)
@@ -128,7 +128,7 @@ def test_nothing_that_an_elector_says_breaks_the_election(chance: Chance) -> Non
     for _ in range(chance.randrange(10)):
         now += chance.choice([0.01, 0.3, 1.1, 4.0])
         events: list[Any] = [Tick()]
-        ballot = said(Ballot, chance.choice(kinds_of(Ballot)), chance)
+        ballot = mutated_message(Ballot, chance.choice(kinds_of(Ballot)), chance)
         if ballot is not None:
             near: dict[str, Any] = {"incarnation": "me", "candidate": chance.choice([0, 1])}
             near |= {"voter": 1, "sent": now, "stage": chance.choice(["probe", "vote", "lead"])}
@@ -139,25 +139,25 @@ def test_nothing_that_an_elector_says_breaks_the_election(chance: Chance) -> Non
         for event in events:
             for effect in elector.step(event, now):
                 if isinstance(effect, SendBallot):
-                    arrives(Ballot, effect.message)
+                    send_over_wire(Ballot, effect.message)
             elector.check()
             assert elector.explain(now)
 
 
-def test_the_failures_of_a_large_node_fit_into_a_message() -> None:
+def test_failures_of_large_node_fit_into_a_message() -> None:
     """However many workers fail with however long tracebacks, other nodes are told of all."""
     lines = ("─" * 5000,) * 300
     for count in (1, 300):
         failure = record()._replace(last_lines=lines, evidence="é" * 9999, log="/" * 9999)
         ends = [failure._replace(rank=rank, report=REPORT) for rank in range(count)]
-        told = arrives(FromAgent, NodeReady(formed(0), 1, shared(ends, 0.0), ())).failures
+        told = send_over_wire(FromAgent, NodeReady(formed(0), 1, shared(ends, 0.0), ())).failures
         assert [each.rank for each in told] == list(range(count))
         assert told[0].report is not None and len(told[0].report.lines) == 200
 
 
-def test_ends_that_differ_in_the_kind_of_report_alone_are_sorted() -> None:
+def test_failures_differing_only_in_report_kind_are_sorted() -> None:
     group = Membership(GroupSettings(1, 1, 0), "C1")
-    for event in joins("a", group.settings):
+    for event in join_events("a", group.settings):
         group.step(event, 0.0)
     ends = [record()._replace(report=REPORT._replace(kind=kind)) for kind in FailureKind]
     ends += [record()._replace(report=None)]
@@ -166,7 +166,7 @@ def test_ends_that_differ_in_the_kind_of_report_alone_are_sorted() -> None:
 
 
 @fuzzed
-def test_nothing_that_a_host_answers_over_ssh_does_harm(chance: Chance) -> None:
+def test_hostile_ssh_replies_are_harmless(chance: Chance) -> None:
     """The end of a replica on another host is one that can be, or `Malformed`; what one side says,
     the other takes.
     """

@@ -84,11 +84,11 @@ WARNING: could not find a cache
         ("", "step 5"),
     ],
 )  # fmt: skip
-def test_error_counts_before_the_last_line(stderr: str, expected: str) -> None:
+def test_error_line_precedes_last_line(stderr: str, expected: str) -> None:
     assert words(stderr, "loading\nstep 5\n\n") == expected
 
 
-def test_nothing_printed_is_no_words() -> None:
+def test_no_output_yields_no_words() -> None:
     assert words("", "") == ""
 
 
@@ -108,7 +108,5 @@ def test_nothing_printed_is_no_words() -> None:
         (f"{TRACEBACK}", "accuracy 0.31 is below 0.5"),
     ],
 )  # fmt: skip
-def test_words_after_the_last_traceback_count_before_those_above_it(
-    stderr: str, expected: str
-) -> None:
+def test_words_after_last_traceback_precede_those_above_it(stderr: str, expected: str) -> None:
     assert words(stderr, "accuracy 0.31 is below 0.5\n") == expected

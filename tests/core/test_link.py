@@ -69,7 +69,7 @@ class Played:
         return self.step(Broken("gone", refusal), seconds)
 
 
-def test_a_lease_counts_from_when_the_echoed_heartbeat_was_sent() -> None:
+def test_lease_counts_from_sending_of_echoed_heartbeat() -> None:
     """However late an echo comes, what it gives ends a lease after the heartbeat."""
     played = Played().connected()
     effects = played.step(Tick(), 0.5)
@@ -79,7 +79,7 @@ def test_a_lease_counts_from_when_the_echoed_heartbeat_was_sent() -> None:
     assert played.step(Echoed(3)) == []  # an echo that is repeated
 
 
-def test_an_echo_renews_no_lease_before_the_coordinator_has_confirmed() -> None:
+def test_echo_renews_no_lease_before_confirmation() -> None:
     """Who comes with workers of a generation waits until that is confirmed; Stop does not do it."""
     played = Played()
     played.step(Tick())
@@ -90,7 +90,7 @@ def test_an_echo_renews_no_lease_before_the_coordinator_has_confirmed() -> None:
     assert played.step(Heard(lets_run=True)) == [LetWorkersRun(100.0 + LEASE_S)]
 
 
-def test_a_new_connection_shows_where_datagrams_come_from_until_one_is_answered() -> None:
+def test_new_connection_sends_datagrams_until_one_is_answered() -> None:
     show = SendHeartbeat(2, over_connection=False, as_datagram=True)
     played = Played().connected()
     assert show in played.step(Tick(), 0.5)
@@ -100,7 +100,7 @@ def test_a_new_connection_shows_where_datagrams_come_from_until_one_is_answered(
     assert sum(isinstance(each, SendHeartbeat) for each in played.step(Tick(), 0.5)) == 1
 
 
-def datagrams_answered() -> Played:
+def connected_with_datagrams() -> Played:
     """Return a connected link whose datagrams have been answered."""
     played = Played().connected()
     played.step(Tick(), 0.5)
@@ -109,9 +109,9 @@ def datagrams_answered() -> Played:
     return played
 
 
-def test_a_late_echo_makes_heartbeats_quicker() -> None:
+def test_late_echo_speeds_up_heartbeats() -> None:
     """Three go at once then, as datagrams, later one every 50 ms."""
-    played = datagrams_answered()
+    played = connected_with_datagrams()
     played.step(Tick(), 0.5)
     assert played.step(Tick(), 0.5) == [SendHeartbeat(5, over_connection=False, as_datagram=True)]
     pauses = []
@@ -133,43 +133,43 @@ def silent_until(played: Played, seconds: float) -> list[Effect]:
     return effects
 
 
-def test_a_silent_coordinator_is_sought_again_beside_its_connection() -> None:
+def test_silent_coordinator_is_sought_beside_its_connection() -> None:
     """First after 1.5 s, then every 2 s; the lease of the workers runs on."""
-    played = datagrams_answered()
+    played = connected_with_datagrams()
     seeks = [each for each in silent_until(played, 9.4) if isinstance(each, Seek)]
     assert seeks == [Seek(beside=True)] * 4
     assert played.link.state is LinkState.CONNECTED
 
 
-def test_a_second_connection_takes_the_place_of_a_silent_one() -> None:
+def test_second_connection_replaces_a_silent_one() -> None:
     """Its coordinator has to confirm the workers; until then their lease is that of the first."""
-    played = datagrams_answered()
+    played = connected_with_datagrams()
     silent_until(played, 3.0)
     assert not any(isinstance(each, LetWorkersRun) for each in played.step(Opened("10.0.0.2:1")))
     assert played.link.state is LinkState.JOINING
     assert LetWorkersRun(played.now + LEASE_S) in played.step(Heard(lets_run=True))
 
 
-def test_a_second_connection_that_another_machine_refuses_shortens_the_lease() -> None:
+def test_remote_refusal_of_second_connection_shortens_lease() -> None:
     """A firewall may leave the first one silent, and refuse and report this node elsewhere."""
-    played = datagrams_answered()
+    played = connected_with_datagrams()
     silent_until(played, 1.5)
     (lease,) = played.step(SecondFailed(Refusal.HINT))
     assert lease == LetWorkersRun(played.now + 5.0)
     assert played.step(SecondFailed(Refusal.NOTHING), 1.0) == []
 
 
-def test_who_refuses_a_second_connection_is_not_waited_for() -> None:
+def test_refused_second_connection_is_retried_immediately() -> None:
     """The network works again: another host may coordinate now."""
-    played = datagrams_answered()
+    played = connected_with_datagrams()
     silent_until(played, 1.5)
     played.step(SecondFailed(Refusal.HINT))
     assert Seek(beside=True) in silent_until(played, 0.3)
 
 
-def test_a_second_connection_that_breaks_at_once_is_a_lost_coordinator() -> None:
+def test_second_connection_breaking_means_coordinator_lost() -> None:
     """The search for the next one begins then, and not when this node first searched."""
-    played = datagrams_answered()
+    played = connected_with_datagrams()
     silent_until(played, 3.0)
     played.step(Opened("10.0.0.2:1"))
     effects = played.lost()
@@ -179,7 +179,7 @@ def test_a_second_connection_that_breaks_at_once_is_a_lost_coordinator() -> None
 
 def test_datagrams_alone_do_not_keep_a_connection() -> None:
     """They renew the lease; but messages come over the connection only."""
-    played = datagrams_answered()
+    played = connected_with_datagrams()
     seeks = 0
     for _ in range(60):
         for effect in played.step(Tick(), 0.05):
@@ -192,24 +192,24 @@ def test_datagrams_alone_do_not_keep_a_connection() -> None:
     assert played.now - played.link.echoed_at < 1.0
 
 
-def test_a_coordinator_that_is_silent_for_too_long_is_given_up() -> None:
-    played = datagrams_answered()
+def test_coordinator_silent_for_too_long_is_given_up() -> None:
+    played = connected_with_datagrams()
     effects = silent_until(played, 10.2)
     assert Disconnect() in effects and effects[-2:] == [CoordinatorLost(), Seek()]
     assert any("no heartbeat from it for 10." in str(each) for each in effects)
     assert played.link.state is LinkState.SEEKING
 
 
-def test_what_this_process_slept_through_is_held_against_no_coordinator() -> None:
+def test_own_suspension_is_not_held_against_coordinator() -> None:
     """It is given up only if it stays silent for as long again."""
-    played = datagrams_answered()
+    played = connected_with_datagrams()
     played.step(Tick(), 9.9)  # half a second late or more: nobody knows what was said meanwhile
     played.step(Tick(), 1.0)
     assert played.link.state is LinkState.CONNECTED
     assert Disconnect() in silent_until(played, 10.0)
 
 
-def test_echoes_that_are_always_late_keep_the_connection_where_datagrams_are_dropped() -> None:
+def test_late_echoes_keep_connection_without_datagrams() -> None:
     """The connection carries a heartbeat each interval, whatever goes as a datagram beside it."""
     played = Played().connected()
     sent: list[tuple[float, int]] = []
@@ -230,7 +230,7 @@ def test_echoes_that_are_always_late_keep_the_connection_where_datagrams_are_dro
         assert leased_until > played.now
 
 
-def test_a_coordinator_that_closes_each_connection_at_once_is_not_dialled_without_a_pause() -> None:
+def test_pauses_before_redialling_coordinator_that_hangs_up() -> None:
     """One that was there for a while and is gone is looked for at once."""
     played = Played().connected()
     assert not any(isinstance(effect, Seek) for effect in played.lost(seconds=0.1))
@@ -239,7 +239,7 @@ def test_a_coordinator_that_closes_each_connection_at_once_is_not_dialled_withou
     assert isinstance(played.lost(seconds=1.0)[-1], Seek)
 
 
-def test_a_refusal_by_this_machine_renews_a_lease_that_is_not_over() -> None:
+def test_local_refusal_renews_unexpired_lease() -> None:
     """No process coordinates then. A lease that is over stays over."""
     for seconds, renewed in ((0.5, True), (LEASE_S + 0.1, False)):
         played = Played().connected()
@@ -248,7 +248,7 @@ def test_a_refusal_by_this_machine_renews_a_lease_that_is_not_over() -> None:
         assert (LetWorkersRun(played.now + LEASE_S) in effects) == renewed
 
 
-def test_a_lease_ends_some_seconds_after_another_machine_has_refused() -> None:
+def test_remote_refusal_shortens_lease() -> None:
     """A firewall may have sent that, and may have told the coordinator that this node is gone."""
     played = Played().connected()
     played.lost()
@@ -259,7 +259,7 @@ def test_a_lease_ends_some_seconds_after_another_machine_has_refused() -> None:
     assert LetWorkersRun(played.now + LEASE_S) in played.step(Heard(lets_run=True))
 
 
-def test_a_coordinator_that_was_there_meanwhile_may_have_gone_on() -> None:
+def test_refusal_after_unconfirmed_coordinator_renews_nothing() -> None:
     """It has not confirmed the workers here, and then ended: its refusal renews nothing."""
     played = Played().connected()
     played.lost()
@@ -268,7 +268,7 @@ def test_a_coordinator_that_was_there_meanwhile_may_have_gone_on() -> None:
     assert not any(isinstance(each, LetWorkersRun) for each in played.lost(Refusal.PROOF, 0.1))
 
 
-def test_the_host_of_the_one_place_goes_on_with_a_lease_that_is_not_over() -> None:
+def test_endpoint_host_keeps_unexpired_lease() -> None:
     """Nobody can have gone on without it. With one that is over, it waits for a word."""
     played = Played().connected()
     played.lost()
@@ -279,7 +279,7 @@ def test_the_host_of_the_one_place_goes_on_with_a_lease_that_is_not_over() -> No
     assert played.step(Heard(lets_run=True)) == [LetWorkersRun(FOR_EVER)]
 
 
-def test_the_host_of_the_one_place_waits_for_a_word_if_a_coordinator_was_there_in_between() -> None:
+def test_endpoint_host_defers_to_recent_coordinator() -> None:
     """One that has answered, and has not let the workers here run, may have let others run."""
     played = Played().connected()
     played.lost()
@@ -289,7 +289,7 @@ def test_the_host_of_the_one_place_waits_for_a_word_if_a_coordinator_was_there_i
     assert played.step(Heard(lets_run=True)) == [LetWorkersRun(FOR_EVER)]
 
 
-def test_the_workers_of_a_host_run_as_long_as_those_of_a_node_that_it_answers_last() -> None:
+def test_host_workers_run_as_long_as_last_answered_node() -> None:
     """And not before its generation is confirmed; also after it has stepped down."""
     played = Played().connected()
     played.lost()
@@ -301,7 +301,7 @@ def test_the_workers_of_a_host_run_as_long_as_those_of_a_node_that_it_answers_la
     assert played.link.deadline() == played.now + 3.0
 
 
-def test_the_time_until_the_next_try_depends_on_how_the_last_one_ended() -> None:
+def test_retry_delay_depends_on_last_outcome() -> None:
     """Soon after nobody was there; later, after somebody who says nothing; at once, after one that
     was in touch is lost.
     """
@@ -325,7 +325,7 @@ def test_the_time_until_the_next_try_depends_on_how_the_last_one_ended() -> None
     assert Played().connected().lost(seconds=1.0) == [said, CoordinatorLost(), Seek()]
 
 
-def test_without_a_coordinator_the_job_ends_when_patience_is_over() -> None:
+def test_gives_up_without_coordinator_after_timeout() -> None:
     """Patience is longer or shorter if the coordinator was there before or not."""
     for played, limit_s in (
         (Played(), SETTINGS.seek_s),
@@ -341,7 +341,7 @@ def test_without_a_coordinator_the_job_ends_when_patience_is_over() -> None:
         assert played.step(Tick(), 1) == []
 
 
-def test_who_is_turned_away_tries_for_a_while() -> None:
+def test_rejected_node_retries_for_a_while() -> None:
     """A former try of the job may still be there; then it is the user who has to do something."""
     played = Played()
     played.step(Broken("other tokens", turned_away=True))
@@ -352,7 +352,7 @@ def test_who_is_turned_away_tries_for_a_while() -> None:
     assert isinstance(end, GiveUp) and end.exit_code == EXIT_USAGE
 
 
-def test_the_end_of_the_search_names_the_reason_of_the_last_refusal() -> None:
+def test_giving_up_names_last_rejection() -> None:
     played = Played()
     played.step(Broken("other tokens", turned_away=True))
     (end,) = played.step(NothingFound("nobody is there", 0.3), SETTINGS.seek_s + 1)
@@ -360,7 +360,7 @@ def test_the_end_of_the_search_names_the_reason_of_the_last_refusal() -> None:
     assert "the last one that answered refused this node: other tokens" in end.reason
 
 
-def test_each_reason_for_waiting_is_reported_once() -> None:
+def test_each_wait_reason_is_reported_once() -> None:
     """It is told after a second, not before."""
     played = Played()
     assert played.step(NothingFound("a", 0.2)) == []
@@ -370,7 +370,7 @@ def test_each_reason_for_waiting_is_reported_once() -> None:
     assert len(played.step(NothingFound("b", 0.2), 1.0)) == 1
 
 
-def test_each_state_has_words_and_after_the_end_nothing_happens() -> None:
+def test_every_state_explains_itself_and_left_is_final() -> None:
     played = Played()
     assert "looking for the coordinator at there" in played.link.explain(played.now)
     played.step(Opened("x"))
@@ -385,7 +385,7 @@ def test_each_state_has_words_and_after_the_end_nothing_happens() -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "silent", "hosting"])
-def test_after_the_end_of_the_job_no_other_coordinator_is_sought(how: str) -> None:
+def test_no_coordinator_is_sought_after_the_job(how: str) -> None:
     """It would coordinate another run of the job, where no workers ever start on this node."""
     played = Played().connected()
     if how == "hosting":

@@ -25,7 +25,7 @@ from relight.core.ranks import NO_GENERATION
 # The first generation.
 
 
-def test_a_full_group_forms_at_once() -> None:
+def test_full_group_forms_immediately() -> None:
     """As many nodes as may be do not wait for anything."""
     table(2, 2).play("""
         0 a joins
@@ -34,7 +34,7 @@ def test_a_full_group_forms_at_once() -> None:
     """)
 
 
-def test_enough_nodes_wait_for_more_until_nobody_has_come_for_a_while() -> None:
+def test_first_generation_waits_for_last_call() -> None:
     """Between the minimum and the maximum the first generation waits for quiet after the last."""
     table(2, 4, last_call_s=5.0).play("""
         0 a joins
@@ -47,7 +47,7 @@ def test_enough_nodes_wait_for_more_until_nobody_has_come_for_a_while() -> None:
     """)
 
 
-def test_group_lacks_nodes_only_before_its_first_generation() -> None:
+def test_lacks_nodes_only_before_first_generation() -> None:
     """Nodes that are lost later are waited for with a reason, not because of a wrong endpoint."""
     game = table(2, 2)
     assert game.group.lacks_nodes_since() is None
@@ -69,7 +69,7 @@ def test_group_lacks_nodes_only_before_its_first_generation() -> None:
     assert game.group.lacks_nodes_since() is None
 
 
-def test_a_node_counts_when_it_is_ready() -> None:
+def test_node_counts_once_ready() -> None:
     """A node that has come but is not ready is waited for, and is told so."""
     game = table(2, 2)
     game.play("""
@@ -83,7 +83,7 @@ def test_a_node_counts_when_it_is_ready() -> None:
     """)
 
 
-def test_hosts_are_sorted_as_people_do() -> None:
+def test_hosts_are_sorted_naturally() -> None:
     """On the first formation node2 comes before node10, in any order of arrival."""
     table(4, 4).play("""
         0 node10 node1 node9 node2 joins
@@ -99,7 +99,7 @@ def test_two_agents_on_one_host_are_two_nodes() -> None:
     """)
 
 
-def test_of_more_nodes_than_fit_those_that_came_first_are_taken() -> None:
+def test_earliest_nodes_win_when_too_many_join() -> None:
     """Who came first is in the first generation, even if all became ready at the same time."""
     game = table(1, 2, last_call_s=1.0)
     game.play("""
@@ -113,7 +113,7 @@ def test_of_more_nodes_than_fit_those_that_came_first_are_taken() -> None:
     assert game.waits("b").spare
 
 
-def test_members_get_their_ranks_roles_and_the_address_of_rank_0() -> None:
+def test_members_get_ranks_roles_and_rank_0_address() -> None:
     """Ranks count through the nodes, roles apart, and rank 0's address is everybody's."""
     game = table(2, 2)
     game.step(Received("a", game.join("a", local_world_size=3, role="trainer", address="10.1.1.1")))
@@ -133,7 +133,7 @@ def test_members_get_their_ranks_roles_and_the_address_of_rank_0() -> None:
 # Failures of workers.
 
 
-def test_a_failure_restarts_all_with_the_same_ranks() -> None:
+def test_failure_restarts_all_with_same_ranks() -> None:
     """All nodes stop, the slowest is waited for, ranks stay, and one restart is spent."""
     game = table(3, 3).play("""
         0 c b a joins
@@ -154,7 +154,7 @@ def test_a_failure_restarts_all_with_the_same_ranks() -> None:
     assert "restart 2 of 3" in game.last["c"].generation.cause
 
 
-def test_a_restart_of_fewer_than_may_be_waits_for_nobody() -> None:
+def test_restart_below_maximum_waits_for_nobody() -> None:
     """Between minimum and maximum a restart forms as soon as the members are ready."""
     table(2, 8, last_call_s=5.0).play("""
         0 a b joins
@@ -168,7 +168,7 @@ def test_a_restart_of_fewer_than_may_be_waits_for_nobody() -> None:
     """)
 
 
-def test_when_no_restart_is_left_all_nodes_get_the_root_cause() -> None:
+def test_exhausted_budget_reports_root_cause_to_all_nodes() -> None:
     """When no restart is left all are told the root cause's exit code and report, spares too."""
     game = table(2, 2, 1).play("""
         0 a b joins
@@ -192,7 +192,7 @@ def test_when_no_restart_is_left_all_nodes_get_the_root_cause() -> None:
     assert game.group.explain(10) == "the job is over"
 
 
-def test_a_failure_that_nobody_describes_ends_the_job_too() -> None:
+def test_undescribed_failure_ends_the_job() -> None:
     """Without a record of how its workers ended, the exit code is 1."""
     game = table(1, 1, 0).play("""
         0 a joins
@@ -205,7 +205,7 @@ def test_a_failure_that_nobody_describes_ends_the_job_too() -> None:
     assert game.end("a").reason == "a worker failed on a"
 
 
-def test_ages_of_failures_do_not_need_a_common_clock() -> None:
+def test_failure_ages_need_no_common_clock() -> None:
     """The cause is what happened first, by age when heard, not what was heard first."""
     game = table(2, 2, 0).play("""
         0 a b joins
@@ -226,7 +226,7 @@ def test_ages_of_failures_do_not_need_a_common_clock() -> None:
 # The end.
 
 
-def test_the_job_ends_well_when_the_last_node_is_done() -> None:
+def test_job_succeeds_when_last_node_is_done() -> None:
     table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -240,7 +240,7 @@ def test_the_job_ends_well_when_the_last_node_is_done() -> None:
     """)
 
 
-def test_a_done_node_that_is_lost_is_not_missed() -> None:
+def test_losing_a_done_node_is_harmless() -> None:
     table(2, 3).play("""
         0 a b c joins
         -> form 0: a b c
@@ -254,7 +254,7 @@ def test_a_done_node_that_is_lost_is_not_missed() -> None:
     """)
 
 
-def test_a_done_node_starts_again_when_another_fails() -> None:
+def test_done_node_restarts_with_the_others() -> None:
     """A restart is for all, done or not."""
     table(2, 2).play("""
         0 a b joins
@@ -269,7 +269,7 @@ def test_a_done_node_starts_again_when_another_fails() -> None:
     """)
 
 
-def test_a_done_node_is_released_when_others_take_too_long() -> None:
+def test_exit_barrier_timeout_releases_done_node() -> None:
     """The exit barrier has a limit; the rest of the job goes on."""
     table(2, 2, exit_barrier_s=30.0).play("""
         0 a b joins
@@ -285,7 +285,7 @@ def test_a_done_node_is_released_when_others_take_too_long() -> None:
     """)
 
 
-def test_a_job_that_ends_lets_nobody_in() -> None:
+def test_ending_job_admits_nobody() -> None:
     """Newcomers do not stop workers when others have succeeded already."""
     table(1, 3, last_call_s=5.0).play("""
         0 a b joins
@@ -300,7 +300,7 @@ def test_a_job_that_ends_lets_nobody_in() -> None:
     """)
 
 
-def test_a_node_that_is_done_while_another_fails_for_good_leaves_at_once() -> None:
+def test_done_node_leaves_immediately_on_final_failure() -> None:
     """The end of the budget releases those that are done as well."""
     table(2, 2, 0).play("""
         0 a b joins
@@ -318,7 +318,7 @@ def test_a_node_that_is_done_while_another_fails_for_good_leaves_at_once() -> No
 # What must not matter.
 
 
-def test_messages_of_older_generations_are_ignored() -> None:
+def test_stale_generation_messages_are_ignored() -> None:
     """Failed, Done and Ready of an earlier generation do not touch the live one."""
     game = table(2, 2).play("""
         0 a b joins
@@ -346,7 +346,7 @@ def test_messages_of_older_generations_are_ignored() -> None:
     """)
 
 
-def test_messages_of_nodes_that_have_not_joined_are_ignored() -> None:
+def test_messages_of_unjoined_nodes_are_ignored() -> None:
     game = table(1, 1)
     first = formed(0)
     for message in (
@@ -364,7 +364,7 @@ def test_messages_of_nodes_that_have_not_joined_are_ignored() -> None:
 # Who is refused.
 
 
-def test_a_node_with_another_nnodes_is_refused() -> None:
+def test_node_with_other_nnodes_is_rejected() -> None:
     """A node with another --nnodes could not work; it alone ends, with exit code 2. Those who wait
     for more nodes are told.
     """
@@ -378,7 +378,7 @@ def test_a_node_with_another_nnodes_is_refused() -> None:
     assert [member.node for member in game.group.members] == ["a"]
 
 
-def test_nodes_that_bring_their_ranks_have_them() -> None:
+def test_static_ranks_are_kept_in_any_arrival_order() -> None:
     """Nodes that bring their ranks keep them in any order of arrival, and all are waited for."""
     table(1, 3, ordered=True, last_call_s=1.0).play("""
         0 node2 joins
@@ -393,7 +393,7 @@ def test_nodes_that_bring_their_ranks_have_them() -> None:
     """)
 
 
-def test_a_static_rank_belongs_to_one_node() -> None:
+def test_static_rank_belongs_to_one_node() -> None:
     """A second node with the same --node-rank, or one that is too large, is refused by name."""
     game = table(3, 3, ordered=True).play("""
         0 node0 joins
@@ -413,7 +413,7 @@ def test_a_static_rank_belongs_to_one_node() -> None:
     assert game.end("node3").reason == "--node-rank=3 on node3 is not below --nnodes=3"
 
 
-def test_numbered_nodes_have_the_place_of_their_number() -> None:
+def test_numbered_nodes_take_the_place_of_their_number() -> None:
     """Replica N is node N in any order of arrival, also if it joins a running group. A replacement
     has the place of the lost node, whether it has its number or none; no node waits for a number.
     """
@@ -442,7 +442,7 @@ def test_numbered_nodes_have_the_place_of_their_number() -> None:
     """)
 
 
-def test_a_newcomers_difference_is_reported_to_it_and_to_the_first_node() -> None:
+def test_mismatch_is_reported_to_newcomer_and_first_node() -> None:
     """It may join."""
     game = table(2, 2)
     game.step(Received("a", game.join("a", facts={"script": "1"})))
@@ -456,7 +456,7 @@ def test_a_newcomers_difference_is_reported_to_it_and_to_the_first_node() -> Non
     """)
 
 
-def test_each_difference_between_nodes_is_reported_once() -> None:
+def test_each_mismatch_is_reported_once() -> None:
     """What some node has already was told when the first of its kind came; not all can be news."""
     game = table(100, 100)
     for index in range(60):
@@ -488,7 +488,7 @@ def test_nodes_on_one_machine_are_noted_once() -> None:
 
 
 @pytest.mark.parametrize("machines", [("", ""), ("m", "n"), ("m", "")])
-def test_one_host_name_on_several_machines_is_not_noted(machines: tuple[str, str]) -> None:
+def test_host_name_shared_by_machines_is_not_noted(machines: tuple[str, str]) -> None:
     game = table(2, 2)
     for node, machine in zip(("a/0", "a/1"), machines, strict=True):
         game.step(Received(node, game.join(node, machine=machine)))
@@ -499,7 +499,7 @@ def test_one_host_name_on_several_machines_is_not_noted(machines: tuple[str, str
     assert not [m for heard in game.heard.values() for m in heard if isinstance(m, Note)]
 
 
-def test_an_impossible_generation_number_does_not_spoil_the_next_one() -> None:
+def test_impossible_generation_number_does_not_spoil_the_next() -> None:
     game = table(1, 2)
     game.step(Received("a", game.join("a", Announce(formed(1 << 61), 0, 0, 1, done=False))))
     game.step(Received("a", NodeReady(formed(1 << 61), 1, (), ())))
@@ -511,7 +511,7 @@ def test_an_impossible_generation_number_does_not_spoil_the_next_one() -> None:
 # What people are told.
 
 
-def test_every_state_says_what_it_waits_for() -> None:
+def test_every_state_explains_its_wait() -> None:
     game = table(2, 4, last_call_s=5.0, join_timeout_s=600.0)
     game.play("0 gpu-01 joins")
     assert game.group.explain(48) == (
@@ -536,7 +536,7 @@ def test_every_state_says_what_it_waits_for() -> None:
     )
 
 
-def test_many_that_join_do_not_flood_each_other() -> None:
+def test_mass_join_does_not_flood_nodes() -> None:
     """A thousand nodes that come in a second are told a few times why they wait, not a thousand."""
     game = table(1000, 1000)
     for index in range(999):
@@ -556,7 +556,7 @@ def test_many_that_join_do_not_flood_each_other() -> None:
         ("preempted", ""), ("ready", "failed"), ("ends", "failed"), ("lost", "failed"),
     ],
 )  # fmt: skip
-def test_a_message_costs_the_same_for_any_number_of_nodes(verb: str, after: str) -> None:
+def test_message_cost_is_independent_of_group_size(verb: str, after: str) -> None:
     """All but two nodes have sent the same before, after a worker has failed or while all run."""
     assert _instructions_of_a_message(300, verb, after) < (
         1.5 * _instructions_of_a_message(10, verb, after)

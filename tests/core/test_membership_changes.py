@@ -5,7 +5,7 @@ from plays import table
 # Nodes that come and go.
 
 
-def test_a_lost_node_is_replaced_by_nobody_at_once() -> None:
+def test_survivors_above_minimum_form_immediately() -> None:
     """Survivors above the minimum form as soon as their workers have stopped, at no cost."""
     game = table(2, 3, 0).play("""
         0 a b c joins
@@ -19,7 +19,7 @@ def test_a_lost_node_is_replaced_by_nobody_at_once() -> None:
     assert game.reason("a") == "b was lost: no heartbeat"
 
 
-def test_below_the_minimum_the_rest_waits_and_says_why_and_for_what() -> None:
+def test_survivors_below_minimum_explain_their_wait() -> None:
     """Too few nodes wait for the join timeout, are told which node is lost and what they wait for,
     and end with exit code 3.
     """
@@ -47,7 +47,7 @@ def test_below_the_minimum_the_rest_waits_and_says_why_and_for_what() -> None:
     )
 
 
-def test_a_replacement_takes_the_place_of_the_lost_node() -> None:
+def test_replacement_takes_place_of_lost_node() -> None:
     """Rank 0 does not move."""
     table(3, 3).play("""
         0 a b c joins
@@ -60,7 +60,7 @@ def test_a_replacement_takes_the_place_of_the_lost_node() -> None:
     """)
 
 
-def test_newcomers_within_the_last_call_come_in_together() -> None:
+def test_last_call_admits_newcomers_together() -> None:
     """Nodes that come within the last call are admitted in one new generation."""
     game = table(1, 8, 0, last_call_s=5.0).play("""
         0 b joins
@@ -77,7 +77,7 @@ def test_newcomers_within_the_last_call_come_in_together() -> None:
     assert game.reason("b") == "c, a joined"
 
 
-def test_a_node_that_makes_the_group_full_is_let_in_at_once() -> None:
+def test_node_completing_the_group_is_admitted_immediately() -> None:
     """There is nobody to wait for when the maximum is reached."""
     table(1, 3, last_call_s=5.0).play("""
         0 a joins
@@ -91,7 +91,7 @@ def test_a_node_that_makes_the_group_full_is_let_in_at_once() -> None:
     """)
 
 
-def test_a_stop_for_a_newcomer_lets_workers_save_first() -> None:
+def test_stop_for_newcomer_lets_workers_checkpoint() -> None:
     """That of a failure does not."""
     table(1, 2, gently=True, last_call_s=5.0).play("""
         0 a joins
@@ -110,7 +110,7 @@ def test_a_stop_for_a_newcomer_lets_workers_save_first() -> None:
     """)
 
 
-def test_workers_that_were_faster_than_the_limit_get_a_higher_one() -> None:
+def test_workers_past_limit_raise_it() -> None:
     """All leave at the same call, which no worker has made yet."""
     table(2, 2).play("""
         0 a b joins
@@ -131,7 +131,7 @@ def test_workers_that_were_faster_than_the_limit_get_a_higher_one() -> None:
     """)
 
 
-def test_a_node_that_comes_back_during_the_stop_is_told_the_same_call_again() -> None:
+def test_returning_node_hears_checkpoint_call_again() -> None:
     """Its connection broke before it heard of it, or after. Its workers may run, to save."""
     table(2, 2).play("""
         0 a b joins
@@ -148,7 +148,7 @@ def test_a_node_that_comes_back_during_the_stop_is_told_the_same_call_again() ->
     """)
 
 
-def test_a_node_that_has_saved_and_waits_is_let_go_when_all_have_saved() -> None:
+def test_saved_node_is_released_once_all_have_saved() -> None:
     """Until then it counts as present: a coordinator that holds a register needs enough nodes."""
     game = table(2, 2).play("""
         0 a b joins
@@ -169,7 +169,7 @@ def test_a_node_that_has_saved_and_waits_is_let_go_when_all_have_saved() -> None
     assert game.group.present() == 1
 
 
-def test_a_preempted_node_leaves_after_the_checkpoint() -> None:
+def test_preempted_node_leaves_after_checkpoint() -> None:
     """The others go on without it, and no restart is counted."""
     game = table(1, 3, last_call_s=1.0).play("""
         0 a b c joins
@@ -188,7 +188,7 @@ def test_a_preempted_node_leaves_after_the_checkpoint() -> None:
     assert game.reason("c") == "b is preempted: got SIGTERM"
 
 
-def test_without_an_agreement_workers_leave_at_their_next_call() -> None:
+def test_without_agreement_workers_leave_at_next_call() -> None:
     """As when a node does not answer."""
     table(2, 2).play("""
         0 a b joins
@@ -202,7 +202,7 @@ def test_without_an_agreement_workers_leave_at_their_next_call() -> None:
     """)
 
 
-def test_a_failure_ends_the_search_for_an_agreement() -> None:
+def test_failure_cancels_checkpoint_agreement() -> None:
     """So do a lost node and the end of all workers."""
     begin = """
         0 a b joins
@@ -216,7 +216,7 @@ def test_a_failure_ends_the_search_for_an_agreement() -> None:
         table(2, 2).play("\n".join((begin.rstrip(), f"1.1 {event}", f"-> {effect}")))
 
 
-def test_a_node_that_comes_back_is_told_the_limit_again() -> None:
+def test_returning_node_hears_limit_again() -> None:
     """Also one that has not answered before its connection broke."""
     table(2, 2).play("""
         0 a b joins
@@ -232,7 +232,7 @@ def test_a_node_that_comes_back_is_told_the_limit_again() -> None:
     """)
 
 
-def test_a_spare_waits_and_is_used_at_once() -> None:
+def test_spare_replaces_lost_node_immediately() -> None:
     """A node above the maximum is told that it is a spare, and takes the place of a lost one."""
     game = table(2, 2).play("""
         0 a b joins
@@ -250,7 +250,7 @@ def test_a_spare_waits_and_is_used_at_once() -> None:
     """)
 
 
-def test_a_node_that_leaves_costs_no_restart_and_is_named() -> None:
+def test_leaving_node_is_named_and_costs_no_restart() -> None:
     game = table(1, 2, 0).play("""
         0 a b joins
         -> form 0: a b
@@ -263,7 +263,7 @@ def test_a_node_that_leaves_costs_no_restart_and_is_named() -> None:
     assert game.reason("b") == "a left: SIGTERM"
 
 
-def test_those_who_wait_are_told_which_node_left_and_why() -> None:
+def test_waiting_nodes_learn_who_left_and_why() -> None:
     game = table(2, 2).play("""
         0 a joins
         1 b offers
@@ -284,7 +284,7 @@ def test_those_who_wait_are_told_which_node_left_and_why() -> None:
     assert game.waits("a").text.startswith("c was lost")
 
 
-def test_a_failure_and_a_loss_are_a_change_of_membership() -> None:
+def test_failure_together_with_node_loss_costs_no_restart() -> None:
     """Whichever comes first: where a node is lost, the others' failures are its consequence."""
     table(1, 3, 0).play("""
         0 a b c joins
@@ -303,7 +303,7 @@ def test_a_failure_and_a_loss_are_a_change_of_membership() -> None:
     """)
 
 
-def test_a_loss_while_nothing_runs_does_not_pay_for_a_later_failure() -> None:
+def test_loss_while_idle_does_not_excuse_a_later_failure() -> None:
     """Only what happens during a stop belongs to it."""
     table(2, 2, 0).play("""
         0 a b joins
@@ -328,7 +328,7 @@ def test_a_loss_while_nothing_runs_does_not_pay_for_a_later_failure() -> None:
     """)
 
 
-def test_nodes_can_be_lost_one_after_the_other_and_come_again() -> None:
+def test_nodes_lost_one_by_one_can_return() -> None:
     """The last one can be lost, too."""
     table(1, 2).play("""
         0 a b joins
@@ -343,7 +343,7 @@ def test_nodes_can_be_lost_one_after_the_other_and_come_again() -> None:
     """)
 
 
-def test_when_all_nodes_are_gone_spares_start_at_once() -> None:
+def test_spares_start_when_all_members_are_gone() -> None:
     """It is proven that their workers have ended."""
     table(1, 2).play("""
         0 a b joins
@@ -356,7 +356,7 @@ def test_when_all_nodes_are_gone_spares_start_at_once() -> None:
     """)
 
 
-def test_a_node_that_returns_during_the_stop_has_its_place_again() -> None:
+def test_node_returning_during_stop_keeps_its_place() -> None:
     """A node that was lost and comes back, workers and all, is waited for, and keeps its rank."""
     table(1, 3, 0).play("""
         0 a b c joins
@@ -372,7 +372,7 @@ def test_a_node_that_returns_during_the_stop_has_its_place_again() -> None:
     """)
 
 
-def test_a_node_that_returns_too_late_must_stop_before_it_comes_in() -> None:
+def test_node_returning_late_must_stop_before_rejoining() -> None:
     """A node that the others continued without must stop, and may then join again."""
     game = table(2, 2).play("""
         0 a b joins
@@ -391,7 +391,7 @@ def test_a_node_that_returns_too_late_must_stop_before_it_comes_in() -> None:
     assert game.waits("a").spare
 
 
-def test_a_node_that_reconnects_before_it_is_lost_is_confirmed() -> None:
+def test_reconnect_before_loss_is_confirmed() -> None:
     table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -402,7 +402,7 @@ def test_a_node_that_reconnects_before_it_is_lost_is_confirmed() -> None:
     """)
 
 
-def test_a_node_that_reconnects_without_workers_makes_all_start_again() -> None:
+def test_reconnect_without_workers_restarts_all_for_free() -> None:
     """No restart is spent."""
     game = table(2, 2, 0).play("""
         0 a b joins
@@ -418,7 +418,7 @@ def test_a_node_that_reconnects_without_workers_makes_all_start_again() -> None:
     assert game.reason("a") == "b came back without its workers"
 
 
-def test_a_failure_while_the_connection_is_broken_is_charged() -> None:
+def test_failure_while_disconnected_is_charged() -> None:
     """Workers that fail before a node is back count as any failure."""
     table(2, 2, 1).play("""
         0 a b joins
@@ -430,7 +430,7 @@ def test_a_failure_while_the_connection_is_broken_is_charged() -> None:
     """)
 
 
-def test_a_node_that_comes_again_during_the_stop_changes_nothing() -> None:
+def test_reconnect_during_stop_changes_nothing() -> None:
     """A break of a stopped node's connection costs no rank and makes no restart free."""
     table(2, 2, 1).play("""
         0 a b joins
@@ -445,7 +445,7 @@ def test_a_node_that_comes_again_during_the_stop_changes_nothing() -> None:
     """)
 
 
-def test_a_generation_names_the_host_on_which_the_one_before_it_failed() -> None:
+def test_generation_names_host_of_previous_failure() -> None:
     """A worker's, or that of a node that was lost; none if a node has joined."""
     played = table(1, 3)
     played.play(

@@ -7,7 +7,7 @@ from relight.core.group.messages import NodeReady, Note
 from relight.core.ranks import NO_GENERATION, GenerationId
 
 
-def test_a_node_that_has_gone_again_does_not_put_off_the_start() -> None:
+def test_departed_node_does_not_delay_start() -> None:
     """The last call counts from the arrival of the last node that is still here."""
     table(2, 4, last_call_s=5.0).play("""
         0 a b joins
@@ -18,7 +18,7 @@ def test_a_node_that_has_gone_again_does_not_put_off_the_start() -> None:
     """)
 
 
-def test_a_node_that_dies_after_the_last_call_was_due_ends_the_wait() -> None:
+def test_death_after_last_call_ends_the_wait() -> None:
     """As soon as it has gone, the group forms."""
     table(2, 4, last_call_s=5.0).play("""
         0 a b joins
@@ -28,7 +28,7 @@ def test_a_node_that_dies_after_the_last_call_was_due_ends_the_wait() -> None:
     """)
 
 
-def test_a_node_that_crashes_every_3_s_delays_the_start_by_one_last_call_at_most() -> None:
+def test_crash_looping_node_delays_start_by_one_last_call() -> None:
     """It is no news any more when it comes for the third time."""
     game = table(2, 4, last_call_s=5.0)
     game.play("0 a b joins")
@@ -45,7 +45,7 @@ def test_a_node_that_crashes_every_3_s_delays_the_start_by_one_last_call_at_most
     assert 0 < began < 10
 
 
-def test_the_last_call_ends_although_others_come_all_the_time() -> None:
+def test_last_call_is_bounded_despite_steady_arrivals() -> None:
     """Three times as long as it takes without any: then those who are here begin."""
     game = table(1, 90, last_call_s=5.0)
     for number in range(30):
@@ -57,7 +57,7 @@ def test_the_last_call_ends_although_others_come_all_the_time() -> None:
     assert game.last["n0"].place.group_world_size == 15
 
 
-def test_a_node_that_comes_and_goes_is_let_in_only_after_it_has_stayed() -> None:
+def test_flapping_node_is_admitted_only_after_it_stays() -> None:
     """Each time twice as long: the job would restart for it again and again. It is told why."""
     game = table(2, 4, last_call_s=5.0).play("""
         0 a b joins
@@ -78,7 +78,7 @@ def test_a_node_that_comes_and_goes_is_let_in_only_after_it_has_stayed() -> None
     assert notes == ["x has joined and gone 2 times; it may join after staying connected for 10 s"]
 
 
-def test_a_node_that_comes_and_goes_is_left_out_of_a_restart() -> None:
+def test_flapping_node_is_left_out_of_a_restart() -> None:
     """A failure elsewhere does not let it in before."""
     table(2, 4, last_call_s=5.0).play("""
         0 a b joins
@@ -99,7 +99,7 @@ def test_a_node_that_comes_and_goes_is_left_out_of_a_restart() -> None:
     """)
 
 
-def test_a_node_that_comes_and_goes_is_taken_where_it_is_needed() -> None:
+def test_flapping_node_is_admitted_when_needed() -> None:
     """Without it there would be no group."""
     table(2, 2, last_call_s=5.0).play("""
         0 a joins
@@ -118,7 +118,7 @@ def test_a_node_that_comes_and_goes_is_taken_where_it_is_needed() -> None:
     """)
 
 
-def test_a_node_that_was_lost_after_a_long_time_is_let_in_like_any_other() -> None:
+def test_long_lived_node_is_not_flapping() -> None:
     """Coming and going is a matter of seconds."""
     table(1, 3, last_call_s=5.0).play("""
         0 a joins
@@ -148,17 +148,17 @@ def test_a_node_that_was_lost_after_a_long_time_is_let_in_like_any_other() -> No
     """)
 
 
-def spares_come(game: Table, latest: GenerationId, names: str = "st") -> None:
+def join_spares(game: Table, latest: GenerationId, names: str = "st") -> None:
     """Nodes without workers join, which have heard of a generation."""
     for node in names:
         game.step(Received(node, game.join(node)))
         game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), (), latest=latest)))
 
 
-def test_spares_that_come_first_to_a_new_coordinator_do_not_begin_beside_the_old_group() -> None:
+def test_spares_do_not_start_beside_the_old_group() -> None:
     """They have heard of a generation, whose nodes may only be slow to come: as long as a lease."""
     game = table(2, 2, lost_after_s=1.75)
-    spares_come(game, formed(4))
+    join_spares(game, formed(4))
     game.play("""
         1.7 -
         1.8 -
@@ -166,13 +166,13 @@ def test_spares_that_come_first_to_a_new_coordinator_do_not_begin_beside_the_old
     """)
 
 
-def test_the_join_timeout_forms_no_generation_beside_the_old_group_either() -> None:
+def test_join_timeout_forms_no_group_beside_the_old_one() -> None:
     """Enough nodes are here, and it passes while the workers of others may run."""
     game = table(2, 3, lost_after_s=1.75, join_timeout_s=600.0).play("""
         0 s joins
         599 -
     """)
-    spares_come(game, formed(4), "t")
+    join_spares(game, formed(4), "t")
     game.play("""
         600 -
         600.4 -
@@ -181,10 +181,10 @@ def test_the_join_timeout_forms_no_generation_beside_the_old_group_either() -> N
     """)
 
 
-def test_a_join_timeout_that_is_shorter_than_a_lease_waits_for_its_end_too() -> None:
+def test_short_join_timeout_waits_for_lease_end() -> None:
     """And the group asks to be called then, not again and again until then."""
     game = table(2, 3, lost_after_s=1.75, join_timeout_s=0.5)
-    spares_come(game, formed(4))
+    join_spares(game, formed(4))
     game.play("""
         1 -
     """)
@@ -195,14 +195,14 @@ def test_a_join_timeout_that_is_shorter_than_a_lease_waits_for_its_end_too() -> 
     """)
 
 
-def test_the_old_group_goes_on_when_it_comes_to_a_new_coordinator_after_the_spares() -> None:
+def test_old_group_continues_when_it_arrives_after_spares() -> None:
     """The spares stay spares."""
     old = table(2, 2, lost_after_s=1.75).play("""
         0 a b joins
         -> form 0: a b
     """)
     game = old.follow()
-    spares_come(game, formed(0))
+    join_spares(game, formed(0))
     game.play("""
         0.5 a returns
         0.6 b returns
@@ -211,7 +211,7 @@ def test_the_old_group_goes_on_when_it_comes_to_a_new_coordinator_after_the_spar
     """)
 
 
-def test_all_nodes_of_an_unknown_generation_wait_for_the_last_call_and_no_longer() -> None:
+def test_complete_unknown_generation_waits_for_last_call_only() -> None:
     """All nodes that can have been in it are here, without workers: no other node runs any."""
     game = table(1, 3, last_call_s=1.0, rejoin_s=9.0)
     for node in ("a", "b", "c"):
@@ -220,7 +220,7 @@ def test_all_nodes_of_an_unknown_generation_wait_for_the_last_call_and_no_longer
     assert game.sent() == ["form 5: a b c"]
 
 
-def test_nodes_of_two_generations_of_one_number_are_not_all_of_one() -> None:
+def test_generations_sharing_a_number_are_not_one() -> None:
     """As many are here as may be, but each of the two can lack one, whose workers may run."""
     game = table(1, 2, last_call_s=1.0, rejoin_s=2.0)
     for node, coordinator in (("a", 1), ("b", 2)):
@@ -233,7 +233,7 @@ def test_nodes_of_two_generations_of_one_number_are_not_all_of_one() -> None:
     """)
 
 
-def test_the_wait_for_an_unknown_generation_ends_with_its_leases() -> None:
+def test_wait_for_unknown_generation_ends_with_its_leases() -> None:
     """Two of three that can have been in it are here: the third may run until then."""
     game = table(1, 3, last_call_s=1.0, rejoin_s=2.0)
     for node in ("a", "b"):
@@ -246,17 +246,17 @@ def test_the_wait_for_an_unknown_generation_ends_with_its_leases() -> None:
     """)
 
 
-def nodes_that_met_a_coordinator(game: Table, names: str) -> None:
+def join_nodes_of_former_coordinator(game: Table, names: str) -> None:
     """Nodes join without workers, and have heard of no generation."""
     for node in names:
         game.step(Received(node, game.join(node, met_coordinator=True)))
         game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), ())))
 
 
-def test_nodes_of_an_earlier_coordinator_wait_for_the_workers_it_may_have_let_run() -> None:
+def test_nodes_of_former_coordinator_wait_for_its_leases() -> None:
     """They were never told of a generation: it had none, or did not need them."""
     game = table(2, 3, last_call_s=0.1, rejoin_s=1.0, lost_after_s=1.75)
-    nodes_that_met_a_coordinator(game, "st")
+    join_nodes_of_former_coordinator(game, "st")
     game.play("""
         1.7 -
         1.75 -
@@ -264,12 +264,12 @@ def test_nodes_of_an_earlier_coordinator_wait_for_the_workers_it_may_have_let_ru
     """)
 
 
-def test_one_node_that_met_an_earlier_coordinator_is_enough_to_wait() -> None:
+def test_one_node_of_former_coordinator_makes_all_wait() -> None:
     """The others have just started."""
     game = table(2, 3, last_call_s=0.1, rejoin_s=1.0, lost_after_s=1.75).play("""
         0 s joins
     """)
-    nodes_that_met_a_coordinator(game, "t")
+    join_nodes_of_former_coordinator(game, "t")
     game.play("""
         1.7 -
         1.75 -
@@ -277,10 +277,10 @@ def test_one_node_that_met_an_earlier_coordinator_is_enough_to_wait() -> None:
     """)
 
 
-def test_as_many_newcomers_as_may_be_wait_too() -> None:
+def test_full_group_waits_for_leases_of_former_coordinator() -> None:
     """The earlier coordinator may have formed a generation without them, before they came."""
     game = table(2, 2, lost_after_s=1.75)
-    nodes_that_met_a_coordinator(game, "st")
+    join_nodes_of_former_coordinator(game, "st")
     game.play("""
         1.7 -
         1.75 -
@@ -288,12 +288,12 @@ def test_as_many_newcomers_as_may_be_wait_too() -> None:
     """)
 
 
-def test_a_connection_that_is_replaced_was_not_to_an_earlier_coordinator() -> None:
+def test_replaced_connection_is_no_former_coordinator() -> None:
     """The same coordinator has sent this node its messages."""
     game = table(2, 3, last_call_s=0.1, lost_after_s=1.75).play("""
         0 s joins
     """)
-    nodes_that_met_a_coordinator(game, "s")
+    join_nodes_of_former_coordinator(game, "s")
     game.play("""
         0 t joins
         0.2 -

@@ -6,7 +6,7 @@ from relight.base.errors import EXIT_HUNG
 from relight.core.group.messages import StopWorkers
 
 
-def running(max_restarts: int = 3) -> Table:
+def running_group(max_restarts: int = 3) -> Table:
     played = table(2, 2, max_restarts)
     return played.play("""
         0 a joins
@@ -15,8 +15,8 @@ def running(max_restarts: int = 3) -> Table:
         """)
 
 
-def test_a_generation_is_stopped_once_no_node_does_anything() -> None:
-    played = running().play("""
+def test_generation_is_stopped_once_all_nodes_are_idle() -> None:
+    played = running_group().play("""
         100 a quiet10
         105 b quiet12
         -> look and stop 0: a b
@@ -27,8 +27,8 @@ def test_a_generation_is_stopped_once_no_node_does_anything() -> None:
     assert "no rank has made progress for 12 s; restart 1 of 3" in played.last["a"].generation.cause
 
 
-def test_no_worker_is_stopped_before_all_nodes_have_had_time_to_take_their_stacks() -> None:
-    played = running().play("""
+def test_stop_allows_time_for_stack_dumps() -> None:
+    played = running_group().play("""
         100 a quiet10
         100 b quiet10
         -> look and stop 0: a b
@@ -37,9 +37,9 @@ def test_no_worker_is_stopped_before_all_nodes_have_had_time_to_take_their_stack
     assert [stop.limit_s for stop in stops] == [1, 1]
 
 
-def test_a_hang_counts_from_the_last_that_any_node_did() -> None:
+def test_hang_counts_from_last_activity_of_any_node() -> None:
     """B did something until 95; its user allows 10 s, a's as well."""
-    running().play("""
+    running_group().play("""
         100 a quiet10
         101 b quiet6
         104 - -
@@ -49,8 +49,8 @@ def test_a_hang_counts_from_the_last_that_any_node_did() -> None:
         """)
 
 
-def test_a_node_that_works_again_keeps_all_alive() -> None:
-    running().play("""
+def test_one_active_node_keeps_all_alive() -> None:
+    running_group().play("""
         100 a quiet10
         101 a quiet0
         102 b quiet11
@@ -60,9 +60,9 @@ def test_a_node_that_works_again_keeps_all_alive() -> None:
         """)
 
 
-def test_workers_that_succeeded_did_something_until_then() -> None:
+def test_success_counts_as_activity() -> None:
     """B waits for the workers of a, which end well at 100."""
-    running().play("""
+    running_group().play("""
         95 b quiet20
         100 a done
         -> confirm 0, 0 done: b
@@ -72,8 +72,8 @@ def test_workers_that_succeeded_did_something_until_then() -> None:
         """)
 
 
-def test_without_a_restart_left_the_job_ends_with_the_code_of_a_hang() -> None:
-    played = running(max_restarts=0).play("""
+def test_hang_without_restarts_left_exits_124() -> None:
+    played = running_group(max_restarts=0).play("""
         100 a quiet10
         100 b quiet10
         -> look and stop 0: a b
@@ -84,8 +84,8 @@ def test_without_a_restart_left_the_job_ends_with_the_code_of_a_hang() -> None:
     assert played.end("a").reason == "no rank has made progress for 10 s"
 
 
-def test_a_failure_of_a_worker_that_was_not_asked_to_stop_is_the_cause() -> None:
-    played = running(max_restarts=0).play("""
+def test_own_failure_during_hang_stop_is_root_cause() -> None:
+    played = running_group(max_restarts=0).play("""
         100 a quiet10
         100 b quiet10
         -> look and stop 0: a b
@@ -96,8 +96,8 @@ def test_a_failure_of_a_worker_that_was_not_asked_to_stop_is_the_cause() -> None
     assert "exited with code 7" in played.end("b").report[0]
 
 
-def test_what_was_said_of_an_older_generation_does_not_count() -> None:
-    played = running().play("""
+def test_idle_report_of_older_generation_is_ignored() -> None:
+    played = running_group().play("""
         100 a quiet10
         101 b failed
         -> stop 0: a b

@@ -10,7 +10,7 @@ from relight.core.ranks import NO_GENERATION
 # A new coordinator.
 
 
-def running(most: int = 3, least: int = 2) -> Table:
+def running_group_with_new_coordinator(most: int = 3, least: int = 2) -> Table:
     """Return a table whose coordinator is new, and nodes a, b and c in generation 1, restart 1."""
     game = table(least, most, rejoin_s=2.0).play("""
         0 a b c joins
@@ -24,9 +24,9 @@ def running(most: int = 3, least: int = 2) -> Table:
     return game.follow()
 
 
-def test_a_new_coordinator_confirms_what_runs() -> None:
+def test_new_coordinator_confirms_running_generation() -> None:
     """When all nodes announce the same generation nothing restarts, and counters go on."""
-    game = running().play("""
+    game = running_group_with_new_coordinator().play("""
         9 c returns
         9.1 a returns
     """)
@@ -43,9 +43,9 @@ def test_a_new_coordinator_confirms_what_runs() -> None:
     """)
 
 
-def test_a_node_lost_with_the_coordinator_is_left_out() -> None:
+def test_node_lost_with_coordinator_is_left_out() -> None:
     """A node that does not reach the new coordinator in time is lost; the others form again."""
-    game = running().play("""
+    game = running_group_with_new_coordinator().play("""
         9 c returns
         9.1 a returns
         11 -
@@ -57,9 +57,9 @@ def test_a_node_lost_with_the_coordinator_is_left_out() -> None:
     assert game.reason("a") == "a node was lost when the coordinator was lost"
 
 
-def test_a_new_node_does_not_disturb_the_recovery() -> None:
+def test_new_node_does_not_disturb_recovery() -> None:
     """A stranger that comes first waits until it is known what runs."""
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 d joins
         9 a returns
         9 b returns
@@ -68,11 +68,11 @@ def test_a_new_node_does_not_disturb_the_recovery() -> None:
     """)
 
 
-def test_a_preemption_during_the_recovery_is_kept_until_all_are_back() -> None:
+def test_preemption_during_recovery_waits_for_all_nodes() -> None:
     """A node that is preempted says so as soon as it has joined, before the generation is known to
     go on. The workers save then.
     """
-    game = running().play("""
+    game = running_group_with_new_coordinator().play("""
         9 a returns
         9 a preempted
         9.1 b returns
@@ -90,9 +90,9 @@ def test_a_preemption_during_the_recovery_is_kept_until_all_are_back() -> None:
     assert game.reason("c") == "a is preempted: got SIGTERM"
 
 
-def test_a_preempted_node_that_is_lost_during_the_recovery_is_not_waited_for() -> None:
+def test_preempted_node_lost_during_recovery_is_not_awaited() -> None:
     """Nothing is saved for it: the others form again."""
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a returns
         9 a preempted
         9.1 b returns
@@ -104,9 +104,9 @@ def test_a_preempted_node_that_is_lost_during_the_recovery_is_not_waited_for() -
     """)
 
 
-def test_a_preempted_node_that_succeeds_during_the_recovery_stops_nobody() -> None:
+def test_preempted_node_succeeding_during_recovery_stops_nobody() -> None:
     """It is gone when the generation is known to go on."""
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a returns
         9 a preempted
         9.1 b returns
@@ -117,9 +117,9 @@ def test_a_preempted_node_that_succeeds_during_the_recovery_stops_nobody() -> No
     """)
 
 
-def test_workers_that_save_when_the_coordinator_is_lost_may_go_on_saving() -> None:
+def test_checkpointing_continues_after_coordinator_loss() -> None:
     """Also if a node was lost with it: they were told to leave, and have a limit."""
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a returns-and-saves
         9.1 b returns-and-saves
         9.2 c returns
@@ -129,7 +129,7 @@ def test_workers_that_save_when_the_coordinator_is_lost_may_go_on_saving() -> No
         11 c ready
         -> form 2 restart 1: a b c
     """)
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a returns-and-saves
         9.1 b returns-and-saves
         11 -
@@ -138,7 +138,7 @@ def test_workers_that_save_when_the_coordinator_is_lost_may_go_on_saving() -> No
         20 a b ready
         -> form 2 restart 1: a b
     """)
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a returns-and-saves
         9.1 b returns-and-saves
         9.2 b leaves
@@ -151,9 +151,9 @@ def test_workers_that_save_when_the_coordinator_is_lost_may_go_on_saving() -> No
     """)
 
 
-def test_a_node_that_has_saved_waits_for_nodes_that_save_without_a_coordinator() -> None:
+def test_saved_node_waits_for_others_without_coordinator() -> None:
     """The next coordinator does not let it go before all are back and have stopped."""
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a returns-and-saves
         9.1 b returns-and-saves
         9.2 a leaves-and-waits
@@ -167,7 +167,7 @@ def test_a_node_that_has_saved_waits_for_nodes_that_save_without_a_coordinator()
     """)
 
 
-def test_workers_that_save_alone_give_the_others_no_time_to_save() -> None:
+def test_lone_checkpoint_gives_others_no_time_to_save() -> None:
     """No coordinator has told the others to: they would wait for workers that have left."""
     table(1, 2).play("""
         0 a b joins
@@ -181,9 +181,9 @@ def test_workers_that_save_alone_give_the_others_no_time_to_save() -> None:
     """)
 
 
-def test_a_failure_while_the_coordinator_is_lost_stops_workers_that_save() -> None:
+def test_failure_without_coordinator_stops_checkpointing_workers() -> None:
     """They would wait for the worker that has failed."""
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a returns-and-saves
         9.1 b returns
         9.1 b failed
@@ -192,9 +192,9 @@ def test_a_failure_while_the_coordinator_is_lost_stops_workers_that_save() -> No
     """)
 
 
-def test_a_failure_during_the_recovery_is_kept_until_all_are_back() -> None:
+def test_failure_during_recovery_waits_for_all_nodes() -> None:
     """A worker that failed while there was no coordinator restarts all, and is charged."""
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a returns
         9 a failed
         9.1 a ends
@@ -206,9 +206,9 @@ def test_a_failure_during_the_recovery_is_kept_until_all_are_back() -> None:
     """)
 
 
-def test_a_new_coordinator_learns_which_nodes_are_done() -> None:
+def test_new_coordinator_learns_which_nodes_are_done() -> None:
     """Nodes that had succeeded say so; when all have, the job ends."""
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a returns-done
         9 b returns
         9 c returns-done
@@ -218,9 +218,9 @@ def test_a_new_coordinator_learns_which_nodes_are_done() -> None:
     """)
 
 
-def test_a_node_that_has_succeeded_and_left_is_not_missed_by_the_next_coordinator() -> None:
+def test_departed_done_node_is_not_missed_after_takeover() -> None:
     """The nodes that still run know of it, and say so."""
-    game = running()
+    game = running_group_with_new_coordinator()
     game.succeeded = (0,)
     game.play("""
         9 b c returns
@@ -231,9 +231,9 @@ def test_a_node_that_has_succeeded_and_left_is_not_missed_by_the_next_coordinato
     """)
 
 
-def test_done_between_two_connections_is_not_forgotten() -> None:
+def test_success_between_two_connections_is_remembered() -> None:
     """A node that comes twice during the recovery, the second time done, is done."""
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a b returns
         9.1 a b returns-done
         9.2 c returns-done
@@ -242,9 +242,9 @@ def test_done_between_two_connections_is_not_forgotten() -> None:
     """)
 
 
-def test_a_node_that_is_done_and_comes_back_is_counted_once() -> None:
+def test_returning_done_node_is_counted_once() -> None:
     """It was counted as gone for good as well, so that nobody missed another one."""
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a returns-done
         9.1 a lost
         9.2 a returns-done
@@ -254,8 +254,8 @@ def test_a_node_that_is_done_and_comes_back_is_counted_once() -> None:
     """)
 
 
-def test_a_node_with_an_older_generation_than_another_must_stop() -> None:
-    game = running()
+def test_node_with_older_generation_must_stop() -> None:
+    game = running_group_with_new_coordinator()
     game.last["old"] = GenerationFormed(
         game.last["a"].generation._replace(id=formed(0)),
         game.last["a"].place._replace(group_rank=0),
@@ -269,9 +269,9 @@ def test_a_node_with_an_older_generation_than_another_must_stop() -> None:
     """)
 
 
-def test_the_next_generation_is_above_all_that_were_heard_of() -> None:
+def test_next_generation_number_exceeds_all_announced() -> None:
     """Nodes that have stopped tell which generation they were in, and the next one is above it."""
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a idle
         9 b idle
         9 c idle
@@ -280,7 +280,7 @@ def test_the_next_generation_is_above_all_that_were_heard_of() -> None:
 
 
 @pytest.mark.parametrize("order", [("a", "x"), ("x", "a")])
-def test_a_node_is_not_taken_for_one_of_another_generation_of_its_number(
+def test_generations_sharing_a_number_are_told_apart(
     order: tuple[str, str],
 ) -> None:
     """A coordinator that knew nothing has formed a generation of the number, size and, but for one
@@ -312,7 +312,7 @@ def test_a_node_is_not_taken_for_one_of_another_generation_of_its_number(
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_a_whole_group_whose_leases_were_over_waits_for_others_that_have_gone_on(
+def test_lapsed_group_yields_to_one_that_continued(
     number: int,
 ) -> None:
     """A node was away, a coordinator formed a generation without it, and is gone. At the next one
@@ -345,22 +345,22 @@ def test_a_whole_group_whose_leases_were_over_waits_for_others_that_have_gone_on
     """)
 
 
-def test_a_whole_group_whose_leases_were_over_goes_on_if_no_other_comes() -> None:
+def test_lapsed_group_continues_if_no_other_appears() -> None:
     """One node whose lease was not over is proof enough that it is the live one."""
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a b c returns-lapsed
         12 -
         -> confirm 1: a b c
     """)
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a b returns-lapsed
         9.1 c returns
         -> confirm 1: a b c
     """)
 
 
-def test_a_generation_with_a_later_number_does_not_replace_one_that_surely_runs() -> None:
-    game = running()
+def test_higher_number_does_not_replace_running_generation() -> None:
+    game = running_group_with_new_coordinator()
     game.last["x"] = GenerationFormed(
         game.last["a"].generation._replace(id=formed(7)),
         game.last["a"].place._replace(group_rank=0),
@@ -374,8 +374,8 @@ def test_a_generation_with_a_later_number_does_not_replace_one_that_surely_runs(
     """)
 
 
-def test_the_second_node_that_announces_a_place_is_superseded() -> None:
-    game = running()
+def test_second_claimant_of_a_place_is_superseded() -> None:
+    game = running_group_with_new_coordinator()
     game.last["x"] = game.last["a"]
     game.play("""
         9 a returns
@@ -396,7 +396,7 @@ def test_the_second_node_that_announces_a_place_is_superseded() -> None:
         Announce(NO_GENERATION, 0, 0, 1, done=False),
     ],
 )
-def test_a_node_that_announces_a_place_outside_the_group_is_stopped(announce: Announce) -> None:
+def test_node_announcing_invalid_place_is_stopped(announce: Announce) -> None:
     game = table(2, 3)
     game.step(Received("a", game.join("a", announce)))
     assert game.group.state is GroupState.GATHERING
@@ -406,9 +406,9 @@ def test_a_node_that_announces_a_place_outside_the_group_is_stopped(announce: An
 # Nodes whose workers have ended while there was no coordinator.
 
 
-def test_a_failure_without_a_coordinator_is_charged_to_the_generation_by_the_next_one() -> None:
+def test_failure_without_coordinator_is_charged_after_takeover() -> None:
     """Its node has no workers any more; it announces their generation, and reports the failure."""
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 a ended-failed
         9.2 b returns
         9.3 c returns
@@ -418,9 +418,9 @@ def test_a_failure_without_a_coordinator_is_charged_to_the_generation_by_the_nex
     """)
 
 
-def test_a_failure_that_comes_last_to_the_next_coordinator_confirms_nothing_first() -> None:
+def test_late_failure_report_prevents_confirmation() -> None:
     """What runs is known, but not yet how the workers of the last node have ended."""
-    game = running().play("""
+    game = running_group_with_new_coordinator().play("""
         9.2 b returns
         9.3 c returns
     """)
@@ -431,9 +431,9 @@ def test_a_failure_that_comes_last_to_the_next_coordinator_confirms_nothing_firs
     assert game.sent() == ["stop 1: b c"]
 
 
-def test_nodes_that_had_all_stopped_go_on_with_the_next_coordinator_as_one_group() -> None:
+def test_stopped_nodes_regroup_after_takeover() -> None:
     """None of them is awaited for as long as a lease, and they keep their order."""
-    running().play("""
+    running_group_with_new_coordinator().play("""
         9 c ended
         9.1 a ended
         9.2 b ended
@@ -441,7 +441,7 @@ def test_nodes_that_had_all_stopped_go_on_with_the_next_coordinator_as_one_group
     """)
 
 
-def test_nodes_that_had_all_stopped_wait_for_those_that_may_have_gone_on_without_them() -> None:
+def test_stopped_nodes_wait_for_possible_successor_group() -> None:
     """The coordinator before may have formed another generation, and a node that runs it may come:
     not all that there may be are here. It is the one that goes on, and they are let in.
     """
@@ -472,7 +472,7 @@ def test_nodes_that_had_all_stopped_wait_for_those_that_may_have_gone_on_without
     """)
 
 
-def test_a_failure_that_no_restart_is_left_for_ends_the_job_at_the_next_coordinator() -> None:
+def test_final_failure_ends_job_after_takeover() -> None:
     game = table(2, 2, max_restarts=0, rejoin_s=2.0).play("""
         0 a b joins
         -> form 0: a b
@@ -486,7 +486,7 @@ def test_a_failure_that_no_restart_is_left_for_ends_the_job_at_the_next_coordina
     """)
 
 
-def test_a_failure_is_charged_that_its_node_tells_in_a_new_connection() -> None:
+def test_failure_reported_after_reconnect_is_charged() -> None:
     """The message that a worker had failed was lost with the old one. The node keeps its place."""
     table(2, 2, max_restarts=3).play("""
         0 a b joins
@@ -498,7 +498,7 @@ def test_a_failure_is_charged_that_its_node_tells_in_a_new_connection() -> None:
     """)
 
 
-def test_a_node_that_is_lost_during_a_stop_gets_its_place_back_without_its_workers() -> None:
+def test_node_lost_during_stop_regains_place_without_workers() -> None:
     """That it was lost counts as a change of membership, as before."""
     table(2, 2, max_restarts=3).play("""
         0 a b joins
@@ -514,9 +514,9 @@ def test_a_node_that_is_lost_during_a_stop_gets_its_place_back_without_its_worke
     """)
 
 
-def test_an_older_generation_that_has_ended_is_none_of_the_live_ones_business() -> None:
+def test_ended_older_generation_does_not_disturb_live_one() -> None:
     """A spare that was in it comes first to the next coordinator."""
-    game = running()
+    game = running_group_with_new_coordinator()
     game.last["old"] = GenerationFormed(
         game.last["a"].generation._replace(id=formed(0)),
         game.last["a"].place._replace(group_rank=0),
@@ -529,9 +529,9 @@ def test_an_older_generation_that_has_ended_is_none_of_the_live_ones_business() 
     """)
 
 
-def test_a_node_that_leaves_during_the_recovery_ends_no_wait_for_the_others() -> None:
+def test_leaving_node_does_not_end_recovery_wait() -> None:
     """The workers of those that have not come may run."""
-    running(least=1).play("""
+    running_group_with_new_coordinator(least=1).play("""
         9 a b returns
         9.1 b leaves
         -> stop 1: a

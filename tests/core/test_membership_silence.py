@@ -8,7 +8,7 @@ from relight.core.group.messages import Confirm, NodeReady, Note, WorkerFailed
 from relight.core.group.silence import Silence, Silent
 
 
-def running(least: int = 1, most: int = 3, **others: object) -> Table:
+def running_group(least: int = 1, most: int = 3, **others: object) -> Table:
     """Return a group of three nodes that runs generation 0, with the patience of users."""
     return table(least, most, **{"lost_after_s": 10.0, **others}).play("""
         0 a b c joins
@@ -21,17 +21,17 @@ def notes(game: Table, node: str) -> list[str]:
     return [each.text for each in game.heard[node] if isinstance(each, Note)]
 
 
-def test_a_node_that_is_silent_for_a_while_harms_nobody() -> None:
-    running().play("""
+def test_brief_silence_is_harmless() -> None:
+    running_group().play("""
         20 b silent1
         28.5 b heard
         60 -
     """)
 
 
-def test_a_node_that_stays_silent_is_lost_after_its_time() -> None:
+def test_silent_node_is_lost_after_timeout() -> None:
     """The time counts from when it was heard last. Its lease has ended a second before."""
-    game = running().play("""
+    game = running_group().play("""
         20 b silent1
         28.9 -
         29 -
@@ -43,8 +43,8 @@ def test_a_node_that_stays_silent_is_lost_after_its_time() -> None:
     assert game.reason("a") == "b was lost: no heartbeat for 10.0 s"
 
 
-def test_proof_ends_the_wait_for_a_silent_node() -> None:
-    running().play("""
+def test_proof_of_death_ends_the_wait() -> None:
+    running_group().play("""
         20 b silent
         20.1 b lost
         -> stop 0: a c
@@ -53,8 +53,8 @@ def test_proof_ends_the_wait_for_a_silent_node() -> None:
     """)
 
 
-def test_users_of_all_nodes_are_told_of_a_silence_after_a_second() -> None:
-    game = running().play("""
+def test_silence_is_reported_to_all_nodes_after_a_second() -> None:
+    game = running_group().play("""
         20 b silent0.9
         20.05 -
     """)
@@ -74,8 +74,8 @@ def test_users_of_all_nodes_are_told_of_a_silence_after_a_second() -> None:
     )
 
 
-def test_a_silence_that_is_over_within_a_second_is_not_told() -> None:
-    game = running().play("""
+def test_subsecond_silence_is_not_reported() -> None:
+    game = running_group().play("""
         20 b silent0.8
         20.1 b heard
         40 -
@@ -83,8 +83,8 @@ def test_a_silence_that_is_over_within_a_second_is_not_told() -> None:
     assert notes(game, "a") == []
 
 
-def test_nodes_that_fall_silent_together_are_told_in_one_line() -> None:
-    game = running().play("""
+def test_simultaneous_silences_share_one_line() -> None:
+    game = running_group().play("""
         20 b c silent0.9
         21 b c heard
         23 -
@@ -95,15 +95,15 @@ def test_nodes_that_fall_silent_together_are_told_in_one_line() -> None:
     ]
 
 
-def test_the_state_of_a_group_names_the_silent_nodes() -> None:
-    game = running().play("""
+def test_explanation_names_silent_nodes() -> None:
+    game = running_group().play("""
         20 b silent2
     """)
     silent = "no heartbeat from b for 2.0 s; waiting up to 10 s"
     assert game.group.explain(game.now) == f"generation 0 runs on 3 nodes; {silent}"
 
 
-def test_no_node_is_let_in_while_another_is_silent() -> None:
+def test_no_node_is_admitted_while_another_is_silent() -> None:
     table(1, 4, last_call_s=1.0, lost_after_s=10.0).play("""
         0 a b c joins
         1 -
@@ -116,9 +116,9 @@ def test_no_node_is_let_in_while_another_is_silent() -> None:
     """)
 
 
-def test_a_survivor_that_falls_silent_while_the_others_stop_keeps_its_place() -> None:
+def test_survivor_silent_during_stop_keeps_its_place() -> None:
     """The next generation waits for it, even if there are enough nodes without it."""
-    running().play("""
+    running_group().play("""
         20 a failed
         -> stop 0: a b c
         20.1 a ends
@@ -131,8 +131,8 @@ def test_a_survivor_that_falls_silent_while_the_others_stop_keeps_its_place() ->
     """)
 
 
-def test_a_generation_forms_without_a_survivor_that_stays_silent() -> None:
-    running().play("""
+def test_generation_forms_without_survivor_that_stays_silent() -> None:
+    running_group().play("""
         20 a failed
         -> stop 0: a b c
         20.1 a ends
@@ -145,7 +145,7 @@ def test_a_generation_forms_without_a_survivor_that_stays_silent() -> None:
     """)
 
 
-def test_a_newcomer_that_is_silent_is_not_waited_for() -> None:
+def test_silent_newcomer_is_not_awaited() -> None:
     table(2, 3, last_call_s=5.0, lost_after_s=20.0).play("""
         0 a b joins
         1 b silent
@@ -155,9 +155,9 @@ def test_a_newcomer_that_is_silent_is_not_waited_for() -> None:
     """)
 
 
-def test_a_node_that_reconnects_is_confirmed_and_heard() -> None:
+def test_reconnecting_node_is_confirmed_and_heard() -> None:
     """The end of its connection proves nothing."""
-    running().play("""
+    running_group().play("""
         20 b silent
         20.2 b returns
         -> confirm 0: b
@@ -165,7 +165,7 @@ def test_a_node_that_reconnects_is_confirmed_and_heard() -> None:
     """)
 
 
-def blames(game: Table, node: str, text: str) -> None:
+def fail_blaming_peer(game: Table, node: str, text: str) -> None:
     """A worker of a node fails, and says that a peer is gone."""
     generation = game.last[node].generation.id
     game.step(Received(node, WorkerFailed(generation, f"a worker failed on {node}", True)))
@@ -174,12 +174,12 @@ def blames(game: Table, node: str, text: str) -> None:
     game.step(Received(node, NodeReady(generation, 29500, (failure,), ())))
 
 
-def test_a_failure_because_of_a_silent_peer_spends_no_restart() -> None:
+def test_failure_blaming_silent_peer_costs_no_restart() -> None:
     """The others stop at once, and start when the lease of the peer is over, or it is back."""
-    game = running().play("""
+    game = running_group().play("""
         20 b silent1
     """)
-    blames(game, "a", "Connection closed by peer")
+    fail_blaming_peer(game, "a", "Connection closed by peer")
     game.play("""
         20 -
         -> look and stop 0: a b c
@@ -190,13 +190,13 @@ def test_a_failure_because_of_a_silent_peer_spends_no_restart() -> None:
     """)
 
 
-def test_a_failure_just_after_a_silence_spends_no_restart() -> None:
-    game = running().play("""
+def test_failure_just_after_silence_costs_no_restart() -> None:
+    game = running_group().play("""
         20 b silent1
         24 b heard
         25 -
     """)
-    blames(game, "a", "Connection closed by peer")
+    fail_blaming_peer(game, "a", "Connection closed by peer")
     game.play("""
         25 -
         -> look and stop 0: a b c
@@ -205,13 +205,13 @@ def test_a_failure_just_after_a_silence_spends_no_restart() -> None:
     """)
 
 
-def test_a_failure_that_names_another_peer_than_the_silent_one_spends_a_restart() -> None:
-    game = running().play("""
+def test_failure_blaming_another_peer_costs_a_restart() -> None:
+    game = running_group().play("""
         20 b silent1
     """)
     addresses = game.group._ending.addresses
     addresses.update(a="10.0.0.1", b="10.0.0.2", c="10.0.0.3")
-    blames(game, "a", "[10.0.0.3]:4711: Connection closed by peer")
+    fail_blaming_peer(game, "a", "[10.0.0.3]:4711: Connection closed by peer")
     game.play("""
         20 -
         -> look and stop 0: a b c
@@ -222,8 +222,8 @@ def test_a_failure_that_names_another_peer_than_the_silent_one_spends_a_restart(
     """)
 
 
-def test_a_failure_that_blames_nobody_spends_a_restart_whoever_is_silent() -> None:
-    running().play("""
+def test_failure_blaming_nobody_costs_a_restart() -> None:
+    running_group().play("""
         20 b silent1
         20 a failed
         -> stop 0: a b c
@@ -235,9 +235,9 @@ def test_a_failure_that_blames_nobody_spends_a_restart_whoever_is_silent() -> No
     """)
 
 
-def test_a_successor_forms_at_once_if_the_old_coordinator_is_proven_to_be_gone() -> None:
+def test_proof_lets_successor_form_immediately() -> None:
     """The nodes bring the proof; without it, the lease of its workers is waited for."""
-    game = running()
+    game = running_group()
     proven = game.follow()
     for node in "bc":
         announce = proven.announce(node)._replace(gone=(0,))
@@ -252,7 +252,7 @@ def test_a_successor_forms_at_once_if_the_old_coordinator_is_proven_to_be_gone()
     """)
 
 
-def test_a_node_with_the_rank_of_a_silent_one_comes_again_later() -> None:
+def test_rank_of_silent_node_is_refused_for_now() -> None:
     """The silent node may be gone, and this one its successor; or it may come back."""
     game = table(2, 2, ordered=True, lost_after_s=10.0).play("""
         0 node0 node1 joins
@@ -270,9 +270,9 @@ def test_a_node_with_the_rank_of_a_silent_one_comes_again_later() -> None:
     assert "which is silent" in notes(game, "node1/2")[0]
 
 
-def test_the_common_save_waits_for_a_silent_node() -> None:
+def test_joint_checkpoint_waits_for_silent_node() -> None:
     """The workers of all nodes are held until it has answered; then all save at one call."""
-    running().play("""
+    running_group().play("""
         20 a preempted
         -> limit 0 0: a b c
         20.1 a c called3
@@ -285,8 +285,8 @@ def test_the_common_save_waits_for_a_silent_node() -> None:
     """)
 
 
-def test_a_node_that_falls_silent_twice_at_one_moment_is_lost_once() -> None:
-    running().play("""
+def test_node_silent_twice_at_once_is_lost_once() -> None:
+    running_group().play("""
         20 b silent
         20 b heard
         20 b silent
@@ -296,7 +296,7 @@ def test_a_node_that_falls_silent_twice_at_one_moment_is_lost_once() -> None:
     """)
 
 
-def test_news_are_due_at_their_deadline_whatever_the_time() -> None:
+def test_news_are_due_exactly_at_their_deadline() -> None:
     """No sum is rounded in another way than the deadline: the loop would spin until then."""
     for since in (8191.017365586635, 0.1, 123456.7, 1e7 / 3):
         silence = Silence(10.0)
@@ -306,9 +306,9 @@ def test_news_are_due_at_their_deadline_whatever_the_time() -> None:
         assert silence.news(due)
 
 
-def test_what_a_coordinator_has_slept_through_it_holds_against_nobody() -> None:
+def test_own_suspension_is_not_held_against_nodes() -> None:
     """Also of nodes that were silent before, and whoever is heard first afterwards."""
-    game = running().play("""
+    game = running_group().play("""
         20 b silent3
     """)
     game.now = 33.0
@@ -321,8 +321,8 @@ def test_what_a_coordinator_has_slept_through_it_holds_against_nobody() -> None:
     """)
 
 
-def test_a_node_has_twice_the_time_at_most_however_long_the_coordinator_sleeps() -> None:
-    game = running().play("""
+def test_coordinator_suspension_at_most_doubles_silence_limit() -> None:
+    game = running_group().play("""
         20 b silent
     """)
     game.now = 39.0
@@ -335,10 +335,10 @@ def test_a_node_has_twice_the_time_at_most_however_long_the_coordinator_sleeps()
     """)
 
 
-def test_a_successor_lets_workers_run_on_before_it_has_heard_of_the_other_nodes() -> None:
+def test_successor_confirms_valid_lease_before_others_return() -> None:
     """Their lease would end meanwhile. One whose lease was over may have been left behind."""
     game = (
-        running()
+        running_group()
         .follow()
         .play("""
         9 a returns-lapsed
@@ -349,7 +349,7 @@ def test_a_successor_lets_workers_run_on_before_it_has_heard_of_the_other_nodes(
     assert game.heard["b"] == [Confirm(game.group.generation, recovers=True)]
 
 
-def test_nodes_that_are_heard_after_a_sleep_are_not_dropped_as_overdue() -> None:
+def test_nodes_heard_after_suspension_are_not_overdue() -> None:
     """Their reports came while the coordinator slept, and have not been read."""
     game = table(1, 3, lost_after_s=10.0)
     game.stop_s = 1.0

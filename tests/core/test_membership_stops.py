@@ -6,7 +6,7 @@ from relight.core.group.group_types import Received
 from relight.core.group.messages import Note, WaitReason
 
 
-def started(nodes: str = "a b c", least: int = 2) -> Table:
+def running_group(nodes: str = "a b c", least: int = 2) -> Table:
     """Return a table with a generation of nodes that may take 10 s to get ready."""
     game = table(least, len(nodes.split()), rejoin_s=2.0)
     game.stop_s = 10.0
@@ -20,11 +20,11 @@ def notes(game: Table, node: str) -> list[str]:
     return [message.text for message in game.heard[node] if isinstance(message, Note)]
 
 
-def test_who_is_not_ready_long_after_its_workers_must_have_ended_is_dropped() -> None:
+def test_overdue_node_is_dropped() -> None:
     """Its connection ends, and the others begin when its lease is over, too. It was
     no failure of workers.
     """
-    game = started().play("""
+    game = running_group().play("""
         1 a lost
         -> stop 0: b c
         1.1 c ready
@@ -42,11 +42,11 @@ def test_who_is_not_ready_long_after_its_workers_must_have_ended_is_dropped() ->
     assert game.last["c"].generation.cause == "b did not stop in time"
 
 
-def test_who_was_dropped_is_not_waited_for_again() -> None:
+def test_dropped_node_is_not_awaited_again() -> None:
     """It comes again with its workers, which are still being stopped; and when they have ended it
     is let in as any other node.
     """
-    started().play("""
+    running_group().play("""
         1 a failed
         -> stop 0: a b c
         1.1 a c ready
@@ -63,7 +63,7 @@ def test_who_was_dropped_is_not_waited_for_again() -> None:
     """)
 
 
-def test_the_node_that_coordinates_is_not_dropped() -> None:
+def test_coordinator_itself_is_never_dropped() -> None:
     """Its process can't give itself up: its workers are waited for however long it takes."""
     game = table(1, 2)
     game.step(Received("a", game.join("a")))
@@ -79,9 +79,9 @@ def test_the_node_that_coordinates_is_not_dropped() -> None:
     """)
 
 
-def test_a_node_that_returns_during_a_stop_has_its_time_as_well() -> None:
+def test_node_returning_during_stop_has_its_own_limit() -> None:
     """One that was lost and comes with its workers after another one was dropped."""
-    started().play("""
+    running_group().play("""
         1 c lost
         -> stop 0: a b
         1.1 a ready
@@ -97,9 +97,9 @@ def test_a_node_that_returns_during_a_stop_has_its_time_as_well() -> None:
     """)
 
 
-def test_workers_that_save_first_have_that_time_as_well() -> None:
+def test_checkpoint_time_extends_stop_limit() -> None:
     """No node is dropped while its workers may save, here for 30 s."""
-    started("a b").play("""
+    running_group("a b").play("""
         1 a preempted
         -> limit 0 0: a b
         1 a b called7
@@ -113,7 +113,7 @@ def test_workers_that_save_first_have_that_time_as_well() -> None:
     """)
 
 
-def test_all_nodes_report_for_which_node_a_stop_waits() -> None:
+def test_all_nodes_report_whom_a_stop_awaits() -> None:
     """After 5 s, once, with the names of the hosts, but only if a node waits for others."""
     game = table(2, 3)
     game.stop_s = 60.0

@@ -44,7 +44,7 @@ def read(value: Any) -> Any:
     return fields.message(EVERY, value)
 
 
-def test_every_type_that_the_code_reads_is_fuzzed() -> None:
+def test_all_decoded_types_are_fuzzed() -> None:
     """The types that are fuzzed are those that the code reads, wherever it does."""
     found = set(entering())
     assert {Join, JobEnded, Heartbeat, Hello, votes.VoteRequest, ReplicaEnded} <= found
@@ -59,7 +59,7 @@ def test_every_type_that_the_code_reads_is_fuzzed() -> None:
 
 
 @fuzzed
-def test_every_record_comes_out_of_its_json_as_it_went_in(chance: Chance) -> None:
+def test_record_round_trips_through_json(chance: Chance) -> None:
     """Every record comes out of its JSON as it went in but for letters that a terminal would obey;
     and as it came out, it goes in and comes out again.
     """
@@ -70,7 +70,7 @@ def test_every_record_comes_out_of_its_json_as_it_went_in(chance: Chance) -> Non
 
 
 @fuzzed
-def test_a_record_that_does_not_fit_is_malformed_and_nothing_else(chance: Chance) -> None:
+def test_mutated_record_is_valid_or_malformed(chance: Chance) -> None:
     """Whatever stands in its fields, a record is read as one that is in order, or refused."""
     kind = chance.choice(entering())
     sent = chance.written(chance.near(fields.plain(chance.valid(kind))))
@@ -82,7 +82,7 @@ def test_a_record_that_does_not_fit_is_malformed_and_nothing_else(chance: Chance
 
 
 @fuzzed
-def test_what_one_side_sends_the_other_takes(chance: Chance) -> None:
+def test_odd_texts_are_accepted_by_receiver(chance: Chance) -> None:
     """No text of a worker or of its machine makes a message that is refused elsewhere."""
     failure, text = chance.valid(Failure), chance.choice([*fuzzing.ODD, "x" * 5000, "a\rb"])
     assert failure.report is None or fields.record(Failure, fields.plain(failure))
@@ -93,7 +93,7 @@ def test_what_one_side_sends_the_other_takes(chance: Chance) -> None:
     assert all(line.isprintable() and len(line) <= fields.MAX_TEXT for line in shown)
 
 
-def test_texts_of_other_machines_cannot_confuse_a_terminal() -> None:
+def test_remote_text_cannot_control_the_terminal() -> None:
     """Control characters in what other machines say are replaced; lines of a report stay lines."""
     text = "a\x1b[2Jb\x07\u202e\nc\td"
     shown = "a\ufffd[2Jb\ufffd\ufffd\nc\td"
@@ -104,14 +104,14 @@ def test_texts_of_other_machines_cannot_confuse_a_terminal() -> None:
 
 
 @fuzzed
-def test_an_object_that_is_no_record_is_malformed(chance: Chance) -> None:
+def test_non_record_is_malformed(chance: Chance) -> None:
     noise = {field: chance.junk() for field in chance.sample(["type", "generation", "x"], 2)}
     with pytest.raises(Malformed):
         fields.message(FromAgent, noise)
 
 
 @pytest.mark.parametrize("kind", [k for k in entering() if {*k._fields[:1]} - {*k._field_defaults}])
-def test_a_field_that_is_missing_is_named(kind: Any) -> None:
+def test_missing_field_is_named(kind: Any) -> None:
     """The error says which record lacks what."""
     with pytest.raises(Malformed, match=f"{kind.__name__} without {kind._fields[0]}"):
         fields.record(kind, {})
@@ -139,7 +139,7 @@ def test_a_field_that_is_missing_is_named(kind: Any) -> None:
         ("announce", {**fields.plain(ANNOUNCE), "done": 1}),
     ],
 )
-def test_a_value_out_of_bounds_is_malformed(field: str, value: object) -> None:
+def test_out_of_bounds_value_is_malformed(field: str, value: object) -> None:
     """Numbers have bounds, true is no number, and what is nested is checked like the rest."""
     join = Join("n", "h", "a", 1, "default", -1, 1, 2, 0, {}, None)
     with pytest.raises(Malformed):
@@ -147,7 +147,7 @@ def test_a_value_out_of_bounds_is_malformed(field: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e999", "-1e999", "Infinity", "NaN", "9" * 5000, "[" * 100_000])
-def test_a_number_that_is_not_finite_is_malformed(text: str) -> None:
+def test_non_finite_number_is_malformed(text: str) -> None:
     """JSON with a number that is not finite is no JSON, however it is written."""
     with pytest.raises(Malformed, match="not valid JSON"):
         fields.decode(f'{{"type":"voterequest","sent":{text}}}')
@@ -167,14 +167,14 @@ def test_every_message_is_in_a_union() -> None:
 
 @pytest.mark.parametrize("field", GroupSettings._fields)
 @pytest.mark.parametrize("value", [None, "1", -1, float("inf"), float("nan"), 1 << 63, [], True])
-def test_a_setting_of_the_wrong_type_or_size_is_malformed(field: str, value: object) -> None:
+def test_invalid_setting_is_malformed(field: str, value: object) -> None:
     if value is True and GroupSettings.__annotations__[field] is bool:
         return
     with pytest.raises(Malformed):
         fields.record(GroupSettings, {**fields.plain(GroupSettings(1, 2, 3)), field: value})
 
 
-def test_no_peer_may_name_a_longer_heartbeat_timeout_than_a_command_line() -> None:
+def test_peer_heartbeat_timeout_is_bounded_like_the_flag() -> None:
     """A coordinator waits for as long."""
     with pytest.raises(Malformed, match="lost_after_s"):
         fields.record(

@@ -13,11 +13,11 @@ def stack(pid: int, line: int, *, depth: int = 1, state: str = "S") -> ProcessSt
     return ProcessStack(pid, state, (ThreadStack(pid, "python", "read", True, frames),))
 
 
-def test_the_question_is_one_that_agents_read() -> None:
+def test_agents_accept_the_question() -> None:
     assert fields.message(Question, fields.to_json(Stacks())) == Stacks()
 
 
-def test_ranks_with_the_same_stack_share_it_and_each_gets_it_back() -> None:
+def test_equal_stacks_are_sent_once_and_restored_per_rank() -> None:
     text = node_stacks.written(
         3, {0: (10, stack(10, 1)), 1: (11, stack(11, 1)), 2: (12, "no permission")}
     )
@@ -31,7 +31,7 @@ def test_ranks_with_the_same_stack_share_it_and_each_gets_it_back() -> None:
     assert found[2].stack == "no permission"
 
 
-def test_of_a_rank_on_two_nodes_the_one_of_the_later_generation_counts() -> None:
+def test_later_generation_wins_for_rank_on_two_nodes() -> None:
     old, new = (
         node_stacks.read(node_stacks.written(generation, {0: (pid, stack(pid, 1))}))
         for generation, pid in ((1, 10), (2, 20))
@@ -40,7 +40,7 @@ def test_of_a_rank_on_two_nodes_the_one_of_the_later_generation_counts() -> None
 
 
 @pytest.mark.parametrize(("ranks", "depth"), [(1, 500), (64, 500), (256, 500)])
-def test_an_answer_fits_into_a_message_however_deep_the_stacks_are(ranks: int, depth: int) -> None:
+def test_deep_stacks_fit_into_a_message(ranks: int, depth: int) -> None:
     """The innermost frames stay."""
     stacks = {rank: (rank, stack(rank, rank, depth=depth)) for rank in range(ranks)}
     text = node_stacks.written(0, stacks)
@@ -50,7 +50,7 @@ def test_an_answer_fits_into_a_message_however_deep_the_stacks_are(ranks: int, d
     assert [each.frames[0].line for each in answer.stacks] == list(range(ranks))
 
 
-def test_who_has_not_answered_and_whose_stack_is_missing_is_told() -> None:
+def test_reports_silent_nodes_and_missing_stacks() -> None:
     answer = node_stacks.read(node_stacks.written(0, {0: (10, stack(10, 1))}))
     idle = node_stacks.read(node_stacks.written(-1, {}))
     nodes = [("gpu-01", answer), ("gpu-02", None), ("gpu-03", idle)]
@@ -65,7 +65,7 @@ def test_who_has_not_answered_and_whose_stack_is_missing_is_told() -> None:
     assert told[1:] == ["only 1 of 2 nodes could be asked: the coordinator does not answer"]
 
 
-def test_ranks_are_named_with_their_node_and_a_second_node_on_a_host_with_a_number() -> None:
+def test_second_node_on_a_host_gets_a_number() -> None:
     names = node_stacks.numbered(["a", "b", "a"])
     assert names == ["a", "b", "a #2"]
     answers = [node_stacks.read(node_stacks.written(0, {n: (n, stack(n, 1))})) for n in range(3)]
@@ -77,6 +77,6 @@ def test_ranks_are_named_with_their_node_and_a_second_node_on_a_host_with_a_numb
 @pytest.mark.parametrize(
     "answer", [None, "", "{", "[]", b"\xff", '{"generation": 0, "stacks": [1]}']
 )
-def test_an_answer_that_makes_no_sense_is_none(answer: str | bytes | None) -> None:
+def test_malformed_answer_is_none(answer: str | bytes | None) -> None:
     """Nodes of older versions answer nothing."""
     assert node_stacks.read(answer) is None

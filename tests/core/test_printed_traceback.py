@@ -16,7 +16,7 @@ from relight.core.diagnosis.printed_traceback import PrintedTraceback, Program
         (Program.UNSEEN, None),
     ],
 )
-def test_look_tells_whether_the_program_went_on(seen: Program, went_on: bool | None) -> None:
+def test_look_tells_whether_program_continued(seen: Program, went_on: bool | None) -> None:
     core = PrintedTraceback()
     core.printed(5.0)
     assert core.deadline() == 5.0
@@ -24,7 +24,7 @@ def test_look_tells_whether_the_program_went_on(seen: Program, went_on: bool | N
     assert (core.at, core.went_on, core.deadline()) == (5.0, went_on, None)
 
 
-def test_a_thousand_tracebacks_cost_four_looks_a_second_and_the_last_counts() -> None:
+def test_thousand_tracebacks_cost_four_looks_a_second() -> None:
     core, looks = PrintedTraceback(), 0
     for number in range(1000):
         now = number / 1000
@@ -39,7 +39,7 @@ def test_a_thousand_tracebacks_cost_four_looks_a_second_and_the_last_counts() ->
     assert (core.at, core.went_on) == (0.999, False)
 
 
-def test_worker_that_ended_before_the_look_tells_nothing() -> None:
+def test_worker_exit_before_look_leaves_unknown() -> None:
     core = PrintedTraceback()
     core.printed(1.0)
     core.looked(Program.RUNS, 1.0)

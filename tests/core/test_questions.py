@@ -26,7 +26,7 @@ def join(node: str, *, answers: bool = True) -> Join:
     )  # fmt: skip
 
 
-def told(sends: list[Send]) -> list[tuple[str, str, str | None, int]]:
+def node_answers(sends: list[Send]) -> list[tuple[str, str, str | None, int]]:
     return [
         (node, message.host, message.answer, message.left)
         for node, message in sends
@@ -34,27 +34,27 @@ def told(sends: list[Send]) -> list[tuple[str, str, str | None, int]]:
     ]
 
 
-def test_all_nodes_are_asked_and_the_asker_gets_each_answer() -> None:
+def test_asks_all_nodes_and_returns_each_answer() -> None:
     questions = Questions()
     number, sends = questions.ask("a", "", map(join, "ab"))
     assert sends == [Send("a", Question(number, "")), Send("b", Question(number, ""))]
     assert not questions.answer("b", Answer(number, "B"))
-    assert told(questions.answer("a", Answer(number, "A"))) == [
+    assert node_answers(questions.answer("a", Answer(number, "A"))) == [
         ("a", "host-a", "A", 1),
         ("a", "host-b", "B", 0),
     ]
     assert not questions.close(number)
 
 
-def test_a_node_that_does_not_answer_in_time_is_named() -> None:
+def test_node_missing_the_deadline_is_named() -> None:
     questions = Questions()
     number, _ = questions.ask("a", "", map(join, "ab"))
     questions.answer("a", Answer(number, "A"))
-    assert told(questions.close(number))[1] == ("a", "host-b", None, 0)
+    assert node_answers(questions.close(number))[1] == ("a", "host-b", None, 0)
     assert not questions.answer("b", Answer(number, "late"))
 
 
-def test_who_asks_what_is_open_already_gets_the_same_answers() -> None:
+def test_identical_open_question_is_shared() -> None:
     questions = Questions()
     number, _ = questions.ask("a", "", map(join, "ab"))
     assert questions.ask("b", "", map(join, "ab")) == (number, [])
@@ -62,36 +62,39 @@ def test_who_asks_what_is_open_already_gets_the_same_answers() -> None:
     assert other != number
     assert len(sends) == 2
     questions.answer("a", Answer(number, "A"))
-    assert {node for node, *_ in told(questions.answer("b", Answer(number, "B")))} == {"a", "b"}
+    assert {node for node, *_ in node_answers(questions.answer("b", Answer(number, "B")))} == {
+        "a",
+        "b",
+    }
 
 
-def test_a_node_of_an_older_version_is_not_asked_and_is_named() -> None:
+def test_older_node_is_named_but_not_asked() -> None:
     questions = Questions()
     number, sends = questions.ask("a", "", [join("a"), join("old", answers=False)])
     assert [node for node, _ in sends] == ["a"]
-    assert told(questions.answer("a", Answer(number, "A")))[1] == ("a", "host-old", None, 0)
+    assert node_answers(questions.answer("a", Answer(number, "A")))[1] == ("a", "host-old", None, 0)
 
 
-def test_answers_that_nobody_asked_for_are_dropped() -> None:
+def test_unsolicited_answers_are_dropped() -> None:
     questions = Questions()
     number, _ = questions.ask("a", "", map(join, "ab"))
     assert not questions.answer("c", Answer(number, "C"))
     assert not questions.answer("b", Answer(number + 1, "C"))
     assert not questions.answer("b", Answer(number, "first"))
     assert not questions.answer("b", Answer(number, "second"))
-    assert told(questions.answer("a", Answer(number, "A")))[1][2] == "first"
+    assert node_answers(questions.answer("a", Answer(number, "A")))[1][2] == "first"
 
 
-def test_answers_do_not_fill_the_connection_of_the_asker() -> None:
+def test_answers_do_not_overfill_asker_connection() -> None:
     questions, nodes = Questions(), [f"n{number}" for number in range(100)]
     number, _ = questions.ask("n0", "", map(join, nodes))
     for node in nodes:
-        answered = told(questions.answer(node, Answer(number, "x" * fields.MAX_ANSWER)))
+        answered = node_answers(questions.answer(node, Answer(number, "x" * fields.MAX_ANSWER)))
     assert 0 < sum(len(answer or "") for _, _, answer, _ in answered) <= 8 << 20
     assert len(answered) == len(nodes)
 
 
-def test_few_questions_are_open_at_a_time() -> None:
+def test_open_questions_are_limited() -> None:
     questions = Questions()
     numbers = [questions.ask("a", f"{each}", [join("a")])[0] for each in range(20)]
     assert numbers.count(-1) == 12
@@ -100,12 +103,12 @@ def test_few_questions_are_open_at_a_time() -> None:
     assert questions.ask("a", "another", [join("a")])[1]
 
 
-def test_a_thousand_nodes_are_asked_and_answer() -> None:
+def test_thousand_nodes_answer() -> None:
     questions, nodes = Questions(), [f"n{number}" for number in range(1000)]
     number, sends = questions.ask("n0", "", map(join, nodes))
     answered: list[Any] = []
     for node in nodes:
-        answered = told(questions.answer(node, Answer(number, "x" * 1000)))
+        answered = node_answers(questions.answer(node, Answer(number, "x" * 1000)))
     assert (len(sends), len(answered)) == (1000, 1000)
 
 
@@ -119,7 +122,7 @@ def group() -> Group:
     return group
 
 
-def test_only_members_of_the_job_may_ask(group: Group) -> None:
+def test_only_members_may_ask(group: Group) -> None:
     heard = list[FromCoordinator]()
     group.recipients |= dict.fromkeys(("a", "stranger"), heard.append)
     group.step(Received("stranger", AskNodes("")))
@@ -134,7 +137,7 @@ def test_only_members_of_the_job_may_ask(group: Group) -> None:
 
 
 @fuzzed
-def test_nothing_that_a_node_asks_or_answers_breaks_the_group(chance: Chance) -> None:
+def test_hostile_questions_and_answers_are_harmless(chance: Chance) -> None:
     questions = Questions()
     for _ in range(chance.randrange(12)):
         node = chance.choice("abc")

@@ -21,7 +21,7 @@ def nodes(*sizes_and_roles: tuple[int, str]) -> tuple[NodeSlots, ...]:
     return tuple(NodeSlots(size, role) for size, role in sizes_and_roles)
 
 
-def test_mixed_nodes_and_roles_get_the_ranks_that_torchrun_gives() -> None:
+def test_mixed_nodes_and_roles_rank_as_in_torchrun() -> None:
     group = nodes((2, "train"), (1, "data"), (3, "train"))
     rows = [
         (a.rank, a.local_rank, a.group_rank, a.role, a.role_rank, a.role_world_size)
@@ -43,7 +43,7 @@ def test_mixed_nodes_and_roles_get_the_ranks_that_torchrun_gives() -> None:
         st.tuples(st.integers(1, 9), st.sampled_from(["a", "b", "c"])), min_size=1, max_size=12
     )
 )
-def test_each_rank_is_given_once_in_the_job_and_in_each_role(sizes: list[tuple[int, str]]) -> None:
+def test_each_rank_is_unique_in_job_and_role(sizes: list[tuple[int, str]]) -> None:
     """All ranks of a generation are 0 to W-1, each once; so are those of each role."""
     group = nodes(*sizes)
     everybody = [a for place in places(group) for a in assign(place)]
@@ -58,9 +58,7 @@ def test_each_rank_is_given_once_in_the_job_and_in_each_role(sizes: list[tuple[i
 
 @pytest.mark.parametrize("virtual", [False, True])
 @pytest.mark.parametrize("agent_store", [False, True])
-def test_a_worker_learns_its_place_from_torchruns_variables(
-    virtual: bool, agent_store: bool
-) -> None:
+def test_workers_get_torchrun_variables(virtual: bool, agent_store: bool) -> None:
     group = nodes((2, "default"))
     generation = Generation(GenerationId(0, "c"), 3, "10.0.0.1", 1234, "start")
     variables = worker_variables(
@@ -88,16 +86,14 @@ def test_a_worker_learns_its_place_from_torchruns_variables(
     ("variable", "local_rank", "device"),
     [(None, 3, "3"), ("4,5", 1, "5"), ("GPU-a,GPU-b", 0, "GPU-a")],
 )
-def test_a_worker_with_a_virtual_local_rank_sees_its_device_alone(
+def test_virtual_local_rank_exposes_only_its_device(
     variable: str | None, local_rank: int, device: str
 ) -> None:
     assert visible_device(variable, local_rank) == device
 
 
 @pytest.mark.parametrize(("variable", "local_rank"), [("4,5", 2), ("", 0)])
-def test_a_worker_without_a_device_is_an_error_that_names_the_list(
-    variable: str, local_rank: int
-) -> None:
+def test_missing_device_error_names_the_list(variable: str, local_rank: int) -> None:
     with pytest.raises(UsageError, match="has no device for local rank"):
         visible_device(variable, local_rank)
 
@@ -113,8 +109,6 @@ def test_a_worker_without_a_device_is_an_error_that_names_the_list(
         ("${local_rank", "${local_rank"),
     ],
 )
-def test_the_local_rank_is_replaced_in_arguments_and_its_escape_kept(
-    argument: str, expected: str
-) -> None:
+def test_expands_local_rank_but_not_its_escape(argument: str, expected: str) -> None:
     """`${local_rank}` is the number, its escape the text; other texts with a dollar stay."""
     assert with_local_rank(argument, 3) == expected

@@ -37,17 +37,17 @@ def pace(*uses: RankUse | None) -> Pace:
         ([RankUse(1.0, 1.0, 1), RankUse(2.0, 1.0, 1), None], Pace()),
     ],
 )
-def test_a_pace_is_what_two_snapshots_tell(uses: list[RankUse | None], expected: Pace) -> None:
+def test_pace_follows_from_two_snapshots(uses: list[RankUse | None], expected: Pace) -> None:
     assert pace(*uses) == expected
 
 
-def test_a_pace_is_that_of_the_last_seconds() -> None:
+def test_pace_covers_only_recent_seconds() -> None:
     slow = [RankUse(float(at), 0.0, 1, at) for at in range(20)]
     fast = [RankUse(20.0 + at, 0.0, 1, 20 + 5 * at) for at in range(17)]
     assert pace(*slow, *fast).steps == pytest.approx(5.0)
 
 
-def test_the_pace_of_a_new_worker_is_not_that_of_the_one_before() -> None:
+def test_replaced_worker_starts_without_pace() -> None:
     rates = Rates()
     rates.take([node(RankUse(1.0, 100.0, 1), pid=7)])
     rates.take([after := node(RankUse(2.0, 0.5, 1), pid=8)])

@@ -16,7 +16,7 @@ from relight.core.ranks import NO_GENERATION
 SILENT = "no answer"
 
 
-def failed(*pairs: tuple[int, int]) -> dict[tuple[int, int], str]:
+def failed_pairs(*pairs: tuple[int, int]) -> dict[tuple[int, int], str]:
     return dict.fromkeys(pairs, SILENT)
 
 
@@ -34,30 +34,30 @@ def failed(*pairs: tuple[int, int]) -> dict[tuple[int, int], str]:
         (((0, 2), (1, 2), (3, 2), (0, 3)), [2, 3]),
     ],
 )
-def test_the_node_with_most_failed_pairs_is_left_out_first(
+def test_node_with_most_failed_pairs_is_excluded_first(
     pairs: tuple[tuple[int, int], ...], expected: list[int]
 ) -> None:
-    assert sorted(left_out(failed(*pairs), range(4))) == sorted(expected)
+    assert sorted(left_out(failed_pairs(*pairs), range(4))) == sorted(expected)
 
 
-def test_a_node_that_runs_workers_is_never_left_out() -> None:
-    assert list(left_out(failed((0, 1), (0, 2), (1, 2)), {2})) == [2]
-    assert list(left_out(failed((0, 1)), {2})) == []
+def test_node_running_workers_is_never_excluded() -> None:
+    assert list(left_out(failed_pairs((0, 1), (0, 2), (1, 2)), {2})) == [2]
+    assert list(left_out(failed_pairs((0, 1)), {2})) == []
 
 
 @given(
     st.sets(st.tuples(st.integers(0, 7), st.integers(0, 7)).filter(lambda p: p[0] != p[1])),
     st.sets(st.integers(0, 7)),
 )
-def test_those_that_stay_reach_each_other(pairs: set[tuple[int, int]], may: set[int]) -> None:
-    out = left_out(failed(*pairs), may)
+def test_remaining_nodes_reach_each_other(pairs: set[tuple[int, int]], may: set[int]) -> None:
+    out = left_out(failed_pairs(*pairs), may)
     assert out.keys() <= may
     assert all(each for each in out.values()), "each has a failed pair"
     for pair in pairs:
         assert not set(pair).isdisjoint(out) or set(pair).isdisjoint(may)
 
 
-def test_the_reason_names_the_pair_and_the_direction() -> None:
+def test_reason_names_pair_and_direction() -> None:
     hosts = ["n0", "n1", "n2"]
     assert explain(2, {(0, 2): SILENT, (1, 2): "refused"}, hosts) == (
         "network: n0, n1 can't connect to its free ports (no answer, refused)"
@@ -67,7 +67,7 @@ def test_the_reason_names_the_pair_and_the_direction() -> None:
     )
 
 
-def test_of_many_nodes_each_tries_those_that_follow_it() -> None:
+def test_nodes_of_large_group_probe_their_successors() -> None:
     group = Reachability("secret")
     nodes = [f"node{each}" for each in range(300)]
     for number, node in enumerate(nodes):
@@ -118,7 +118,7 @@ class Probed:
         return self.table.sent()
 
 
-def test_a_generation_forms_once_all_nodes_have_reached_each_other() -> None:
+def test_generation_forms_once_all_nodes_are_reachable() -> None:
     group = Probed(2, 2)
     states = [group.state()]
     assert group.joins("ab", at=0) == []
@@ -133,7 +133,7 @@ def test_a_generation_forms_once_all_nodes_have_reached_each_other() -> None:
     assert states == ["idle", "trying", "known"]
 
 
-def test_a_spare_takes_the_place_of_the_node_that_others_cannot_reach() -> None:
+def test_spare_replaces_unreachable_node() -> None:
     group = Probed(2, 2)
     group.joins("abc", at=0)
     assert group.answers("a", [1]) == []
@@ -146,7 +146,7 @@ def test_a_spare_takes_the_place_of_the_node_that_others_cannot_reach() -> None:
     assert group.answers("c") == ["form 0: a c"]
 
 
-def test_too_few_nodes_that_are_left_wait_for_another_one() -> None:
+def test_too_few_reachable_nodes_wait_for_another() -> None:
     group = Probed(3, 3)
     group.joins("abc", at=0)
     assert group.answers("a", [2]) == group.answers("b", [2]) == []
@@ -162,7 +162,7 @@ def test_too_few_nodes_that_are_left_wait_for_another_one() -> None:
     assert group.answers("d") == ["form 0: a b d"]
 
 
-def test_a_node_that_does_not_answer_delays_the_others_by_seconds_only() -> None:
+def test_unanswered_probe_delays_group_only_seconds() -> None:
     group = Probed(2, 2)
     group.joins("ab", at=0)
     assert group.answers("a") == []
@@ -172,7 +172,7 @@ def test_a_node_that_does_not_answer_delays_the_others_by_seconds_only() -> None
     assert group.table.sent() == ["form 0: a b"]
 
 
-def test_a_node_that_is_lost_meanwhile_is_not_waited_for() -> None:
+def test_node_lost_during_probing_is_not_awaited() -> None:
     group = Probed(2, 3)
     group.joins("abc", at=0)
     group.answers("a", [2])
@@ -185,8 +185,8 @@ def test_a_node_that_is_lost_meanwhile_is_not_waited_for() -> None:
     assert group.table.sent() == ["form 0: a b"]
 
 
-def test_a_newcomer_that_cannot_be_reached_stops_nobody() -> None:
-    group = running()
+def test_unreachable_newcomer_stops_nobody() -> None:
+    group = running_group()
     assert group.joins("c", at=100) == []
     for node in "ab":
         assert group.answers(node, [2]) == []
@@ -195,17 +195,17 @@ def test_a_newcomer_that_cannot_be_reached_stops_nobody() -> None:
     assert group.table.sent() == []
 
 
-def test_a_newcomer_that_can_be_reached_is_let_in() -> None:
-    group = running()
+def test_reachable_newcomer_is_admitted() -> None:
+    group = running_group()
     group.joins("c", at=100)
     for node in "ab":
         assert group.answers(node) == []
     assert group.answers("c") == ["stop 0: a b"]
 
 
-def test_a_node_that_gets_ready_while_it_tries_is_still_heard() -> None:
+def test_node_turning_ready_while_probing_still_counts() -> None:
     """A newcomer tries to reach two nodes that run workers; one is lost, so the other stops."""
-    group = running()
+    group = running_group()
     group.joins("c", at=100)
     group.table.play("""
         100.1 b lost
@@ -216,7 +216,7 @@ def test_a_node_that_gets_ready_while_it_tries_is_still_heard() -> None:
     assert group.answers("c") == ["end 4: c"]
 
 
-def test_a_node_that_comes_back_while_it_tries_is_still_heard() -> None:
+def test_node_reconnecting_while_probing_still_counts() -> None:
     """Only its connection was broken: it is awaited, and its answer counts."""
     group = Probed(2, 2)
     group.joins("ab", at=0)
@@ -226,7 +226,7 @@ def test_a_node_that_comes_back_while_it_tries_is_still_heard() -> None:
     assert group.answers("b", [0]) == ["end 4: a"]
 
 
-def test_a_node_that_is_lost_while_it_tries_is_not_awaited() -> None:
+def test_probing_ends_without_lost_node() -> None:
     group = Probed(2, 3)
     group.joins("abc", at=0)
     assert group.answers("a") == []
@@ -236,8 +236,8 @@ def test_a_node_that_is_lost_while_it_tries_is_not_awaited() -> None:
     assert group.state() == "known"
 
 
-def test_before_a_restart_the_nodes_try_again() -> None:
-    group = running()
+def test_nodes_probe_again_before_restart() -> None:
+    group = running_group()
     group.table.play("""
         100 a failed
         -> stop 0: a b
@@ -249,7 +249,7 @@ def test_before_a_restart_the_nodes_try_again() -> None:
     assert group.answers("b", [0]) == ["end 4: a"]
 
 
-def running() -> Probed:
+def running_group() -> Probed:
     """Two nodes run, of two or three."""
     group = Probed(2, 3)
     group.joins("ab", at=0)
@@ -259,7 +259,7 @@ def running() -> Probed:
     return group
 
 
-def test_nodes_that_do_not_ask_for_it_try_nothing() -> None:
+def test_probing_is_opt_in() -> None:
     played: Table = table(2, 2).play("""
         0 a joins
         0 b joins

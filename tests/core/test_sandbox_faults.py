@@ -46,14 +46,12 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("line", "fault"), GOOD, ids=[line for line, _ in GOOD])
-def test_a_line_means(line: str, fault: Fault) -> None:
+def test_line_parses_to_fault(line: str, fault: Fault) -> None:
     assert read(line, "f", hosts=3, ranks=6) == [fault]
 
 
 @pytest.mark.parametrize(("line", "what", "hint"), WRONG, ids=[line for line, *_ in WRONG])
-def test_a_wrong_line_is_refused_with_its_place_and_what_to_type(
-    line: str, what: str, hint: str
-) -> None:
+def test_invalid_line_is_refused_with_place_and_hint(line: str, what: str, hint: str) -> None:
     with pytest.raises(UsageError) as raised:
         read(f"# three hosts\n\n{line}", "f.txt", hosts=3, ranks=6)
     assert raised.value.message.startswith(f"f.txt:3: {line}")
@@ -62,7 +60,7 @@ def test_a_wrong_line_is_refused_with_its_place_and_what_to_type(
 
 
 @given(st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_parses_or_is_refused(text: str) -> None:
     try:
         faults = read(text, "f", hosts=3)
     except UsageError:
@@ -76,14 +74,14 @@ def names(faults: list[Fault]) -> list[str]:
     return [fault.action for fault in faults]
 
 
-def test_faults_are_due_at_their_times_in_the_order_of_their_times() -> None:
+def test_faults_are_due_in_order_of_time() -> None:
     plan = Plan(read("at 5s heal\nat 2s cut host 1\nat 2s delay 1s", "f", hosts=1))
     assert (plan.deadline(), plan.due(1.9)) == (2.0, [])
     assert names(plan.due(6.0)) == ["cut", "delay", "heal"]
     assert (plan.deadline(), plan.due(9.0), plan.left()) == (None, [], [])
 
 
-def test_a_fault_after_another_counts_from_when_that_was_due() -> None:
+def test_after_counts_from_previous_fault() -> None:
     text = 'when "step 3" cut host 1\nafter 2s heal\nafter 1s kill host 1'
     plan = Plan(read(text, "f", hosts=1))
     assert plan.deadline() is None and plan.watches
@@ -97,7 +95,7 @@ def test_a_fault_after_another_counts_from_when_that_was_due() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["at", "after"]), st.integers(0, 9)), max_size=6))
-def test_every_fault_with_a_time_is_due_once(moments: list[tuple[str, int]]) -> None:
+def test_every_timed_fault_is_due_once(moments: list[tuple[str, int]]) -> None:
     lines = [f"{word if number else 'at'} {seconds}s heal"
              for number, (word, seconds) in enumerate(moments)]  # fmt: skip
     plan, found = Plan(read("\n".join(lines), "f", hosts=1)), []

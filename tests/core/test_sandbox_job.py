@@ -7,7 +7,7 @@ from relight.sandbox.sandbox_job import SandboxJob
 from relight.sandbox.sandbox_keys import KeyReader
 
 
-def test_the_job_has_the_exit_code_of_the_agent_that_ends_last() -> None:
+def test_exit_code_is_that_of_last_agent() -> None:
     """One that leaves early, as when its health check fails, does not count."""
     job = SandboxJob(3)
     job.ended(2, 4)
@@ -18,7 +18,7 @@ def test_the_job_has_the_exit_code_of_the_agent_that_ends_last() -> None:
 
 
 @pytest.mark.parametrize("state", ["cut", "frozen"])
-def test_a_host_that_is_cut_off_or_frozen_is_not_waited_for_once_another_has_ended(
+def test_cut_or_frozen_host_is_not_awaited_after_another_ends(
     state: str,
 ) -> None:
     job = SandboxJob(2)
@@ -28,7 +28,7 @@ def test_a_host_that_is_cut_off_or_frozen_is_not_waited_for_once_another_has_end
     assert job.exit_code(faults_left=True) == 7
 
 
-def test_a_killed_host_does_not_count_until_it_is_started_again() -> None:
+def test_killed_host_counts_only_once_restarted() -> None:
     job = SandboxJob(2)
     job.frozen.add(2)
     job.killed(2)
@@ -44,7 +44,7 @@ def test_a_killed_host_does_not_count_until_it_is_started_again() -> None:
     assert job.exit_code(faults_left=False) == 3
 
 
-def test_a_job_whose_hosts_are_all_killed_waits_only_for_faults_that_may_start_one() -> None:
+def test_all_killed_job_waits_only_for_faults_that_start_hosts() -> None:
     job = SandboxJob(1)
     job.killed(1)
     job.ended(1, 137)
@@ -52,13 +52,13 @@ def test_a_job_whose_hosts_are_all_killed_waits_only_for_faults_that_may_start_o
     assert job.exit_code(faults_left=False) == 137
 
 
-def test_a_job_that_is_frozen_for_good_ends() -> None:
+def test_permanently_frozen_job_ends() -> None:
     job = SandboxJob(1)
     job.frozen.add(1)
     assert job.exit_code(faults_left=False) == 137
 
 
-def test_a_key_causes_a_fault_and_the_same_key_undoes_it() -> None:
+def test_same_key_undoes_its_fault() -> None:
     job = SandboxJob(2)
     keys = KeyReader(2, job)
 
@@ -74,7 +74,7 @@ def test_a_key_causes_a_fault_and_the_same_key_undoes_it() -> None:
     assert type_in("kk2") == ["kill host 2"]
 
 
-def test_other_keys_show_the_legend_and_a_wrong_number_what_there_is() -> None:
+def test_unknown_key_shows_legend_and_wrong_number_the_hosts() -> None:
     keys = KeyReader(2, SandboxJob(2))
     assert keys.press("x") == keys.legend
     assert keys.press("\n") == ""
@@ -83,7 +83,7 @@ def test_other_keys_show_the_legend_and_a_wrong_number_what_there_is() -> None:
     assert keys.press("k") == "" and keys.press("²") == keys.legend
 
 
-def test_with_more_than_nine_hosts_enter_ends_a_number() -> None:
+def test_enter_ends_number_with_more_than_nine_hosts() -> None:
     keys = KeyReader(12, SandboxJob(12))
     assert "Enter" in keys.legend
     assert [keys.press(key) for key in "k1"] == ["", ""]

@@ -32,7 +32,7 @@ def converse(dialler: Opening, listener: Opening) -> None:
 
 
 @pytest.mark.parametrize("token", [b"", TOKEN])
-def test_two_sides_with_one_token_end_with_the_same_key(token: bytes) -> None:
+def test_same_token_yields_same_session_key(token: bytes) -> None:
     """Sides that agree end with each other's hello and with the same key."""
     dialler, listener = sides(token)
     converse(dialler, listener)
@@ -45,7 +45,7 @@ def test_two_sides_with_one_token_end_with_the_same_key(token: bytes) -> None:
 
 
 @pytest.mark.parametrize("token", [b"", TOKEN])
-def test_a_side_that_listened_keeps_no_hello(token: bytes) -> None:
+def test_listener_discards_hellos(token: bytes) -> None:
     """Thousands of connections would keep two each; the side that dialled has one connection."""
     dialler, listener = sides(token)
     converse(dialler, listener)
@@ -54,7 +54,7 @@ def test_a_side_that_listened_keeps_no_hello(token: bytes) -> None:
     assert not any(b"host" in repr(kept).encode() for kept in vars(listener).values())
 
 
-def test_a_wrong_token_is_refused_before_the_listener_proves_anything() -> None:
+def test_wrong_token_is_refused_before_listener_proves_itself() -> None:
     """The side that dialled proves itself first: a guess gives it nothing to check offline."""
     dialler, listener = sides(b"guess", TOKEN)
     (hello,) = tell(listener, dialler.hello)
@@ -66,7 +66,7 @@ def test_a_wrong_token_is_refused_before_the_listener_proves_anything() -> None:
         tell(dialler, refused.value.answer)
 
 
-def test_a_listener_without_the_token_is_refused() -> None:
+def test_listener_without_token_is_refused() -> None:
     """A listener that lets everybody in is no peer if it can't prove that it knows the token."""
     dialler, listener = sides(TOKEN, b"other")
     tell(dialler, listener.hello)
@@ -77,7 +77,7 @@ def test_a_listener_without_the_token_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [(b"", TOKEN), (TOKEN, b"")])
-def test_one_token_of_two_is_named_on_both_sides(first: bytes, second: bytes) -> None:
+def test_token_on_one_side_is_reported_on_both(first: bytes, second: bytes) -> None:
     """If one side has a token and the other none, both learn which of them lacks it."""
     dialler, listener = sides(first, second)
     with pytest.raises(ProofRefused) as at_listener:
@@ -89,7 +89,7 @@ def test_one_token_of_two_is_named_on_both_sides(first: bytes, second: bytes) ->
     assert having.value.reason == "the peer has no token, and this job needs one (RELIGHT_TOKEN)"
 
 
-def test_an_old_conversation_cannot_be_replayed() -> None:
+def test_old_conversation_cannot_be_replayed() -> None:
     """What a dialler once sent opens nothing at a listener with another nonce."""
     dialler, listener = sides(TOKEN)
     (hello,) = tell(listener, dialler.hello)
@@ -100,7 +100,7 @@ def test_an_old_conversation_cannot_be_replayed() -> None:
         tell(later, proof)
 
 
-def test_a_proof_cannot_be_reflected() -> None:
+def test_proof_cannot_be_reflected() -> None:
     """Who has no token can't use a side's own hello or proof against it."""
     dialler, listener = sides(TOKEN)
     with pytest.raises(ProofRefused, match="own hello") as refused:
@@ -112,7 +112,7 @@ def test_a_proof_cannot_be_reflected() -> None:
 
 
 @pytest.mark.parametrize("whose", ["dialler", "listener"])
-def test_a_hello_changed_under_way_is_noticed(whose: str) -> None:
+def test_tampered_hello_is_detected(whose: str) -> None:
     """Both proofs cover both hellos: a process in between can't change a single byte."""
     dialler, listener = sides(TOKEN)
     first = dialler.hello.replace(b'"a"', b'"x"') if whose == "dialler" else dialler.hello
@@ -125,7 +125,7 @@ def test_a_hello_changed_under_way_is_noticed(whose: str) -> None:
 
 
 @pytest.mark.parametrize("proof", [None, 7, [], "", "é", "\ud800", "0" * 64])
-def test_a_proof_of_any_shape_is_refused_without_an_exception(proof: object) -> None:
+def test_malformed_proof_is_refused_without_exception(proof: object) -> None:
     transcript = Transcript(TOKEN, b"a", b"b")
     assert not transcript.accepts(authentication.DIALLER, proof)
     assert transcript.accepts(authentication.DIALLER, transcript.proof(authentication.DIALLER))
@@ -133,14 +133,14 @@ def test_a_proof_of_any_shape_is_refused_without_an_exception(proof: object) -> 
 
 
 @pytest.mark.parametrize("nonce", [None, 5, "", "zz", "00" * 31, "00" * 33, ["00"] * 32])
-def test_a_hello_without_32_bytes_of_nonce_is_refused(nonce: object) -> None:
+def test_nonce_must_have_32_bytes(nonce: object) -> None:
     _, listener = sides(b"")
     with pytest.raises(ProofRefused, match="without a nonce"):
         listener.receive({"type": "hello", "nonce": nonce}, b"")
 
 
 @pytest.mark.parametrize("kind", ["proof", "heartbeat", "", "refused"])
-def test_nothing_is_taken_before_the_hello(kind: str) -> None:
+def test_hello_must_come_first(kind: str) -> None:
     """A listener takes a hello first, then a proof, and nothing else before it is done."""
     dialler, listener = sides(TOKEN)
     with pytest.raises(ProofRefused, match="before it was authenticated"):
@@ -150,7 +150,7 @@ def test_nothing_is_taken_before_the_hello(kind: str) -> None:
         tell(listener, dialler.hello)
 
 
-def sealed() -> tuple[Seal, Seal, Seal]:
+def make_seals() -> tuple[Seal, Seal, Seal]:
     """A sender, its receiver, and the sender of the other direction."""
     transcript = Transcript(TOKEN, b"a", b"b")
     return (
@@ -160,19 +160,19 @@ def sealed() -> tuple[Seal, Seal, Seal]:
     )
 
 
-def test_frames_arrive_in_their_order() -> None:
+def test_sealed_frames_arrive_in_order() -> None:
     """What one side seals the other opens."""
-    sender, receiver, _ = sealed()
+    sender, receiver, _ = make_seals()
     for body in (b"one", b"", b"one", b"x" * 100_000):
         assert receiver.open(sender.close(body)) == body
 
 
-def test_injected_changed_repeated_and_missing_frames_are_noticed() -> None:
+def test_forged_repeated_and_missing_frames_are_detected() -> None:
     """Nobody can add to, take from or change what a side sends after its proof."""
-    sender, receiver, back = sealed()
+    sender, receiver, back = make_seals()
     first, second = sender.close(b"first"), sender.close(b"second")
     for forged in (b"", b"short", b"first" + b"\0" * 16, b"F" + first[1:], second, back.close(b"")):
-        fresh = sealed()[1]
+        fresh = make_seals()[1]
         with pytest.raises(Malformed):
             fresh.open(forged)
     assert receiver.open(first) == b"first"

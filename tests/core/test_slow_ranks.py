@@ -83,7 +83,7 @@ def equal(*_: int) -> float:
 
 @pytest.mark.parametrize("by", [0.2, 0.3, 0.5])
 @pytest.mark.parametrize("rank", [0, 3])
-def test_a_rank_that_the_others_wait_for_is_named_once(rank: int, by: float) -> None:
+def test_straggler_is_named_once(rank: int, by: float) -> None:
     job = Job(4).windows(3 * TOLD_AFTER, slow(rank, by=by))
     assert job.named == [(rank,)]
     (node,) = job.told[0].nodes
@@ -92,16 +92,16 @@ def test_a_rank_that_the_others_wait_for_is_named_once(rank: int, by: float) -> 
     assert not node.is_whole
 
 
-def test_of_two_ranks_the_slow_one_is_named() -> None:
+def test_slower_of_two_ranks_is_named() -> None:
     assert Job(1, 1).windows(2 * TOLD_AFTER, slow(1, by=0.2)).named == [(1,)]
 
 
-def test_a_rank_that_is_slower_by_a_tenth_is_named_in_the_end() -> None:
+def test_ten_percent_straggler_is_named_eventually() -> None:
     assert Job(4, jitter=0.05).windows(5 * TOLD_AFTER, slow(2, by=0.1)).named == [(2,)]
 
 
 @pytest.mark.parametrize("slots", [(2, 2), (4, 4), (2, 2, 2)])
-def test_all_ranks_of_a_slow_node_are_named_together(slots: tuple[int, ...]) -> None:
+def test_ranks_of_slow_node_are_named_together(slots: tuple[int, ...]) -> None:
     whole = range(slots[0], slots[0] + slots[1])
     job = Job(*slots).windows(3 * TOLD_AFTER, slow(*whole, by=0.3))
     assert job.named == [tuple(whole)]
@@ -111,85 +111,83 @@ def test_all_ranks_of_a_slow_node_are_named_together(slots: tuple[int, ...]) -> 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("slots", [(2,), (4,), (2, 2), (4, 4)])
 @pytest.mark.parametrize("jitter", [0.05, 0.2])
-def test_no_rank_is_named_where_all_are_equal(
-    slots: tuple[int, ...], jitter: float, seed: int
-) -> None:
+def test_equal_ranks_yield_no_straggler(slots: tuple[int, ...], jitter: float, seed: int) -> None:
     assert not Job(*slots, seed=seed, jitter=jitter).windows(150, equal).named
 
 
-def test_a_checkpoint_now_and_then_makes_no_rank_slow() -> None:
+def test_occasional_checkpoint_makes_no_straggler() -> None:
     def times(window: int, step: int, rank: int) -> float:
         return 15.0 if rank == 0 and window % 3 == 0 and step == 5 else 1.0
 
     assert not Job(4).windows(100, times).named
 
 
-def test_a_checkpoint_in_every_window_does() -> None:
+def test_checkpoint_in_every_window_makes_a_straggler() -> None:
     """The others wait for it all the time."""
     job = Job(4).windows(50, lambda _, step, rank: 8.0 if (rank, step) == (0, 5) else 1.0)
     assert job.named == [(0,)]
 
 
-def test_no_rank_is_named_where_all_differ() -> None:
+def test_evenly_spread_ranks_yield_no_straggler() -> None:
     """The data may be so: the slowest one is not the odd one out."""
     assert not Job(8).windows(100, lambda _, __, rank: 1 + 0.1 * rank).named
 
 
-def test_ranks_that_do_not_meet_in_collectives_are_not_compared() -> None:
+def test_ranks_without_shared_collectives_are_not_compared() -> None:
     """Such as the stages of a pipeline: one may have more to do than another."""
     assert not Job(4).windows(100, slow(1, by=0.5), meets=False).named
 
 
-def test_ranks_that_do_not_meet_are_compared_by_the_steps_that_they_report() -> None:
+def test_ranks_without_collectives_compared_by_reported_steps() -> None:
     job = Job(4).windows(50, slow(1, by=0.3), meets=False, reports=True)
     assert job.named == [(1,)]
     assert job.told[0].nodes[0].slower == pytest.approx(0.3, abs=0.06)
     assert job.told[0].nodes[0].waited == 0
 
 
-def test_that_an_evaluation_by_one_rank_takes_long_does_not_make_it_slow() -> None:
+def test_evaluation_on_one_rank_makes_no_straggler() -> None:
     job = Job(4).windows(WINDOWS, equal)
     for _ in range(5 * WINDOWS):
         job.hear([0, LOOKS, LOOKS, LOOKS], [-1] * 4)
     assert not job.windows(WINDOWS, equal).named
 
 
-def test_a_phase_without_steps_does_not_count_where_steps_are_reported() -> None:
+def test_phase_without_steps_does_not_count() -> None:
     job = Job(4).windows(WINDOWS, equal, reports=True)
     for _ in range(5 * WINDOWS):
         job.hear([0, 40, 40, 40], [0] * 4)
     assert not job.windows(WINDOWS, equal, reports=True).named
 
 
-def test_windows_in_which_workers_were_hardly_looked_at_do_not_count() -> None:
+def test_sparsely_sampled_windows_do_not_count() -> None:
     job = Job(4)
     for _ in range(5 * WINDOWS):
         job.hear([0, 3, 3, 3], [-1] * 4, looks=4)
     assert not job.named
 
 
-def test_a_report_that_does_not_fit_the_node_is_ignored() -> None:
+def test_report_not_matching_the_node_is_ignored() -> None:
     job = Job(1, 1)
     assert job.compares.hear(0, WaitSamples(GENERATION, (9, 9), (0,), (-1,)), 0.0) is None
     assert job.windows(2 * TOLD_AFTER, slow(1, by=0.3)).named == [(1,)]
 
 
-def test_a_rank_alone_is_not_slow() -> None:
+def test_single_rank_is_never_slow() -> None:
     """An agent does not report one, but anybody may."""
     assert not Job(1).windows(3 * WINDOWS, equal).named
 
 
-def test_that_a_rank_is_no_longer_slow_is_told_once() -> None:
+def test_recovery_is_reported_once() -> None:
     job = Job(4).windows(2 * TOLD_AFTER, slow(1, by=0.3)).windows(3 * TOLD_AFTER, equal)
     assert job.named == [(1,), ()]
 
 
-def test_a_second_slow_rank_is_told_with_the_first() -> None:
+def test_second_straggler_is_reported_with_the_first() -> None:
     job = Job(8).windows(2 * TOLD_AFTER, slow(1, by=0.3))
     assert job.windows(3 * TOLD_AFTER, slow(1, 5, by=0.3)).named == [(1,), (1, 5)]
 
 
-def test_the_time_since_when_a_rank_is_slow_is_about_when_it_began() -> None:
+def test_start_of_slowness_is_dated() -> None:
     job = Job(4).windows(50, equal)
     began = job.now
     job.windows(2 * TOLD_AFTER, slow(1, by=0.4))
@@ -217,11 +215,11 @@ def test_the_time_since_when_a_rank_is_slow_is_about_when_it_began() -> None:
         ([], "no rank is slower than the others any more"),
     ],
 )
-def test_slow_ranks_are_told_in_a_line(nodes: list[SlowNode], expected: str) -> None:
+def test_stragglers_are_described_in_one_line(nodes: list[SlowNode], expected: str) -> None:
     assert describe(nodes, "14:02") == expected
 
 
-def test_many_slow_nodes_are_counted() -> None:
+def test_further_slow_nodes_are_counted() -> None:
     nodes = [SlowNode(f"n{number}", (number,), True, 0.1, 0.1) for number in range(9)]
     assert describe(nodes, "14:02").endswith("; and ranks on 5 more nodes")
 
@@ -248,7 +246,7 @@ C10D, AUTOGRAD = f"{TORCH}/distributed/distributed_c10d.py", f"{TORCH}/autograd/
         ("D", [], False),
     ],
 )  # fmt: skip
-def test_only_who_waits_for_all_ranks_waits(
+def test_only_waiting_for_all_ranks_counts_as_waiting(
     state: str, called: list[tuple[str, str]], expected: bool
 ) -> None:
     """Whatever the user's own code around it is called from."""

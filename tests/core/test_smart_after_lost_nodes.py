@@ -20,13 +20,13 @@ def check_waits(waits: list[float]) -> None:
         assert min(2.0**number, 60.0) / 2 <= wait <= min(2.0**number, 60.0)
 
 
-def test_the_first_lost_node_costs_no_wait_and_later_ones_up_to_a_minute() -> None:
+def test_backoff_starts_at_second_lost_node_and_is_capped() -> None:
     of_job = history()
     check_waits([of_job.after_lost_node(SHORT) for _ in range(12)])
 
 
 @pytest.mark.parametrize("run", [GenerationRun(1.0, True), GenerationRun(300.0, None)])
-def test_after_progress_the_next_lost_node_costs_no_wait(run: GenerationRun) -> None:
+def test_progress_resets_backoff(run: GenerationRun) -> None:
     """Five minutes of running count as progress where nothing tells of it."""
     of_job = history()
     assert [of_job.after_lost_node(each) > 0 for each in (SHORT, SHORT, run, SHORT, SHORT)] == [
@@ -34,12 +34,12 @@ def test_after_progress_the_next_lost_node_costs_no_wait(run: GenerationRun) -> 
     ]  # fmt: skip
 
 
-def test_a_long_run_that_is_known_to_be_without_progress_does_not_end_the_waits() -> None:
+def test_long_run_without_progress_keeps_backoff() -> None:
     of_job = history()
     check_waits([of_job.after_lost_node(GenerationRun(4000.0, False)) for _ in range(8)])
 
 
-def test_failures_and_lost_nodes_wait_in_one_row_and_lost_nodes_cost_no_restart() -> None:
+def test_failures_and_lost_nodes_share_a_backoff() -> None:
     of_job = history()
     waits = []
     for restart in range(3):
@@ -48,13 +48,13 @@ def test_failures_and_lost_nodes_wait_in_one_row_and_lost_nodes_cost_no_restart(
     assert not of_job.after_failure(SHORT, 3, 0.0).restarts  # three were allowed
 
 
-def test_without_smart_a_lost_node_costs_no_wait() -> None:
+def test_plain_policy_has_no_backoff_for_lost_nodes() -> None:
     of_job = history(smart=False)
     assert {of_job.after_lost_node(SHORT) for _ in range(9)} == {0.0}
 
 
 @pytest.mark.parametrize("smart", [True, False])
-def test_the_group_starts_the_next_generation_when_the_wait_is_over(smart: bool) -> None:
+def test_next_generation_starts_after_backoff(smart: bool) -> None:
     """The second of two nodes lost in a row: half a second passes without a generation."""
     game = table(1, 3, smart=smart)
     game.play("""

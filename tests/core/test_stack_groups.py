@@ -89,13 +89,13 @@ def process(
          "own code called by torch", "nothing is the user's own", "no public name", "module",
          "started by relight"],
 )  # fmt: skip
-def test_the_place_is_the_users_innermost_line_and_what_it_calls(
+def test_place_is_innermost_user_line_and_its_call(
     frames: tuple[Frame, ...], expected: CodePlace
 ) -> None:
     assert place(frames) == expected
 
 
-def test_the_odd_one_out_is_the_first_line() -> None:
+def test_outlier_comes_first() -> None:
     stacks = {rank: process(*REDUCE, pid=rank) for rank in range(32) if rank != 5}
     assert render(groups({**stacks, 5: process(*READ)})) == [
         "rank 5 in read (data.py:41)",
@@ -103,24 +103,24 @@ def test_the_odd_one_out_is_the_first_line() -> None:
     ]
 
 
-def test_ranks_that_wait_for_their_peers_come_last() -> None:
+def test_ranks_waiting_for_peers_come_last() -> None:
     found = groups({0: process(*REDUCE), **{rank: process(*READ) for rank in (1, 2, 3)}})
     assert [group.ranks for group in found] == [(1, 2, 3), (0,)]
 
 
-def test_groups_of_one_size_are_in_the_order_of_their_lowest_rank() -> None:
+def test_equal_groups_sort_by_lowest_rank() -> None:
     other = process(MAIN)
     found = groups({3: process(*READ), 0: other, 1: process(*READ), 2: other})
     assert [group.ranks for group in found] == [(0, 2), (1, 3)]
 
 
-def test_many_ranks_in_no_row_are_counted() -> None:
+def test_many_scattered_ranks_are_counted() -> None:
     assert few_or_many(range(0, 64, 2)) == "32 ranks"
     assert few_or_many([0, 1, 3]) == "ranks 0-1, 3"
     assert few_or_many([7]) == "rank 7"
 
 
-def test_the_same_call_on_another_line_or_in_another_file_is_another_group() -> None:
+def test_other_line_or_file_is_another_group() -> None:
     other = MAIN._replace(line=90)
     same_name = MAIN._replace(file="/home/u/other/train.py")
     found = groups({
@@ -153,16 +153,16 @@ def test_the_same_call_on_another_line_or_in_another_file_is_another_group() -> 
         ),
     ],
 )
-def test_a_line_says_what_the_process_is_in(stack: ProcessStack | str, expected: str) -> None:
+def test_line_states_process_state(stack: ProcessStack | str, expected: str) -> None:
     assert render(groups({2: stack})) == [expected]
 
 
-def test_a_stopped_rank_is_not_in_the_group_of_those_that_run() -> None:
+def test_stopped_rank_is_separate_from_running_ones() -> None:
     found = groups({0: process(*REDUCE), 1: process(*REDUCE, state="T"), 2: process(*REDUCE)})
     assert [group.ranks for group in found] == [(1,), (0, 2)]
 
 
-def test_ranks_without_a_stack_are_one_group_if_their_reasons_differ_in_numbers_only() -> None:
+def test_missing_stacks_group_by_reason_ignoring_numbers() -> None:
     found = groups({0: "process 7 has ended", 1: "process 8 has ended", 2: "process 9 is of root"})
     assert render(found) == [
         "rank 2: no stack: process 9 is of root",
@@ -170,7 +170,7 @@ def test_ranks_without_a_stack_are_one_group_if_their_reasons_differ_in_numbers_
     ]
 
 
-def test_the_list_is_bounded_and_says_what_it_leaves_out() -> None:
+def test_list_is_bounded_and_counts_the_rest() -> None:
     stacks = {rank: process(Frame("/home/u/train.py", rank + 1, "f")) for rank in range(13)}
     lines = render(groups(stacks))
     assert lines[:1] == ["rank 0 in f (train.py:1)"]
@@ -179,13 +179,13 @@ def test_the_list_is_bounded_and_says_what_it_leaves_out() -> None:
     assert len(render(groups({rank: stacks[rank] for rank in range(10)}))) == 10
 
 
-def test_a_long_name_or_reason_is_cut() -> None:
+def test_long_name_or_reason_is_cut() -> None:
     for stack in (process(Frame("/" + "x" * 5000, 1, "y" * 5000)), "z" * 5000):
         (line,) = render(groups({0: stack}))
         assert len(line) < 400
 
 
-def test_lines_of_many_ranks_are_in_the_plural() -> None:
+def test_lines_of_many_ranks_are_plural() -> None:
     stopped, ended = process(*READ, state="T"), ProcessStack(1, "Z", ())
     stacks = {0: stopped, 1: stopped, 2: ended, 3: ended, 4: process(), 5: process()}
     assert render(groups(stacks)) == [
@@ -195,12 +195,12 @@ def test_lines_of_many_ranks_are_in_the_plural() -> None:
     ]
 
 
-def test_the_first_thread_counts_if_there_is_no_main_thread() -> None:
+def test_first_thread_stands_in_for_missing_main_thread() -> None:
     thread = ThreadStack(0, "", "", False, READ)
     assert render(groups({0: ProcessStack(1, "S", (thread,))})) == ["rank 0 in read (data.py:41)"]
 
 
-def test_frames_are_shown_as_in_a_traceback_innermost_last() -> None:
+def test_frames_print_innermost_last() -> None:
     frames = [READ[0], MODULE._replace(line=0)]
     assert traceback_lines(frames) == [
         'File "/home/u/train.py", line ?, in <module>',
@@ -222,7 +222,7 @@ def test_frames_are_shown_as_in_a_traceback_innermost_last() -> None:
         ((Frame(f"{TORCH}/distributed/distributed_c10d.py", 1, "_distributed_excepthook"),), False),
     ],
 )
-def test_a_program_that_python_has_left_does_not_run(frames: tuple[Frame, ...], runs: bool) -> None:
+def test_program_left_by_python_does_not_run(frames: tuple[Frame, ...], runs: bool) -> None:
     """While Python prints the last exception, or shuts down, other threads may still run."""
     loader = ThreadStack(2, "loader", "futex", False, REDUCE)
     stack = process(*frames)
@@ -260,9 +260,7 @@ NFS = ProcessStack(7, "D", (ThreadStack(7, "pt_data_worker", "pread64", True, ()
     ],
     ids=["own data", "library's data", "state D"],
 )
-def test_rank_that_waits_for_its_data_names_the_loader_process(
-    child: ProcessStack, expected: str
-) -> None:
+def test_rank_waiting_for_data_names_loader_process(child: ProcessStack, expected: str) -> None:
     assert waits_for_children(NEXT)
     found = doing(NEXT, child_at_work(child))
     assert found.place == f" in __next__ (train.py:88), {expected}"
@@ -282,5 +280,5 @@ def test_idle_child_is_not_named(child: ProcessStack) -> None:
     assert child_at_work(child) is None
 
 
-def test_rank_in_a_collective_waits_for_no_child() -> None:
+def test_rank_in_collective_waits_for_no_child() -> None:
     assert not waits_for_children(process(*REDUCE))

@@ -155,7 +155,7 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
 
 
 @pytest.mark.parametrize("name", PLAYS)
-def test_each_event_leads_to_its_effects_and_state(name: str) -> None:
+def test_events_produce_effects_and_states(name: str) -> None:
     size, grace_s, play = PLAYS[name]
     group = Supervision(size, grace_s)
     for now, event, effects, state in play:
@@ -164,7 +164,7 @@ def test_each_event_leads_to_its_effects_and_state(name: str) -> None:
         group.check()
 
 
-def test_an_end_tells_whether_it_was_asked_for() -> None:
+def test_requested_exit_differs_from_own_exit() -> None:
     """What ended before the stop is told from what ended because of it."""
     group = Supervision(3, 30)
     group.step(WorkerExited(1, 1), 1.0)
@@ -195,7 +195,7 @@ def test_an_end_tells_whether_it_was_asked_for() -> None:
         ([WorkerExited(0, 0), WorkerExited(1, 0)], "all ended"),
     ],
 )
-def test_each_state_says_what_is_waited_for(events: list[Event | SaveAndLeave], words: str) -> None:
+def test_every_state_explains_its_wait(events: list[Event | SaveAndLeave], words: str) -> None:
     group = Supervision(2, 30)
     for event in events:
         group.step(event, 0.0)

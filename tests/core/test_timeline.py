@@ -39,7 +39,7 @@ def phases(*events: Event) -> list[tuple[int, str, float, float | None]]:
     return [tuple(bar) for bar in timeline.lane(records(*events), 0.0).bars]
 
 
-def test_a_restart_is_a_bar_a_phase() -> None:
+def test_restart_has_one_bar_per_phase() -> None:
     assert phases(*START, *FAILS, formed(1), WorkerStarted(0, 0, 13)) == [
         (-1, "waiting", 0.0, 1.0),
         (0, "spawn", 1.0, 3.0),
@@ -51,7 +51,7 @@ def test_a_restart_is_a_bar_a_phase() -> None:
     ]
 
 
-def test_only_the_worker_that_failed_is_marked() -> None:
+def test_only_the_failed_worker_is_marked() -> None:
     """Those that were stopped because of it are not."""
     marks = timeline.lane(records(*START, *FAILS), 0.0).marks
     assert marks == (Mark(4.0, "failure", "local rank 1 exited with code 1"),)
@@ -69,11 +69,11 @@ def test_only_the_worker_that_failed_is_marked() -> None:
     ],
     ids=["stopped", "signal", "frozen", "thawed", "done", "ended"],
 )
-def test_what_happens_to_running_workers(events: tuple[Event, ...], last: Bar) -> None:
+def test_events_of_running_workers_start_new_bars(events: tuple[Event, ...], last: Bar) -> None:
     assert timeline.lane(records(*START, *events), 0.0).bars[-1] == last
 
 
-def test_what_the_store_and_the_workers_tell_splits_the_time_of_workers() -> None:
+def test_store_and_worker_events_split_worker_time() -> None:
     """Events after their end name moments before it; the clock of `t` is 100 s behind."""
     events: list[tuple[float, Event]] = [
         (1.0, formed(0)), (2.0, WorkerStarted(0, 0, 11)), (2.0, WorkerStarted(1, 1, 12)),
@@ -89,12 +89,12 @@ def test_what_the_store_and_the_workers_tell_splits_the_time_of_workers() -> Non
     assert Mark(15.0, "checkpoint", "the last checkpoint") in found.marks
 
 
-def test_nothing_is_lost_when_workers_end_well() -> None:
+def test_success_loses_nothing() -> None:
     events = (*START, WorkerExited(0, 0), WorkerExited(1, 0), CheckpointFound(0, 3.5))
     assert all(bar.phase != "lost" for bar in timeline.lane(records(*events), 0.0).bars)
 
 
-def test_nodes_that_come_and_leave_are_marked() -> None:
+def test_arrivals_and_departures_are_marked() -> None:
     found = timeline.lane(
         records(formed(0, 2), formed(1, 1, "gpu-02 was lost"), formed(2, 3, "two came")), 0.0
     )
@@ -104,7 +104,7 @@ def test_nodes_that_come_and_leave_are_marked() -> None:
     ]
 
 
-def test_generations_end_where_the_next_begins() -> None:
+def test_generation_ends_where_next_begins() -> None:
     rows = timeline.generations(records(*START, *FAILS, formed(1, 1, "why"), Ended(0, "ok")))
     assert rows == [
         GenerationRow(0, 0, 1.0, 6.0, 1, 2, "start"),
@@ -112,7 +112,7 @@ def test_generations_end_where_the_next_begins() -> None:
     ]
 
 
-def test_a_failure_that_all_nodes_tell_is_told_once() -> None:
+def test_failure_reported_by_all_nodes_appears_once() -> None:
     early = [
         TimedEvent(5.0, Restarting(1, 3, "rank 1 raised")),
         TimedEvent(9.0, Ended(1, "too often")),
@@ -134,7 +134,7 @@ EVENTS = some.sampled_from(
 
 
 @given(some.lists(some.tuples(some.floats(0, 100), EVENTS), max_size=30))
-def test_bars_follow_each_other_without_gaps_whatever_a_log_says(
+def test_bars_have_no_gaps_for_any_log(
     found: list[tuple[float, Event]],
 ) -> None:
     """A clock may step back, and events may be missing."""

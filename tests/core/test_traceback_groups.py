@@ -40,7 +40,7 @@ def traceback(message: str, line: int = 5, frames: int = 0) -> list[str]:
     ]
 
 
-def printed(lines: list[str], prefix: str = "") -> bytes:
+def as_printed(lines: list[str], prefix: str = "") -> bytes:
     return "".join(f"{prefix}{line}\n" for line in lines).encode()
 
 
@@ -54,7 +54,7 @@ def test_equal_tracebacks_are_shown_once_with_their_ranks() -> None:
     ]
 
 
-def test_tracebacks_that_differ_in_numbers_of_the_message_are_one() -> None:
+def test_tracebacks_differing_in_numbers_are_grouped() -> None:
     """The first is shown as it is, and that the others differ is said."""
     tracebacks = {
         rank: traceback(f"RuntimeError: closed by [::1]:{4000 + rank}") for rank in (3, 4)
@@ -65,13 +65,13 @@ def test_tracebacks_that_differ_in_numbers_of_the_message_are_one() -> None:
     assert lines == tracebacks[3]
 
 
-def test_tracebacks_that_come_from_different_lines_are_different() -> None:
+def test_tracebacks_from_different_lines_are_separate() -> None:
     found = grouped({0: traceback("ValueError: x", 5), 1: traceback("ValueError: x", 6)}, "")
     assert len(found) == 2
 
 
 @pytest.mark.parametrize("rows", [30, 12])
-def test_a_traceback_in_the_report_is_not_shown_again(rows: int) -> None:
+def test_reported_traceback_is_not_repeated(rows: int) -> None:
     """The report may leave out frames of torch; it names their number."""
     lines = traceback("ValueError: nan in batch 3", frames=6)
     report = "\n".join(["rank 2 raised ValueError", "", *excerpt(lines, rows), "", "exit code 1"])
@@ -91,13 +91,13 @@ def test_a_traceback_in_the_report_is_not_shown_again(rows: int) -> None:
     ],
     ids=["message", "chain", "long line", "frames of the user"],
 )  # fmt: skip
-def test_a_traceback_that_the_report_has_shortened_is_shown_in_full(lines: list[str]) -> None:
+def test_traceback_shortened_in_report_is_shown_in_full(lines: list[str]) -> None:
     report = "\n".join(excerpt(lines, 8))
     assert report != "\n".join(lines)
     assert grouped({1: lines}, report) == ["\n".join(["traceback of rank 1", *lines])]
 
 
-def test_a_long_traceback_is_shown_without_the_frames_of_torch() -> None:
+def test_long_traceback_omits_torch_frames() -> None:
     """All but the innermost one; no line of a message or of the user is left out."""
     lines = traceback("ValueError: x", frames=12)
     (text,) = grouped({0: lines}, "")
@@ -110,7 +110,7 @@ def test_a_long_traceback_is_shown_without_the_frames_of_torch() -> None:
     assert short.count("module.py") == 2
 
 
-def test_frames_that_only_start_the_program_are_not_shown() -> None:
+def test_startup_frames_are_omitted() -> None:
     lines = traceback("ValueError: x")
     started = [HEADER, '  File "<frozen runpy>", line 198, in _run_module_as_main', *lines[1:]]
     assert grouped({0: started}, "") == ["\n".join(["traceback of rank 0", *lines])]
@@ -118,20 +118,20 @@ def test_frames_that_only_start_the_program_are_not_shown() -> None:
 
 @pytest.mark.parametrize("after", [b"", AT_EXIT, IGNORED, AT_EXIT + IGNORED, b"half a line"])
 @pytest.mark.parametrize("prefix", ["", "[rank7]: "])
-def test_what_follows_a_traceback_is_told_from_it(prefix: str, after: bytes) -> None:
+def test_output_after_traceback_is_separated(prefix: str, after: bytes) -> None:
     lines = traceback("ValueError: bad batch\nin shard 3")
     lines = "\n".join(lines).split("\n")
     if after == b"half a line":  # it may belong to the message
         lines, after = [*lines, "half a line"], b""
-        held = printed(lines, prefix).removesuffix(b"\n")
+        held = as_printed(lines, prefix).removesuffix(b"\n")
     else:
-        held = printed(lines, prefix) + after
+        held = as_printed(lines, prefix) + after
     found, rest = split(held)
     assert list(found) == lines
     assert rest == after
 
 
-def test_a_message_of_several_lines_does_not_end_a_group() -> None:
+def test_multiline_message_does_not_end_exception_group() -> None:
     """Python draws no box around its second line."""
     lines = (SAMPLES / "group-3.13.txt").read_text().replace("TypeError: t", "TypeError: t\nu\nv")
     found, rest = split(lines.encode() + AT_EXIT)
@@ -139,7 +139,7 @@ def test_a_message_of_several_lines_does_not_end_a_group() -> None:
     assert rest == AT_EXIT
 
 
-def test_line_ends_of_a_terminal_and_colours_do_not_matter() -> None:
+def test_crlf_and_colours_are_ignored() -> None:
     data = (SAMPLES / "colour-3.13.txt").read_bytes()
     found, rest = split(data.replace(b"\n", b"\r\n") + AT_EXIT)
     assert found == split(data)[0]
@@ -156,13 +156,13 @@ def test_line_ends_of_a_terminal_and_colours_do_not_matter() -> None:
         b"Traceback (most recent call last):\nEpoch 3: loss 0.2\n",
     ],
 )
-def test_a_traceback_without_its_exception_is_other_output(held: bytes) -> None:
+def test_traceback_without_exception_is_plain_output(held: bytes) -> None:
     """The process was killed while it printed."""
     assert split(held) == ((), held)
 
 
-@given(before=st.sampled_from([b"", printed(traceback("ValueError: x"))]), after=st.binary())
-def test_no_byte_that_follows_a_traceback_is_lost(before: bytes, after: bytes) -> None:
+@given(before=st.sampled_from([b"", as_printed(traceback("ValueError: x"))]), after=st.binary())
+def test_no_output_after_traceback_is_lost(before: bytes, after: bytes) -> None:
     held = before + after
     lines, rest = split(held)
     assert held.endswith(rest) or not rest.strip()

@@ -145,7 +145,7 @@ EXPECTED = [
 @pytest.mark.parametrize(
     ("name", "kind", "type_", "message", "place", "source"), EXPECTED, ids=[e[0] for e in EXPECTED]
 )
-def test_real_output_is_read_as_what_happened(
+def test_reads_real_output(
     name: str, kind: FailureKind, type_: str, message: str, place: str | None, source: str
 ) -> None:
     """The script's line is found."""
@@ -157,7 +157,7 @@ def test_real_output_is_read_as_what_happened(
     assert report.source == source
 
 
-def test_every_sample_has_an_expected_reading() -> None:
+def test_every_sample_has_an_expectation() -> None:
     assert set(SAMPLES) == {name for name, *_ in EXPECTED}
 
 
@@ -276,7 +276,7 @@ MAIN = HEADER + '  File "/srv/job/train.py", line 9, in <module>\n    main()\n'
         ),
     ],
 )  # fmt: skip
-def test_output_in_forms_that_no_sample_has_is_read(
+def test_reads_output_beyond_the_samples(
     text: str, expected: tuple[FailureKind, str, str] | None
 ) -> None:
     report = from_stderr(text)
@@ -326,7 +326,7 @@ NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '/data/x'"
         (MAIN + "GeneratorExit\n", "", "", False),
     ],
 )  # fmt: skip
-def test_first_error_of_a_chain_is_the_cause(
+def test_first_error_of_chain_is_the_cause(
     text: str, cause: str, where: str, interrupted: bool
 ) -> None:
     report = from_stderr(text)
@@ -357,7 +357,7 @@ def test_first_error_of_a_chain_is_the_cause(
     ],
     ids=["loader", "replica", "spawn", "pool", "quoted", "escaped"],
 )  # fmt: skip
-def test_exceptions_of_other_processes_are_told_as_their_own(text: str) -> None:
+def test_reads_exceptions_of_other_processes_as_own(text: str) -> None:
     report = from_stderr(text)
     assert report is not None
     assert (report.type, report.message) == ("ValueError", "bad row")
@@ -365,7 +365,7 @@ def test_exceptions_of_other_processes_are_told_as_their_own(text: str) -> None:
     assert report.lines[0] == HEADER.rstrip()
 
 
-def test_quoted_traceback_of_a_library_points_to_the_script() -> None:
+def test_quoted_library_traceback_points_to_script() -> None:
     text = (
         MAIN + "ValueError: Caught ValueError in DataLoader worker process 0.\nOriginal " + HEADER
     )
@@ -393,14 +393,14 @@ def test_quoted_traceback_of_a_library_points_to_the_script() -> None:
         (HEADER + "ValueError: bad\n", RAISED),
     ],
 )  # fmt: skip
-def test_traceback_from_a_function_was_printed_by_the_program(text: str, kind: FailureKind) -> None:
+def test_function_level_traceback_was_printed_by_program(text: str, kind: FailureKind) -> None:
     """Python prints the frames from the module on."""
     report = from_stderr(text)
     assert report is not None
     assert (report.kind, report.message) == (kind, "bad")
 
 
-def test_program_that_went_on_did_not_end_by_the_exception() -> None:
+def test_exception_is_not_fatal_if_program_continued() -> None:
     text = MAIN + "ValueError: bad\nstep 3\n"
     report = from_stderr(text, went_on=True)
     assert report is not None
@@ -426,9 +426,7 @@ THREAD = "Exception in thread prefetch:\n" + LOAD + "OSError: bad disk\n"
         ("", None),
     ],
 )
-def test_exception_of_a_thread_before_the_last_one_is_known(
-    text: str, expected: str | None
-) -> None:
+def test_finds_earlier_exception_of_a_thread(text: str, expected: str | None) -> None:
     report = printed_before(text)
     assert (report and report.type) == expected
     assert report is None or report.kind is PRINTED
@@ -444,7 +442,7 @@ MISMATCHES = {
 
 @pytest.mark.parametrize("name", MISMATCHES)
 @pytest.mark.parametrize("most", [0, 40])
-def test_long_message_keeps_its_type_first_line_and_place(name: str, most: int) -> None:
+def test_long_message_keeps_type_first_line_and_place(name: str, most: int) -> None:
     """What is left out is counted."""
     message = MISMATCHES[name]
     text = "\n".join([f"{MAIN}ValueError: does not fit:", *message, ""])
@@ -462,7 +460,7 @@ def test_long_message_keeps_its_type_first_line_and_place(name: str, most: int) 
     assert sum(left_out) + sum(line in message for line in lines) == len(message)
 
 
-def test_program_that_prints_on_for_long_did_not_end_by_the_exception() -> None:
+def test_exception_followed_by_much_output_is_not_fatal() -> None:
     steps = "".join(f"step {n}: loss {n / 7}\n" for n in range(300))
     report = from_stderr(f"{MAIN}ImportError: No module named 'apex'\n{steps}")
     assert report is not None
@@ -470,7 +468,7 @@ def test_program_that_prints_on_for_long_did_not_end_by_the_exception() -> None:
 
 
 @pytest.mark.parametrize("later", ["step 7\n" * 60, " 10%|#   | 1/10\n" * 60])
-def test_output_after_a_message_is_no_part_of_it(later: str) -> None:
+def test_output_after_message_is_not_part_of_it(later: str) -> None:
     """A message is not longer than 100 lines of different kinds, and no progress bar."""
     message = "".join(f"{chr(97 + n % 26) * (n + 1)}\n" for n in range(100))
     report = from_stderr(MAIN + "ValueError: bad\n" + message + later)
@@ -482,7 +480,7 @@ def test_output_after_a_message_is_no_part_of_it(later: str) -> None:
 @pytest.mark.parametrize("head_size", [120, 200, 16 * 1024])
 @pytest.mark.parametrize("tail_size", [30, 64 * 1024])
 @pytest.mark.parametrize("name", MISMATCHES)
-def test_long_text_is_kept_by_its_two_ends(name: str, tail_size: int, head_size: int) -> None:
+def test_long_text_keeps_both_ends(name: str, tail_size: int, head_size: int) -> None:
     message = MISMATCHES[name]
     text = "\n".join([f"{MAIN}ValueError: does not fit:", *message, ""])
     tail_at = max(len(text) - tail_size, head_size)
@@ -497,7 +495,7 @@ def test_long_text_is_kept_by_its_two_ends(name: str, tail_size: int, head_size:
     assert kept.count("\n") + left_out - len(marks) == text.count("\n")
 
 
-def test_one_line_of_300_kb_is_kept_by_its_beginning() -> None:
+def test_huge_line_keeps_its_beginning() -> None:
     text = f"{MAIN}ValueError: bad {'x' * 300_000}\n"
     report = from_stderr(keep(text[: 16 * 1024], text[-64 * 1024 :], 0))
     assert report is not None
@@ -522,7 +520,7 @@ def test_deep_recursion_keeps_both_ends_of_its_stack() -> None:
     assert mark == f"  … {1_001 - frames_left} frames …"
 
 
-def test_lines_besides_tracebacks_are_those_before_and_after_the_last() -> None:
+def test_besides_returns_lines_around_last_traceback() -> None:
     text = f"a\n{THREAD}b\n{MAIN}ValueError: bad\nFATAL: c\n"
     before, after = besides(text)
     assert before == ["a", "b"]
@@ -551,7 +549,7 @@ def test_lines_besides_tracebacks_are_those_before_and_after_the_last() -> None:
         (None, None),
     ],
 )  # fmt: skip
-def test_both_schemas_of_torchs_error_files_are_read(
+def test_reads_both_schemas_of_torch_error_files(
     content: object, expected: tuple[str, str, str] | None
 ) -> None:
     """What has no sense is no report."""
@@ -567,11 +565,11 @@ def test_both_schemas_of_torchs_error_files_are_read(
 
 
 @pytest.mark.parametrize("text", ["", "{", "nan", "[" * 100_000, '{"message": ' + "9" * 5000 + "}"])
-def test_an_error_file_that_is_no_json_is_no_report(text: str) -> None:
+def test_error_file_without_json_is_no_report(text: str) -> None:
     assert from_error_file(text) is None
 
 
-def test_cleaned_text_has_nothing_that_moves_a_cursor_hides_or_reorders() -> None:
+def test_clean_strips_cursor_hidden_and_bidi_controls() -> None:
     """Text in any script stays."""
     link = "\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\"
     assert (
@@ -583,7 +581,7 @@ def test_cleaned_text_has_nothing_that_moves_a_cursor_hides_or_reorders() -> Non
     assert clean("\x1b[12") == "12"
 
 
-def test_the_last_lines_that_say_something_are_kept() -> None:
+def test_keeps_last_nonempty_lines() -> None:
     """The prefix that torch gives them is dropped."""
     assert last_lines("a\n\nb\n[rank0]: c\n \n") == ("a", "b", "c")
     assert last_lines("") == ()
@@ -628,7 +626,7 @@ LINES = st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=40)
 
 @settings(max_examples=400)
 @given(LINES.map("\n".join))
-def test_no_order_of_lines_breaks_the_reader(text: str) -> None:
+def test_any_order_of_lines_is_readable(text: str) -> None:
     check(text)
 
 
@@ -637,9 +635,7 @@ def test_no_order_of_lines_breaks_the_reader(text: str) -> None:
     st.sampled_from(list(SAMPLES)),
     st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 300), st.text(max_size=5)), max_size=4),
 )
-def test_no_change_to_a_real_traceback_breaks_the_reader(
-    name: str, edits: list[tuple[int, int, str]]
-) -> None:
+def test_mutated_traceback_is_readable(name: str, edits: list[tuple[int, int, str]]) -> None:
     """Changes are cuts, gaps and insertions."""
     text = read(name)
     for position, size, new in edits:
@@ -650,7 +646,7 @@ def test_no_change_to_a_real_traceback_breaks_the_reader(
 
 @settings(max_examples=100)
 @given(st.sampled_from(list(SAMPLES)), LINES)
-def test_an_exception_is_found_whatever_was_printed_before_it(name: str, before: list[str]) -> None:
+def test_exception_is_found_after_any_output(name: str, before: list[str]) -> None:
     report = from_stderr(read(name))
     assert report is not None
     later = from_stderr("\n".join([*before, *["epoch done"] * 12, ""]) + read(name))
@@ -734,7 +730,7 @@ Current thread 0x00007f4a4628ab80 (most recent call first):
     ],
     ids=["libc", "assert", "NCCL", "progress", "traceback", "nothing"],
 )
-def test_abort_has_the_reason_that_was_printed_before(before: str, message: str) -> None:
+def test_abort_includes_reason_printed_before(before: str, message: str) -> None:
     report = from_stderr(before + STACK)
     assert report is not None
     assert report.kind is FailureKind.CRASHED
@@ -742,7 +738,7 @@ def test_abort_has_the_reason_that_was_printed_before(before: str, message: str)
     assert report.where == "/home/u/train.py:7 in step"
 
 
-def test_the_thread_that_crashed_is_shown_and_no_other() -> None:
+def test_only_crashed_thread_is_shown() -> None:
     """The newest thread comes first in what faulthandler prints."""
     text = """Fatal Python error: Segmentation fault
 

@@ -22,7 +22,7 @@ messages = st.builds(lambda rest, kind: {**rest, "type": kind}, st.dictionaries(
 
 
 @given(st.lists(messages, max_size=5), st.lists(st.integers(0, 400), max_size=8))
-def test_what_is_sent_arrives_however_it_is_cut(sent: list[dict], cuts: list[int]) -> None:
+def test_messages_survive_any_fragmentation(sent: list[dict], cuts: list[int]) -> None:
     """Messages come out as they went in, wherever the stream was cut into pieces."""
     stream = GREETING + b"".join(map(encode, sent))
     places = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
@@ -33,7 +33,7 @@ def test_what_is_sent_arrives_however_it_is_cut(sent: list[dict], cuts: list[int
 
 
 @given(st.binary(max_size=300), st.booleans())
-def test_any_bytes_give_messages_or_malformed(data: bytes, greeted: bool) -> None:
+def test_any_bytes_decode_or_are_malformed(data: bytes, greeted: bool) -> None:
     """Nothing but Malformed comes out of bytes that are no messages."""
     decoder = Decoder()
     try:
@@ -61,19 +61,19 @@ def test_any_bytes_give_messages_or_malformed(data: bytes, greeted: bool) -> Non
         b"[" * 100_000,
     ],
 )
-def test_a_frame_that_is_no_message_is_malformed(body: bytes) -> None:
+def test_non_message_frame_is_malformed(body: bytes) -> None:
     """What is no JSON object with a type ends the stream."""
     with pytest.raises(Malformed):
         list(Decoder(MAX_FRAME).feed(GREETING + frame(body)))
 
 
-def test_a_length_above_the_limit_is_refused_before_the_frame_comes() -> None:
+def test_oversized_length_is_refused_before_the_frame() -> None:
     for length in (MAX_HELLO + 1, 0xFFFFFFFF):
         with pytest.raises(Malformed, match="above the limit"):
             list(Decoder().feed(GREETING + struct.pack(">I", length)))
 
 
-def test_the_limit_may_be_raised_between_two_messages() -> None:
+def test_limit_can_be_raised_between_messages() -> None:
     """A limit that is raised at a message holds for the next one in the same bytes."""
     large = {"type": "x", "text": "a" * MAX_HELLO}
     decoder = Decoder()
@@ -85,7 +85,7 @@ def test_the_limit_may_be_raised_between_two_messages() -> None:
     assert json.loads(decoder.body) == large
 
 
-def test_a_message_may_not_be_larger_than_the_limit() -> None:
+def test_sender_rejects_oversized_message() -> None:
     """The sender hears of a message that the peer would refuse."""
     with pytest.raises(ValueError, match="above the limit"):
         encode({"type": "x", "text": "a" * MAX_FRAME})
@@ -108,7 +108,7 @@ def test_a_message_may_not_be_larger_than_the_limit() -> None:
         (b"relighu", "it began with"),
     ],
 )
-def test_a_peer_that_speaks_another_protocol_is_reported(start: bytes, words: str) -> None:
+def test_other_protocol_version_is_reported(start: bytes, words: str) -> None:
     """A peer with another protocol is refused with a helpful message, byte by byte or at once."""
     with pytest.raises(Malformed, match=words):
         list(Decoder().feed(start))
@@ -118,7 +118,7 @@ def test_a_peer_that_speaks_another_protocol_is_reported(start: bytes, words: st
             list(decoder.feed(bytes([byte])))
 
 
-def test_each_payload_goes_through_unseal_from_the_next_frame_on() -> None:
+def test_unseal_applies_from_next_frame() -> None:
     """Once `unseal` is set, each payload goes through it, from the very next frame on."""
     decoder = Decoder()
     received = []

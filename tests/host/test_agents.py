@@ -63,12 +63,12 @@ def until(
         ("", False),
     ],
 )
-def test_an_agent_is_recognised_by_its_command_line(line: str, expected: bool) -> None:
+def test_recognises_agent_by_command_line(line: str, expected: bool) -> None:
     assert (agent_processes.arguments(line.split()) is not None) is expected
 
 
 @pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=["cold", "warm"])
-def test_an_agent_is_listed_with_its_workers_and_their_memory(
+def test_lists_agent_with_workers_and_memory(
     start: Start, script: Callable[[str], Path], flags: tuple[str, ...]
 ) -> None:
     """Its run id, its workers, the memory of all, and of that what preloaded modules take."""
@@ -95,7 +95,7 @@ def test_an_agent_is_listed_with_its_workers_and_their_memory(
     until(job.pid, lambda agent: agent is None)
 
 
-def test_an_agent_that_waits_for_other_nodes_is_listed(
+def test_lists_agent_waiting_for_nodes(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     meet = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}", "--rdzv-id=late")
@@ -109,7 +109,7 @@ def test_an_agent_that_waits_for_other_nodes_is_listed(
     assert agent_processes.arguments(found.command) == [*meet, str(tmp_path / "train.py")]
 
 
-def test_a_process_that_a_worker_leaves_behind_is_no_worker(
+def test_orphan_of_a_worker_is_no_worker(
     start: Start, script: Callable[[str], Path]
 ) -> None:
     text = "import os, time\nos.system('sleep 600 & sleep 600 &')\n" + SLEEPS
@@ -121,7 +121,7 @@ def test_a_process_that_a_worker_leaves_behind_is_no_worker(
     assert len(found.workers) == 1
 
 
-def test_a_job_of_the_local_scheduler_is_listed_as_its_agents(
+def test_lists_local_scheduler_job_as_its_agents(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The process that holds them is none."""
@@ -139,7 +139,7 @@ def test_a_job_of_the_local_scheduler_is_listed_as_its_agents(
     assert not [agent for agent in everything if found.pid in agent.workers]
 
 
-def test_an_agent_that_a_program_has_started_is_listed(tmp_path: Path) -> None:
+def test_lists_agent_started_by_a_program(tmp_path: Path) -> None:
     """`relight.launch` is known by the process that holds its workers."""
     path = tmp_path / "x.py"
     path.write_text(LAUNCHES)
@@ -160,7 +160,7 @@ def test_an_agent_that_a_program_has_started_is_listed(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_root
-def test_agents_of_other_users_are_left_out(start: Start, script: Callable[[str], Path]) -> None:
+def test_omits_agents_of_other_users(start: Start, script: Callable[[str], Path]) -> None:
     job = start("run", script(SLEEPS))
     until(job.pid, lambda agent: agent is not None and bool(agent.workers))
     found = subprocess.run(
@@ -184,7 +184,7 @@ signal.pause()
 """
 
 
-def test_a_fork_that_has_lost_its_parent_is_no_agent(tmp_path: Path) -> None:
+def test_orphaned_fork_is_no_agent(tmp_path: Path) -> None:
     path = tmp_path / "relight"
     path.write_text(ORPHANS)
     command = [sys.executable, str(path), "run"]

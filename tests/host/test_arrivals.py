@@ -16,7 +16,7 @@ sys.stdin.read()
 """
 
 
-def test_a_process_with_a_connection_to_the_port_has_arrived() -> None:
+def test_process_connected_to_port_has_arrived() -> None:
     """A process with a connection to the port counts; one without, and one that ended, do not."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -31,7 +31,7 @@ security = pytest.mark.parametrize("security", [Security(), WITH_TOKEN], ids=["o
 
 
 @security
-def test_both_sides_learn_of_each_other(ends: Ends, security: Security) -> None:
+def test_both_sides_learn_each_others_hello(ends: Ends, security: Security) -> None:
     """Each owner gets the peer's hello, once, and both connections have the same key."""
     ends.listen(security)
     connection, log, other = ends.pair(security)
@@ -62,7 +62,7 @@ def test_messages_arrive_in_order_both_ways(ends: Ends, security: Security) -> N
 
 
 @security
-def test_what_is_sent_before_the_opening_arrives_after_it(ends: Ends, security: Security) -> None:
+def test_message_sent_before_handshake_arrives_after_it(ends: Ends, security: Security) -> None:
     """A message sent to a peer that is not known yet waits until it is."""
     ends.listen(security)
     connection, _ = ends.dial(security)
@@ -73,7 +73,7 @@ def test_what_is_sent_before_the_opening_arrives_after_it(ends: Ends, security: 
     assert connection.drain()
 
 
-def test_a_refused_connection_is_reported_as_refused(ends: Ends) -> None:
+def test_refused_connection_is_reported(ends: Ends) -> None:
     """If no process listens, the loop calls the owner with `refused`, and only once."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         ends.address = sock.getsockname()
@@ -85,7 +85,7 @@ def test_a_refused_connection_is_reported_as_refused(ends: Ends) -> None:
     assert connection.refused and not connection.is_open
 
 
-def test_the_end_of_the_peer_is_heard_once(ends: Ends) -> None:
+def test_peer_close_is_reported_once(ends: Ends) -> None:
     """After the peer's close the owner hears of it once, and `refused` is not set."""
     ends.listen()
     connection, log, other = ends.pair()
@@ -98,7 +98,7 @@ def test_the_end_of_the_peer_is_heard_once(ends: Ends) -> None:
 
 
 @security
-def test_close_sends_what_is_queued(ends: Ends, security: Security) -> None:
+def test_close_flushes_queued_messages(ends: Ends, security: Security) -> None:
     """The last message before a close arrives, also when the peer is sending at that moment."""
     ends.listen(security)
     connection, log, other = ends.pair(security)
@@ -112,7 +112,7 @@ def test_close_sends_what_is_queued(ends: Ends, security: Security) -> None:
     assert log.reasons == ["the peer closed the connection"]
 
 
-def test_close_loses_nothing_that_the_machine_took(ends: Ends) -> None:
+def test_close_loses_nothing_already_sent(ends: Ends) -> None:
     """What was sent before a close arrives, though the peer's last words were not read yet."""
     ends.listen()
     client = ends.raw(_hello())
@@ -131,7 +131,7 @@ def test_close_loses_nothing_that_the_machine_took(ends: Ends) -> None:
     assert data.endswith(wire.encode(message)[-100:])
 
 
-def test_a_closed_connection_takes_no_part(ends: Ends) -> None:
+def test_closed_connection_ignores_everything(ends: Ends) -> None:
     """After a close, within a callback as well, nothing is sent, received or called back."""
     ends.listen()
     connection, log, other = ends.pair()
@@ -146,7 +146,7 @@ def test_a_closed_connection_takes_no_part(ends: Ends) -> None:
     assert connection.drain() and connection.own_address() == ""
 
 
-def test_heard_at_moves_with_each_message_and_only_then(ends: Ends) -> None:
+def test_heard_at_changes_only_with_messages(ends: Ends) -> None:
     """The time at which the peer was heard last moves with each message, and only then."""
     ends.listen()
     connection, _, other = ends.pair()
@@ -158,7 +158,7 @@ def test_heard_at_moves_with_each_message_and_only_then(ends: Ends) -> None:
     assert before < other.heard_at <= ends.loop.now()
 
 
-def test_a_peer_that_does_not_read_is_dropped(ends: Ends) -> None:
+def test_peer_that_stops_reading_is_dropped(ends: Ends) -> None:
     """Above 16 MiB unsent the connection ends; the sender never blocks and is told by the loop."""
     ends.listen()
     client = ends.raw(_hello())
@@ -173,7 +173,7 @@ def test_a_peer_that_does_not_read_is_dropped(ends: Ends) -> None:
     client.close()
 
 
-def test_a_slow_reader_gets_everything(ends: Ends) -> None:
+def test_slow_reader_gets_everything(ends: Ends) -> None:
     """What does not fit now is sent when the peer reads, and `drain` says when it is out."""
     ends.listen()
     connection, _, other = ends.pair()
@@ -186,7 +186,7 @@ def test_a_slow_reader_gets_everything(ends: Ends) -> None:
     ends.until(lambda: ends.server.messages)
 
 
-def test_a_message_above_the_limit_raises_at_the_sender(ends: Ends) -> None:
+def test_oversized_message_raises_at_sender(ends: Ends) -> None:
     """The connection goes on."""
     ends.listen()
     connection, _, _ = ends.pair()
@@ -196,7 +196,7 @@ def test_a_message_above_the_limit_raises_at_the_sender(ends: Ends) -> None:
     ends.until(lambda: ends.server.messages)
 
 
-def test_a_hello_that_is_too_large_opens_nothing(ends: Ends) -> None:
+def test_oversized_hello_opens_no_socket(ends: Ends) -> None:
     """A hello that no peer would take is an error at once, and leaves no socket behind."""
     ends.listen()
     before = set(os.listdir("/proc/self/fd"))
@@ -207,7 +207,7 @@ def test_a_hello_that_is_too_large_opens_nothing(ends: Ends) -> None:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_dialling_ends_after_its_time_limit_where_nobody_answers(ends: Ends) -> None:
+def test_dialling_times_out_without_answer(ends: Ends) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)  # never accepts: the queue is full after a connection or two
@@ -222,7 +222,7 @@ def test_dialling_ends_after_its_time_limit_where_nobody_answers(ends: Ends) -> 
     assert not any(connection.refused for connection, _ in dialled)
 
 
-def test_an_ipv6_peer_is_reached_and_written_with_brackets(ends: Ends) -> None:
+def test_ipv6_peer_is_written_with_brackets(ends: Ends) -> None:
     """Connections over IPv6 work, and their peers are written as people write them."""
     sock = socket.create_server(("::1", 0), family=socket.AF_INET6)
     ends.address = sock.getsockname()[:2]
@@ -233,7 +233,7 @@ def test_an_ipv6_peer_is_reached_and_written_with_brackets(ends: Ends) -> None:
     assert connection.own_address() == "::1"
 
 
-def test_an_ipv4_peer_of_a_socket_for_both_is_written_plainly(ends: Ends) -> None:
+def test_ipv4_peer_of_dual_stack_socket_is_written_plainly(ends: Ends) -> None:
     """A listener on all addresses of both families shows the plain address of an IPv4 peer."""
     sock = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
     ends.address = ("127.0.0.1", sock.getsockname()[1])
@@ -243,7 +243,7 @@ def test_an_ipv4_peer_of_a_socket_for_both_is_written_plainly(ends: Ends) -> Non
     assert other.own_address() == "127.0.0.1"
 
 
-def test_a_client_of_the_store_is_handed_on_untouched(ends: Ends) -> None:
+def test_store_client_is_diverted_with_its_bytes_unread(ends: Ends) -> None:
     """A caller whose first byte is 0 goes to `divert`, with all its bytes unread."""
     diverted: list[socket.socket] = []
     ends.listen(WITH_TOKEN, divert=diverted.append)
@@ -258,7 +258,7 @@ def test_a_client_of_the_store_is_handed_on_untouched(ends: Ends) -> None:
     assert not ends.refused and not ends.server.reasons
 
 
-def test_the_listener_may_change_its_hello(ends: Ends) -> None:
+def test_listener_can_change_its_hello(ends: Ends) -> None:
     """After a new hello is set, later peers get that one."""
     listener = ends.listen()
     ends.pair()
@@ -281,7 +281,7 @@ def test_open_connections_outlive_their_listener(ends: Ends) -> None:
         socket.create_connection(ends.address, timeout=LIMIT_S)
 
 
-def test_idle_connections_cost_nothing(ends: Ends) -> None:
+def test_idle_connections_do_not_wake_the_loop(ends: Ends) -> None:
     """With nothing to send the loop is not woken: no watch for writing stays behind."""
     ends.listen(WITH_TOKEN)
     connection, _, _ = ends.pair(WITH_TOKEN)
@@ -295,7 +295,7 @@ def test_idle_connections_cost_nothing(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_an_address_resolves_to_itself(ends: Ends, host: str) -> None:
+def test_numeric_address_resolves_to_itself(ends: Ends, host: str) -> None:
     """A numeric address is called back with itself, and from the loop."""
     found: list[object] = []
     resolve(ends.loop, host, 29400, lambda addresses, error: found.append((addresses, error)))
@@ -304,7 +304,7 @@ def test_an_address_resolves_to_itself(ends: Ends, host: str) -> None:
     assert found == [([(host, 29400)], "")]
 
 
-def test_names_resolve_in_the_background(ends: Ends) -> None:
+def test_names_resolve_in_background(ends: Ends) -> None:
     """A name gives addresses that can be dialled; one that does not exist gives words."""
     found: dict[str, tuple[list[tuple[str, int]], str]] = {}
     names = ["localhost", "no-such-host.invalid", "bad\0name", "x" * 300, "bücher..invalid"]
@@ -319,7 +319,7 @@ def test_names_resolve_in_the_background(ends: Ends) -> None:
         assert not addresses and error
 
 
-def test_a_slow_name_does_not_stop_the_loop(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_lookup_does_not_block_the_loop(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a name is looked up, connections go on."""
     real, (hold, release) = socket.getaddrinfo, os.pipe()
 
@@ -343,7 +343,7 @@ def test_a_slow_name_does_not_stop_the_loop(ends: Ends, monkeypatch: pytest.Monk
     os.close(release)
 
 
-def test_hashes_ssl_and_threads_are_loaded_only_where_they_are_needed() -> None:
+def test_hashes_ssl_and_threads_are_imported_lazily() -> None:
     """Without a token or TLS neither hashes nor ssl are loaded, and threads are never."""
     script = (
         "import socket, sys\n"
@@ -374,7 +374,7 @@ def _hello() -> bytes:
     return wire.GREETING + wire.encode(hello)
 
 
-def test_small_messages_are_not_held_back(ends: Ends) -> None:
+def test_nagle_is_disabled(ends: Ends) -> None:
     """Both ends have switched off the delay by which TCP gathers small messages."""
     ends.listen()
     connection, _, other = ends.pair()
@@ -383,7 +383,7 @@ def test_small_messages_are_not_held_back(ends: Ends) -> None:
         assert end._stream._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_a_peer_whose_bytes_come_one_by_one_is_understood(ends: Ends) -> None:
+def test_bytewise_stream_is_understood(ends: Ends) -> None:
     ends.listen()
     client = ends.raw()
     for byte in _hello() + wire.encode({"type": "x"}):
@@ -392,7 +392,7 @@ def test_a_peer_whose_bytes_come_one_by_one_is_understood(ends: Ends) -> None:
     ends.until(lambda: ends.server.messages == [{"type": "x"}])
 
 
-def test_a_connection_to_oneself_counts_as_refused(ends: Ends) -> None:
+def test_self_connection_counts_as_refused(ends: Ends) -> None:
     """A socket that TCP connected to itself is noticed: nobody else listens there."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -408,7 +408,7 @@ def test_a_connection_to_oneself_counts_as_refused(ends: Ends) -> None:
     assert connection.refused
 
 
-def test_an_event_of_an_earlier_socket_does_not_connect(ends: Ends) -> None:
+def test_stale_socket_event_does_not_connect(ends: Ends) -> None:
     """A connection that is woken before it is connected goes on waiting."""
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
@@ -423,7 +423,7 @@ def test_an_event_of_an_earlier_socket_does_not_connect(ends: Ends) -> None:
         assert not any(log.reasons for _, log in dialled)
 
 
-def test_the_last_words_of_the_peer_are_read_after_a_failed_write(ends: Ends) -> None:
+def test_last_message_is_read_after_failed_write(ends: Ends) -> None:
     """A write that fails does not hide what the peer sent before it went."""
     ends.listen()
     client = ends.raw(_hello())
@@ -441,7 +441,7 @@ def test_the_last_words_of_the_peer_are_read_after_a_failed_write(ends: Ends) ->
     assert ends.server.reasons == ["the peer closed the connection"]
 
 
-def test_messages_are_plain_json_on_the_wire(ends: Ends) -> None:
+def test_wire_format_is_plain_json(ends: Ends) -> None:
     """What goes over the wire is the greeting and JSON that anybody can read."""
     ends.listen()
     client = ends.raw(_hello())

@@ -61,7 +61,7 @@ def greeting(**hello: object) -> bytes:
         (wire.GREETING + wire.encode({"type": "x" * 3000}), "before it was authenticated"),
     ],
 )
-def test_a_peer_without_the_greeting_gets_no_answer(
+def test_peer_without_greeting_gets_no_answer(
     ends: Ends, security: Security, data: bytes, words: str
 ) -> None:
     """The owner does not hear of it."""
@@ -75,7 +75,7 @@ def test_a_peer_without_the_greeting_gets_no_answer(
     ends.pair(security)
 
 
-def test_random_bytes_are_turned_away(ends: Ends) -> None:
+def test_random_bytes_are_rejected(ends: Ends) -> None:
     """Hundreds of streams of random bytes, after a greeting or a hello or none, harm nobody."""
     ends.listen(TOKEN)
     chance = random.Random(7)
@@ -90,7 +90,7 @@ def test_random_bytes_are_turned_away(ends: Ends) -> None:
     ends.pair(TOKEN)
 
 
-def test_a_stranger_has_a_limited_time(ends: Ends, short: None) -> None:
+def test_unauthenticated_peer_times_out(ends: Ends, short: None) -> None:
     """Silence, half a frame, and a byte now and then all end at the same deadline."""
     ends.listen(TOKEN)
     silent, half = ends.raw(), ends.raw(wire.GREETING + b"\0\0\0\x40{")
@@ -115,7 +115,7 @@ def test_a_stranger_has_a_limited_time(ends: Ends, short: None) -> None:
         read_all(client, ends)
 
 
-def test_an_open_connection_has_no_time_limit(ends: Ends, short: None) -> None:
+def test_open_connection_has_no_time_limit(ends: Ends, short: None) -> None:
     """The deadline of strangers ends with the proof."""
     ends.listen(TOKEN)
     connection, log, other = ends.pair(TOKEN)
@@ -124,7 +124,7 @@ def test_an_open_connection_has_no_time_limit(ends: Ends, short: None) -> None:
     assert connection.is_open and other.is_open and not log.reasons
 
 
-def test_a_silent_listener_is_given_up(ends: Ends, short: None) -> None:
+def test_silent_listener_is_given_up(ends: Ends, short: None) -> None:
     """A stranger that holds the endpoint's port, accepts and says nothing is named as such."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         ends.address = stranger.getsockname()
@@ -156,9 +156,7 @@ def test_a_silent_listener_is_given_up(ends: Ends, short: None) -> None:
         (greeting(token=True), "after its hello"),
     ],
 )
-def test_a_listener_that_does_not_prove_itself_is_left_and_the_reason_told(
-    ends: Ends, answer: bytes, words: str
-) -> None:
+def test_unproven_listener_is_left_with_a_reason(ends: Ends, answer: bytes, words: str) -> None:
     """A dialler takes nothing from a listener that does not prove itself, and says why it left."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         ends.address = stranger.getsockname()
@@ -181,7 +179,7 @@ def test_a_listener_that_does_not_prove_itself_is_left_and_the_reason_told(
         (b"", b"a", "this job needs a token: set RELIGHT_TOKEN", "the peer has no token"),
     ],
 )
-def test_tokens_that_differ_are_named_on_both_sides(
+def test_token_mismatch_is_named_on_both_sides(
     ends: Ends, listener: bytes, dialler: bytes, at_listener: str, at_dialler: str
 ) -> None:
     """A wrong, a missing and a superfluous token are told apart, at both ends."""
@@ -193,7 +191,7 @@ def test_tokens_that_differ_are_named_on_both_sides(
     assert not ends.server.connections and not ends.server.reasons and not log.hellos
 
 
-def test_a_recorded_conversation_opens_nothing(ends: Ends) -> None:
+def test_replayed_conversation_opens_nothing(ends: Ends) -> None:
     """Sending again what a dialler with the token once sent does not open a connection."""
     with socket.create_server(("127.0.0.1", 0)) as between:
         listener_address = None
@@ -226,7 +224,7 @@ def test_a_recorded_conversation_opens_nothing(ends: Ends) -> None:
     assert len(ends.server.connections) == 1
 
 
-def test_nobody_can_add_a_frame_to_a_proven_connection(ends: Ends) -> None:
+def test_injected_frame_closes_authenticated_connection(ends: Ends) -> None:
     """After the proof, a frame that the peer did not make ends the connection, unread."""
     ends.listen(TOKEN)
     connection, _, other = ends.pair(TOKEN)
@@ -240,7 +238,7 @@ def test_nobody_can_add_a_frame_to_a_proven_connection(ends: Ends) -> None:
     assert not other.is_open
 
 
-def test_frames_stay_bounded_after_the_proof(ends: Ends) -> None:
+def test_frames_stay_bounded_after_authentication(ends: Ends) -> None:
     """A peer that is known may send 4 MiB a frame, and no more."""
     ends.listen()
     client = ends.raw(greeting() + b"\x10\0\0\0")
@@ -260,7 +258,7 @@ def many_descriptors() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_thousands_of_idle_connections_harm_nobody(many_descriptors: None, ends: Ends) -> None:
+def test_thousands_of_idle_connections_are_harmless(many_descriptors: None, ends: Ends) -> None:
     """With thousands of silent strangers the group's connections open and talk as before."""
     ends.listen(TOKEN)
     connection, log, _ = ends.pair(TOKEN)
@@ -278,7 +276,7 @@ def test_thousands_of_idle_connections_harm_nobody(many_descriptors: None, ends:
     assert not log.reasons and not ends.server.reasons
 
 
-def test_the_oldest_stranger_makes_room(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_stranger_makes_room(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """When all places are taken the oldest stranger goes; who is open stays."""
     monkeypatch.setattr(listeners, "MAX_STRANGERS", 3)
     ends.listen()
@@ -314,7 +312,7 @@ def no_descriptor_left() -> Iterator[None]:
             os.close(fd)
 
 
-def test_without_descriptors_a_stranger_makes_room_for_who_comes_next(ends: Ends) -> None:
+def test_stranger_makes_room_when_descriptors_run_out(ends: Ends) -> None:
     """When no descriptor is left, a stranger's is taken for who comes next."""
     ends.listen()
     connection, _, _ = ends.pair()
@@ -330,7 +328,7 @@ def test_without_descriptors_a_stranger_makes_room_for_who_comes_next(ends: Ends
     assert stranger.recv(1) == b""
 
 
-def test_without_descriptors_the_loop_rests_and_then_goes_on(ends: Ends) -> None:
+def test_listener_pauses_when_descriptors_run_out(ends: Ends) -> None:
     """When nobody can be dropped either, the listener pauses instead of spinning, then accepts."""
     ends.listen()
     connection, _, _ = ends.pair()
@@ -348,7 +346,7 @@ def test_without_descriptors_the_loop_rests_and_then_goes_on(ends: Ends) -> None
         ends.until(lambda: len(ends.server.connections) == 2)
 
 
-def test_a_reset_is_an_end_like_any_other(ends: Ends) -> None:
+def test_reset_is_an_ordinary_end(ends: Ends) -> None:
     """A peer that resets its connection, before or after its hello, is just gone."""
     ends.listen()
     for data in (b"", b"rel", greeting()):
@@ -361,7 +359,7 @@ def test_a_reset_is_an_end_like_any_other(ends: Ends) -> None:
     ends.pair()
 
 
-def test_a_hello_swapped_by_a_man_in_the_middle_opens_nothing(ends: Ends) -> None:
+def test_mitm_swapped_hello_opens_nothing(ends: Ends) -> None:
     ends.listen(TOKEN)
     client = ends.raw(greeting(token=True, run="mine"))
     client.settimeout(0.05)
@@ -385,7 +383,7 @@ def test_a_hello_swapped_by_a_man_in_the_middle_opens_nothing(ends: Ends) -> Non
     assert not ends.server.connections
 
 
-def test_peer_with_another_protocol_turns_this_side_away(ends: Ends) -> None:
+def test_peer_protocol_mismatch_rejects_this_side(ends: Ends) -> None:
     """So the agent gives up after a while, with the reason, instead of waiting on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         ends.address = server.getsockname()

@@ -52,7 +52,7 @@ def chunk(stream: int, pieces: list[int], repeat: int) -> bytes:
     prefixed=st.booleans(),
     tiny=st.booleans(),
 )
-def test_lines_of_several_streams_are_never_mixed(
+def test_lines_of_several_streams_never_mix(
     steps: list[tuple], count: int, prefixed: bool, tiny: bool
 ) -> None:  # fmt: skip
     """Each line has bytes of one stream, and each stream's bytes arrive, all and in order."""
@@ -132,7 +132,7 @@ def test_lines_of_several_streams_are_never_mixed(
         assert shown == written[0]
 
 
-def test_an_unfinished_line_is_shown_after_a_moment(loop: FastLoop, screen: Screen) -> None:
+def test_unfinished_line_is_shown_after_a_moment(loop: FastLoop, screen: Screen) -> None:
     """What has no line end is held back shortly, then shown, and its rest follows on the line."""
     first, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     first.feed(b"loss: ")
@@ -145,15 +145,13 @@ def test_an_unfinished_line_is_shown_after_a_moment(loop: FastLoop, screen: Scre
     assert screen.read() == b"loss: 0.5\nother\n"
 
 
-def test_a_lone_stream_is_not_held_back(screen: Screen) -> None:
+def test_lone_stream_is_not_delayed(screen: Screen) -> None:
     """With nobody to mix with, every byte is shown at once."""
     ConsoleStream(screen.console).feed(b"Enter: ")
     assert screen.read() == b"Enter: "
 
 
-def test_a_quiet_stream_in_mid_line_delays_others_half_a_second_at_most(
-    loop: FastLoop, screen: Screen
-) -> None:
+def test_stream_stuck_mid_line_delays_others_half_a_second(loop: FastLoop, screen: Screen) -> None:
     """Who stops in mid-line keeps others waiting for half a second, not longer."""
     first, other = ConsoleStream(screen.console, b"[a]"), ConsoleStream(screen.console, b"[b]")
     first.feed(b"stuck")
@@ -167,7 +165,7 @@ def test_a_quiet_stream_in_mid_line_delays_others_half_a_second_at_most(
     assert screen.read() == b"[a]stuck\n[b]other\n[a] again\n"
 
 
-def test_a_line_stays_whole_while_nobody_waits(loop: FastLoop, screen: Screen) -> None:
+def test_line_stays_whole_while_nobody_waits(loop: FastLoop, screen: Screen) -> None:
     """An unfinished line is broken for others only, however long it takes."""
     first, _ = ConsoleStream(screen.console), ConsoleStream(screen.console)
     for _ in range(20):
@@ -176,9 +174,7 @@ def test_a_line_stays_whole_while_nobody_waits(loop: FastLoop, screen: Screen) -
     assert screen.read() == b"." * 20
 
 
-def test_a_line_that_grows_for_ever_is_broken_if_others_wait(
-    loop: FastLoop, screen: Screen
-) -> None:
+def test_endless_line_is_broken_if_others_wait(loop: FastLoop, screen: Screen) -> None:
     """It is broken after some seconds."""
     dots, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     dots.feed(b".")
@@ -192,7 +188,7 @@ def test_a_line_that_grows_for_ever_is_broken_if_others_wait(
 
 
 @pytest.mark.parametrize("bar", [b"\r%d%%", b"%d%%\r"])
-def test_a_progress_bar_lets_others_in(loop: FastLoop, screen: Screen, bar: bytes) -> None:
+def test_progress_bar_lets_others_write(loop: FastLoop, screen: Screen, bar: bytes) -> None:
     """When a bar starts its line again, waiting streams may write, as at a line's end."""
     moving, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     for percent in range(10, 20):
@@ -207,9 +203,7 @@ def test_a_progress_bar_lets_others_in(loop: FastLoop, screen: Screen, bar: byte
     assert (before[:-1] + after) == b"".join(bar % percent for percent in range(10, 20))
 
 
-def test_a_line_end_of_two_bytes_that_come_one_by_one_gets_one_prefix(
-    loop: FastLoop, screen: Screen
-) -> None:
+def test_split_crlf_gets_one_prefix(loop: FastLoop, screen: Screen) -> None:
     stream = ConsoleStream(screen.console, b"[a]")
     stream.feed(b"one\r")
     loop.sleep(0.2)
@@ -217,7 +211,7 @@ def test_a_line_end_of_two_bytes_that_come_one_by_one_gets_one_prefix(
     assert screen.read() == b"[a]one\r\n[a]two\r\n"
 
 
-def test_a_message_of_the_agent_is_a_line(loop: FastLoop, small_screen: Screen) -> None:
+def test_agent_message_is_its_own_line(loop: FastLoop, small_screen: Screen) -> None:
     """A message breaks the line that is being written, and nobody gets in between."""
     screen = small_screen
     first, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
@@ -236,7 +230,7 @@ def test_a_message_of_the_agent_is_a_line(loop: FastLoop, small_screen: Screen) 
 # A console that is slow, stuck, or gone
 
 
-def test_a_long_line_is_not_broken_by_a_slow_console(loop: FastLoop, small_screen: Screen) -> None:
+def test_slow_console_does_not_break_long_line(loop: FastLoop, small_screen: Screen) -> None:
     """The owner is not quiet while it is the console that keeps it from writing."""
     screen = small_screen
     long, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
@@ -252,7 +246,7 @@ def test_a_long_line_is_not_broken_by_a_slow_console(loop: FastLoop, small_scree
     assert shown == b"x" * (1 << 20) + b"\nother\n"
 
 
-def test_a_stuck_console_blocks_nobody(
+def test_stuck_console_blocks_nobody(
     loop: FastLoop, small_screen: Screen, descriptors: Callable[[int], int]
 ) -> None:
     """The loop goes on, writers wait, memory is bounded, and later everything is shown."""
@@ -296,7 +290,9 @@ def test_a_stuck_console_blocks_nobody(
         assert screen.seen.split(b"\n").count(line[:-1]) == sent[fd] // 2
 
 
-def test_a_message_does_not_leave_others_waiting(loop: FastLoop, small_screen: Screen) -> None:
+def test_message_emptying_the_queue_wakes_waiting_streams(
+    loop: FastLoop, small_screen: Screen
+) -> None:
     """Who waits for room gets it also when it was a message that emptied the queue."""
     screen = small_screen
     first, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
@@ -311,7 +307,7 @@ def test_a_message_does_not_leave_others_waiting(loop: FastLoop, small_screen: S
     assert shown.count(b"\n") == 3
 
 
-def test_the_stream_that_waited_longest_comes_at_the_end_of_a_line(small_screen: Screen) -> None:
+def test_longest_waiting_stream_writes_at_line_end(small_screen: Screen) -> None:
     """Who has waited for longer than the owner of the line comes right after that line."""
     screen = small_screen
     owner, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
@@ -326,7 +322,7 @@ def test_the_stream_that_waited_longest_comes_at_the_end_of_a_line(small_screen:
     assert shown == b"x" * 300_000 + b"end\nother\n"
 
 
-def test_nobody_gets_a_slow_console_for_himself(
+def test_slow_console_is_shared_fairly(
     loop: FastLoop, small_screen: Screen, descriptors: Callable[[int], int]
 ) -> None:
     """Streams that always have more to show than the console takes get equal parts."""
@@ -351,7 +347,7 @@ def test_nobody_gets_a_slow_console_for_himself(
     loop.settle()
 
 
-def test_writers_learn_that_nobody_reads(
+def test_writers_get_epipe_when_reader_is_gone(
     loop: FastLoop, small_screen: Screen, descriptors: Callable[[int], int]
 ) -> None:
     """When the console's reader goes, a worker's next write fails, also if it had to wait."""
@@ -379,7 +375,7 @@ def test_writers_learn_that_nobody_reads(
     screen.console.flush()
 
 
-def test_a_full_disk_ends_the_output_not_the_agent_nor_its_writers(
+def test_full_disk_ends_output_but_not_agent_or_writers(
     loop: FastLoop, descriptors: Callable[[int], int]
 ) -> None:
     """After ENOSPC what a worker writes is read and dropped."""
@@ -404,7 +400,7 @@ def test_a_full_disk_ends_the_output_not_the_agent_nor_its_writers(
     loop.until(lambda: reader.done)
 
 
-def test_a_file_and_dev_null_take_everything_that_is_shown(
+def test_file_and_dev_null_take_all_output(
     loop: FastLoop, tmp_path: Path, descriptors: Callable[[int], int]
 ) -> None:
     """What the file had before stays."""
@@ -428,7 +424,7 @@ def test_a_file_and_dev_null_take_everything_that_is_shown(
 
 @pytest.mark.parametrize("shared_nonblocking", [False, True])
 @pytest.mark.parametrize("kind", ["pipe", "socket", "terminal"])
-def test_a_slow_reader_never_blocks_the_loop(
+def test_slow_reader_never_blocks_the_loop(
     kind: str, shared_nonblocking: bool, loop: FastLoop, descriptors: Callable[[int], int]
 ) -> None:
     """Whatever stdout is, and O_NONBLOCK or not, the agent waits for room in its loop."""
@@ -474,7 +470,7 @@ def test_a_slow_reader_never_blocks_the_loop(
     assert os.get_blocking(ours) != shared_nonblocking, "the flag belongs to those who share it"
 
 
-def test_stdout_and_stderr_to_one_place_are_one_console(
+def test_shared_stdout_and_stderr_use_one_console(
     loop: FastLoop, tmp_path: Path, descriptors: Callable[[int], int]
 ) -> None:
     """`2>&1` gives one console, so that lines of the two are not mixed; two pipes give two."""

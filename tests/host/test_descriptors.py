@@ -24,9 +24,7 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 @pytest.mark.parametrize(
     ("hard", "later", "expected"), [(200, 200, "64 200"), (200, 50, "50 50"), (64, 64, "64 64")]
 )
-def test_workers_have_the_descriptor_limit_that_relight_was_given(
-    hard: int, later: int, expected: str
-) -> None:
+def test_workers_get_the_original_descriptor_limit(hard: int, later: int, expected: str) -> None:
     """Also where somebody has lowered the other one meanwhile (prlimit(1))."""
     found = subprocess.run(
         [sys.executable, "-c", PROBE, str(hard), str(later)],
@@ -39,7 +37,7 @@ def test_workers_have_the_descriptor_limit_that_relight_was_given(
 
 
 @pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=str)
-def test_with_too_few_descriptors_the_error_says_for_what_one_is_missing(
+def test_descriptor_shortage_error_names_its_purpose(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     """`ulimit -n` of little more than the standard streams ends with 4, and says for what there is

@@ -75,7 +75,7 @@ def places(found: list[devices.Device]) -> list[str]:
         ("gpu-00", []),
     ],
 )
-def test_cuda_visible_devices_chooses_and_orders_the_gpus(
+def test_cuda_visible_devices_selects_and_orders_gpus(
     nvidia: str, text: str | None, expected: list[int]
 ) -> None:
     """They are numbered by PCI address."""
@@ -83,7 +83,7 @@ def test_cuda_visible_devices_chooses_and_orders_the_gpus(
     assert places(gpus(Environment(variables), nvidia)) == [PCI[index] for index in expected]
 
 
-def test_a_process_sees_one_mig_instance(nvidia: str) -> None:
+def test_process_sees_one_mig_instance(nvidia: str) -> None:
     """However many MIG instances are named, a worker gets the first; the old names tell its GPU."""
     new = "MIG-4f421ec4-5175-50ef-8452-d6abb13cb1d2"
     found = gpus(env(CUDA_VISIBLE_DEVICES=f"{new},MIG-5"), nvidia)
@@ -93,7 +93,7 @@ def test_a_process_sees_one_mig_instance(nvidia: str) -> None:
     assert gpus(env(CUDA_VISIBLE_DEVICES=f"{new},{new}"), nvidia) == []
 
 
-def test_the_one_gpu_of_a_container_has_the_mig_instance(tmp_path: Path) -> None:
+def test_mig_instance_belongs_to_only_gpu_of_container(tmp_path: Path) -> None:
     """A MIG instance's name leads to the GPU where there is only one; without one it is nothing."""
     visible = env(CUDA_VISIBLE_DEVICES="MIG-4f421ec4-5175-50ef-8452-d6abb13cb1d2")
     assert gpus(visible, str(tmp_path)) == []
@@ -101,7 +101,7 @@ def test_the_one_gpu_of_a_container_has_the_mig_instance(tmp_path: Path) -> None
     assert places(gpus(visible, str(tmp_path))) == [PCI[3]]
 
 
-def test_a_gpu_that_the_driver_gives_no_uuid_yet_counts_by_its_name(tmp_path: Path) -> None:
+def test_gpu_without_uuid_counts_by_its_name(tmp_path: Path) -> None:
     """A GPU that was never used has no UUID in the driver's file: as many names count as GPUs."""
     for minor, pci in enumerate(PCI[:2]):
         fake.add_nvidia(tmp_path, pci, minor, uuid="GPU-????????-????-????-????-????????????")
@@ -111,7 +111,7 @@ def test_a_gpu_that_the_driver_gives_no_uuid_yet_counts_by_its_name(tmp_path: Pa
     assert places(gpus(env(CUDA_VISIBLE_DEVICES="1"), str(tmp_path))) == [PCI[1]]
 
 
-def test_a_container_has_the_gpus_whose_device_files_it_has(tmp_path: Path) -> None:
+def test_container_has_gpus_with_device_files(tmp_path: Path) -> None:
     """GPUs that the driver lists, but that a container was not given, do not count."""
     for minor, pci in enumerate(PCI):
         fake.add_nvidia(tmp_path, pci, minor, device_file=minor in (1, 3))
@@ -119,7 +119,7 @@ def test_a_container_has_the_gpus_whose_device_files_it_has(tmp_path: Path) -> N
     assert places(gpus(env(CUDA_VISIBLE_DEVICES="1"), str(tmp_path))) == [PCI[3]]
 
 
-def test_a_gpu_that_the_device_cgroup_forbids_does_not_count(
+def test_gpu_denied_by_device_cgroup_does_not_count(
     nvidia: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others are numbered from 0."""
@@ -133,7 +133,7 @@ def test_a_gpu_that_the_device_cgroup_forbids_does_not_count(
     assert places(gpus(env(CUDA_VISIBLE_DEVICES="0,1"), nvidia)) == [PCI[1], PCI[2]]
 
 
-def test_device_files_alone_are_gpus(tmp_path: Path) -> None:
+def test_device_files_suffice_without_driver_list(tmp_path: Path) -> None:
     """Where the driver's list is hidden, each device file with a number is a GPU."""
     for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
         fake.write(tmp_path / "dev" / name, "")
@@ -141,7 +141,7 @@ def test_device_files_alone_are_gpus(tmp_path: Path) -> None:
     assert len(gpus(env(CUDA_VISIBLE_DEVICES="GPU-1,GPU-2"), str(tmp_path))) == 2
 
 
-def test_an_excluded_gpu_is_none_and_long_pci_domains_come_last(tmp_path: Path) -> None:
+def test_excluded_gpus_are_ignored_and_long_pci_domains_last(tmp_path: Path) -> None:
     """A GPU that the driver was told to leave alone is none; long PCI domains come last."""
     fake.add_nvidia(tmp_path, "10000:01:00.0", minor=0)
     fake.add_nvidia(tmp_path, "2000:00:00.0", minor=1)
@@ -164,7 +164,7 @@ def test_an_excluded_gpu_is_none_and_long_pci_domains_come_last(tmp_path: Path) 
         ({"HIP_VISIBLE_DEVICES": "GPU-000000a00000000b,GPU-000000a000000002"}, [11, 2]),
     ],
 )
-def test_hip_visible_devices_counts_the_gpus_that_rocr_visible_devices_leaves(
+def test_hip_visible_devices_indexes_into_rocr_visible_devices(
     amd: str, variables: dict[str, str], expected: list[int]
 ) -> None:
     """ROCR_VISIBLE_DEVICES numbers the machine's GPUs, HIP_VISIBLE_DEVICES those that are left."""
@@ -173,7 +173,7 @@ def test_hip_visible_devices_counts_the_gpus_that_rocr_visible_devices_leaves(
     assert places(found) == [f"0000:{0x40 + number:02x}:00.0" for number in expected]
 
 
-def test_an_amd_gpu_counts_only_if_its_files_may_be_used(amd: str) -> None:
+def test_amd_gpu_counts_only_if_accessible(amd: str) -> None:
     """It needs /dev/kfd, its render node, and a readable entry in the topology."""
     (Path(amd) / "dev/dri/renderD130").unlink()
     (Path(amd) / "sys/class/kfd/kfd/topology/nodes/3/gpu_id").unlink()
@@ -182,7 +182,7 @@ def test_an_amd_gpu_counts_only_if_its_files_may_be_used(amd: str) -> None:
     assert gpus(env(), amd) == []
 
 
-def test_partitions_of_an_amd_gpu_share_its_address(tmp_path: Path) -> None:
+def test_amd_partitions_share_their_pci_address(tmp_path: Path) -> None:
     """Each partition is a GPU of its own at the PCI address of the whole."""
     for number in (1, 2):
         fake.add_amd_node(tmp_path, number, "0003:c1:12.1", partition=number - 1)
@@ -203,7 +203,7 @@ def test_partitions_of_an_amd_gpu_share_its_address(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("driver", ["xe", "i915"])
-def test_each_intel_tile_is_a_device_unless_the_hierarchy_is_composite(
+def test_intel_tiles_are_devices_unless_composite(
     tmp_path: Path, driver: str, variables: dict[str, str], expected: list[int]
 ) -> None:
     """ZE_AFFINITY_MASK chooses."""
@@ -215,7 +215,7 @@ def test_each_intel_tile_is_a_device_unless_the_hierarchy_is_composite(
     assert places(found) == [f"0000:{bus:02x}:00.0" for bus in expected]
 
 
-def test_the_gpu_inside_an_intel_processor_counts_only_alone(
+def test_integrated_intel_gpu_counts_only_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is an xpu with one tile then, and never what `auto` means."""
@@ -242,7 +242,7 @@ def test_auto_prefers_accelerators(
     assert count("cpu", env(), nvidia) == 6
 
 
-def test_hidden_gpus_are_named_in_the_error(nvidia: str) -> None:
+def test_missing_device_error_names_hiding_variable(nvidia: str) -> None:
     """The error for `gpu` shows the variable that hides them, and no other."""
     hidden = env(CUDA_VISIBLE_DEVICES="", ZE_AFFINITY_MASK="0")
     with pytest.raises(UsageError, match=r"(?m)no gpu .* with CUDA_VISIBLE_DEVICES=$") as caught:
@@ -295,7 +295,7 @@ POD = "/kubepods/burstable/pod7/c1"
         ("malformed", {}, 8),
     ],
 )
-def test_cpus_are_the_mask_or_the_quota(
+def test_cpus_are_affinity_mask_or_quota(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     cgroup: str,
@@ -310,9 +310,7 @@ def test_cpus_are_the_mask_or_the_quota(
     assert cpus(str(tmp_path)) == expected
 
 
-def test_a_cgroup_name_that_is_not_utf_8_does_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_non_utf8_cgroup_name_is_harmless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_bytes(b"0::/\xff\n")
@@ -329,7 +327,7 @@ def where(script: Callable[[str], Path]) -> Path:
 
 
 @pytest.mark.parametrize("word", ["cpu", "auto"])
-def test_the_command_starts_as_many_workers_as_cpus(launch: Launch, where: Path, word: str) -> None:
+def test_run_starts_one_worker_per_cpu(launch: Launch, where: Path, word: str) -> None:
     """`relight run` resolves the word: with the GPUs hidden there is a worker a CPU."""
     if accelerators(env(CUDA_VISIBLE_DEVICES="")):
         pytest.skip("this machine has GPUs that CUDA_VISIBLE_DEVICES does not hide")
@@ -339,7 +337,7 @@ def test_the_command_starts_as_many_workers_as_cpus(launch: Launch, where: Path,
 
 
 @pytest.mark.parametrize("word", ["gpu", "xpu"])
-def test_the_command_refuses_a_missing_device(launch: Launch, where: Path, word: str) -> None:
+def test_run_refuses_missing_device(launch: Launch, where: Path, word: str) -> None:
     """Without a device of the kind there is exit code 2, one line and a hint; no worker starts."""
     result = launch(
         "run", f"--nproc-per-node={word}", where, CUDA_VISIBLE_DEVICES="", ZE_AFFINITY_MASK="99"
@@ -358,7 +356,7 @@ names = st.sampled_from(["GPU-00", "GPU-1", "GPU-", "GPU-2200d5", "GPU-9", "1", 
 @pytest.mark.needs_torch
 @settings(max_examples=400)
 @given(text=st.lists(numbers).map(",".join) | st.lists(names).map(",".join))
-def test_torch_counts_as_many_gpus(text: str) -> None:
+def test_torch_counts_the_same_gpus(text: str) -> None:
     """Torch reads CUDA_ and HIP_VISIBLE_DEVICES for the same GPUs."""
     import torch.cuda
 
@@ -388,7 +386,7 @@ def test_torch_counts_as_many_gpus(text: str) -> None:
 @pytest.mark.needs_torch
 @settings(max_examples=100)
 @given(mask=st.lists(st.sampled_from(["0", "1", "2", " 3", "5"]), min_size=1).map(",".join))
-def test_torch_reads_ze_affinity_mask_in_the_same_way(mask: str) -> None:
+def test_torch_reads_ze_affinity_mask_the_same_way(mask: str) -> None:
     """Both read it for the devices that are there."""
     import torch.xpu
 

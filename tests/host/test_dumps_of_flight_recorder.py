@@ -39,26 +39,26 @@ def read(env: dict[str, str], since: float = 0.0) -> tuple[Collective, ...] | No
 
 
 @pytest.mark.parametrize("name", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
-def test_the_dump_of_a_rank_is_found_where_the_user_wants_it(name: str, tmp_path: Path) -> None:
+def test_dump_is_found_at_configured_path(name: str, tmp_path: Path) -> None:
     (tmp_path / "trace_3").write_bytes(GOOD)
     assert read({name: f"{tmp_path}/trace_"}) == FOUND
     assert read({name: f"{tmp_path}/other_"}) is None
 
 
-def test_the_dump_of_a_rank_is_found_where_torch_writes_it_by_default(tmp_path: Path) -> None:
+def test_dump_is_found_at_torch_default_path(tmp_path: Path) -> None:
     (tmp_path / ".cache" / "torch").mkdir(parents=True)
     (tmp_path / ".cache" / "torch" / "comm_lib_trace_rank_3").write_bytes(GOOD)
     assert read({"HOME": str(tmp_path)}) == FOUND
 
 
-def test_a_dump_of_an_earlier_generation_is_left_out(tmp_path: Path) -> None:
+def test_dump_of_earlier_generation_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "trace_3"
     path.write_bytes(GOOD)
     os.utime(path, (1, 1))
     assert read({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"}, time.time() - 60) is None
 
 
-def test_a_dump_that_calls_a_function_is_refused_and_calls_none(tmp_path: Path) -> None:
+def test_unpickler_rejects_callables(tmp_path: Path) -> None:
     attack = Attack(str(tmp_path / "made"))
     (tmp_path / "trace_3").write_bytes(pickle.dumps({"entries": [ENTRY, attack]}, protocol=2))
     assert read({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"}) is None
@@ -69,19 +69,19 @@ def test_a_dump_that_calls_a_function_is_refused_and_calls_none(tmp_path: Path) 
     "data",
     [b"", b"\x80", GOOD[:-20], b"\x80\x02c", b"{}", pickle.dumps(3), b"\x80\x02h\x09.", b"((((("],
 )
-def test_a_broken_dump_is_left_out(data: bytes, tmp_path: Path) -> None:
+def test_broken_dump_is_ignored(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "trace_3").write_bytes(data)
     assert read({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"}) is None
 
 
-def test_a_pipe_or_a_folder_of_that_name_blocks_nothing(tmp_path: Path) -> None:
+def test_pipe_or_folder_in_place_of_dump_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "trace_3")
     (tmp_path / "other_3").mkdir()
     assert read({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/trace_"}) is None
     assert read({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/other_"}) is None
 
 
-def test_a_rank_that_listens_at_its_pipe_is_asked_to_dump(tmp_path: Path) -> None:
+def test_rank_listening_on_pipe_is_asked_to_dump(tmp_path: Path) -> None:
     env = Environment({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/ask_"})
     os.mkfifo(tmp_path / "ask_3.pipe")
     assert not ask(env, [2, 3]), "nobody reads"
@@ -94,7 +94,7 @@ def test_a_rank_that_listens_at_its_pipe_is_asked_to_dump(tmp_path: Path) -> Non
     assert not ask(Environment({}), [3])
 
 
-def test_what_is_no_pipe_is_not_written_to(tmp_path: Path) -> None:
+def test_regular_file_in_place_of_pipe_is_not_written(tmp_path: Path) -> None:
     (tmp_path / "ask_3.pipe").write_text("mine")
     assert not ask(Environment({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/ask_"}), [3])
     assert (tmp_path / "ask_3.pipe").read_text() == "mine"

@@ -67,7 +67,7 @@ TORCH = [
         "sqlite3.OperationalError: database or disk is full",
     ],
 )
-def test_full_file_system_of_a_path_in_the_traceback_is_named(
+def test_names_full_filesystem_of_path_in_traceback(
     disks: Disks, tmp_path: Path, text: str
 ) -> None:
     disks({str(tmp_path): Disk(0)})
@@ -79,9 +79,7 @@ def test_full_file_system_of_a_path_in_the_traceback_is_named(
     assert exit_evidence.full_disks(lines[:1], [str(tmp_path)], os.devnull) == ""
 
 
-def test_full_local_file_system_is_found_in_the_table_of_mounts(
-    disks: Disks, tmp_path: Path
-) -> None:
+def test_finds_full_local_filesystem_in_mount_table(disks: Disks, tmp_path: Path) -> None:
     """The path is in a variable; a file system of another machine could block."""
     table = tmp_path / "mounts"
     folders = [tmp_path / name for name in ("nfs", "ro", "data")]
@@ -96,13 +94,13 @@ def test_full_local_file_system_is_found_in_the_table_of_mounts(
     assert exit_evidence.full_disks(TORCH, ["/"], str(table)) == expected
 
 
-def test_file_system_without_inodes_is_named(disks: Disks, tmp_path: Path) -> None:
+def test_names_filesystem_without_inodes(disks: Disks, tmp_path: Path) -> None:
     disks({str(tmp_path): Disk(1 << 20, inodes=0)})
     expected = f"the file system of {tmp_path} has no inode left (df -i)"
     assert exit_evidence.full_disks(TORCH, [str(tmp_path)], os.devnull) == expected
 
 
-def test_read_only_file_system_is_not_full(disks: Disks, tmp_path: Path) -> None:
+def test_read_only_filesystem_is_not_full(disks: Disks, tmp_path: Path) -> None:
     disks({str(tmp_path): Disk(0, flags=os.ST_RDONLY)})
     assert exit_evidence.full_disks(TORCH, [str(tmp_path)], os.devnull) == ""
 
@@ -123,7 +121,7 @@ def test_read_only_file_system_is_not_full(disks: Disks, tmp_path: Path) -> None
     ],
     ids=["full", "small", "large"],
 )
-def test_bus_error_looks_at_shared_memory(
+def test_bus_error_checks_shared_memory(
     disks: Disks, tmp_path: Path, disk: Disk, expected: str
 ) -> None:
     disks({str(tmp_path): disk})
@@ -143,13 +141,13 @@ def test_bus_error_looks_at_shared_memory(
         (b"\x7fELF\x02\x01", "{} needs a dynamic loader that is missing"),
     ],
 )
-def test_missing_interpreter_is_named(tmp_path: Path, text: bytes, expected: str) -> None:
+def test_names_missing_interpreter(tmp_path: Path, text: bytes, expected: str) -> None:
     program = tmp_path / "train"
     program.write_bytes(text)
     assert exit_evidence.missing_interpreter(str(program), HERE) == expected.format(program)
 
 
-def test_interpreter_of_a_program_that_is_gone_is_unknown(tmp_path: Path) -> None:
+def test_interpreter_of_missing_program_is_unknown(tmp_path: Path) -> None:
     assert exit_evidence.missing_interpreter(str(tmp_path / "gone"), HERE) == ""
     assert exit_evidence.missing_interpreter("no-such-program", HERE) == ""
 
@@ -167,7 +165,7 @@ BROKEN = ErrorReport(FailureKind.RAISED, "BrokenPipeError", "", "", "", ())
         (BROKEN._replace(type="ValueError"), 1, True, False),
     ],
 )
-def test_broken_pipe_is_explained_if_the_console_is_closed(
+def test_explains_broken_pipe_if_console_is_closed(
     report: ErrorReport | None, exitcode: int, is_closed: bool, is_told: bool
 ) -> None:
     found = exit_evidence.closed_output(report, exitcode, is_closed=is_closed)

@@ -23,7 +23,7 @@ def environment_with(path: Path, *names: str, version: str = "3.11") -> str:
 
 
 @pytest.mark.needs_torch
-def test_the_facts_are_those_of_this_interpreter_and_script(tmp_path: Path) -> None:
+def test_facts_describe_interpreter_and_script(tmp_path: Path) -> None:
     """Facts are versions, the script's checksum and its arguments."""
     script = tmp_path / "train.py"
     script.write_text("print(1)\n")
@@ -39,7 +39,7 @@ def test_the_facts_are_those_of_this_interpreter_and_script(tmp_path: Path) -> N
 
 
 @pytest.mark.processes
-def test_neither_torch_nor_the_metadata_module_is_loaded(tmp_path: Path) -> None:
+def test_collecting_loads_no_heavy_modules(tmp_path: Path) -> None:
     """Finding the facts loads nothing large: not even hashlib, which loads OpenSSL."""
     code = (
         "import sys, relight.host.env_fingerprint as f; "
@@ -74,7 +74,7 @@ def test_neither_torch_nor_the_metadata_module_is_loaded(tmp_path: Path) -> None
         ((), None),
     ],
 )
-def test_torchs_version_is_that_of_the_workers_interpreter(
+def test_torch_version_is_that_of_worker_interpreter(
     tmp_path: Path, names: tuple[str, ...], version: str | None
 ) -> None:
     """It is left out where it is not clear."""
@@ -84,13 +84,13 @@ def test_torchs_version_is_that_of_the_workers_interpreter(
     assert "Python" not in facts
 
 
-def test_an_interpreter_with_two_package_folders_says_nothing_about_torch(tmp_path: Path) -> None:
+def test_ambiguous_package_folders_yield_no_torch_version(tmp_path: Path) -> None:
     environment_with(tmp_path, "torch", "torch-2.12.0.dist-info")
     python = environment_with(tmp_path, "torch", "torch-2.13.0.dist-info", version="3.12")
     assert "torch" not in collect(script="x", arguments=[], is_file=False, python=python)
 
 
-def test_a_linked_environment_has_this_python_and_its_own_torch(tmp_path: Path) -> None:
+def test_linked_venv_reports_this_python_and_its_own_torch(tmp_path: Path) -> None:
     python = environment_with(tmp_path, "torch", "torch-1.0.dist-info")
     Path(python).symlink_to(os.path.realpath(sys.executable))
     facts = collect(script="x", arguments=[], is_file=False, python=python)
@@ -98,9 +98,7 @@ def test_a_linked_environment_has_this_python_and_its_own_torch(tmp_path: Path) 
     assert facts["torch"] == "1.0"
 
 
-def test_the_first_torch_on_the_path_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_torch_on_path_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch that comes first on the path is the one that an import finds."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch-9.9.dist-info").mkdir()
@@ -108,7 +106,7 @@ def test_the_first_torch_on_the_path_counts(
     assert collect(script="x", arguments=[], is_file=False)["torch"] == "9.9"
 
 
-def test_a_script_that_is_no_ordinary_file_has_no_hash_and_no_error(tmp_path: Path) -> None:
+def test_special_script_file_has_no_hash_and_no_error(tmp_path: Path) -> None:
     """A FIFO, a directory, a missing file, a module: nothing is used up."""
     os.mkfifo(tmp_path / "fifo")
     for name in ("fifo", ".", "missing", "nul\0byte"):
@@ -118,7 +116,7 @@ def test_a_script_that_is_no_ordinary_file_has_no_hash_and_no_error(tmp_path: Pa
     assert "script" not in collect(script=str(tmp_path / "package"), arguments=[], is_file=False)
 
 
-def test_different_lists_of_arguments_never_look_the_same() -> None:
+def test_different_argument_lists_never_look_equal() -> None:
     """Any byte can be sent as text."""
     lists = [["a b"], ["a", "b"], ["'a", "b'"], ["a", "", "b"], ["a\nb"], ["'a b'"], ["\udcff"], [r"\udcff"]]  # fmt: skip  # noqa: E501
     texts = [collect(script="x", arguments=a, is_file=False)["arguments"] for a in lists]
@@ -127,7 +125,7 @@ def test_different_lists_of_arguments_never_look_the_same() -> None:
     assert json.loads(json.dumps(texts).encode()) == texts
 
 
-def test_arguments_of_more_than_200_characters_are_compared_by_hash() -> None:
+def test_arguments_above_200_characters_are_hashed() -> None:
     just = collect(script="x", arguments=["y" * 200], is_file=False)["arguments"]
     assert just == "y" * 200
     long = collect(script="x", arguments=["y" * 201], is_file=False)["arguments"]

@@ -11,9 +11,7 @@ from relight.host import files
 from relight.output import error_files
 
 
-def test_no_link_at_the_name_of_the_file_is_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replace_never_follows_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A link that somebody has put at the name of the file, or at the one that is guessed for its
     temporary, is replaced or refused: what it leads to stays.
     """
@@ -33,7 +31,7 @@ def test_no_link_at_the_name_of_the_file_is_followed(
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a directory", "a link to /dev/null"])
-def test_a_device_or_directory_at_the_name_of_the_file_stays(kind: str, tmp_path: Path) -> None:
+def test_replace_refuses_devices_and_directories(kind: str, tmp_path: Path) -> None:
     """A FIFO keeps nobody waiting."""
     path = tmp_path / "error.json"
     if kind == "a FIFO":
@@ -49,7 +47,7 @@ def test_a_device_or_directory_at_the_name_of_the_file_stays(kind: str, tmp_path
     assert [each.name for each in tmp_path.iterdir()] == ["error.json"]
 
 
-def test_the_error_file_of_a_job_follows_no_link(tmp_path: Path) -> None:
+def test_error_file_of_job_follows_no_link(tmp_path: Path) -> None:
     """TORCHELASTIC_ERROR_FILE in a shared directory is written for the program that reads it."""
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -63,7 +61,7 @@ def test_the_error_file_of_a_job_follows_no_link(tmp_path: Path) -> None:
     assert '"errorCode": 3' in path.read_text()
 
 
-def test_a_taken_directory_gives_way_to_the_next_name(tmp_path: Path) -> None:
+def test_taken_directory_falls_back_to_next_name(tmp_path: Path) -> None:
     """All processes of a user find the same: the first that is the user's, whoever made another."""
     usual, second, third = (
         tmp_path / f"relight-{os.getuid()}{ending}" for ending in ("", "-1", "-2")
@@ -82,7 +80,7 @@ def test_a_taken_directory_gives_way_to_the_next_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_root
-def test_a_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
+def test_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
     for ending in ("", *(f"-{number}" for number in range(1, 10))):
         assert files.own_directory(str(tmp_path)).endswith(f"relight-{os.getuid()}{ending}")
         os.chown(tmp_path / f"relight-{os.getuid()}{ending}", 65534, 65534)
@@ -90,7 +88,7 @@ def test_a_directory_of_another_user_is_not_used(tmp_path: Path) -> None:
         files.own_directory(str(tmp_path))
 
 
-def test_a_path_of_thousands_of_directories_is_refused(tmp_path: Path) -> None:
+def test_overlong_log_path_is_a_usage_error(tmp_path: Path) -> None:
     """os.makedirs calls itself for each: it was an internal error."""
     with pytest.raises(UsageError, match=r"can't write logs to .*: File name too long"):
         files.make_run_directory(str(tmp_path) + "/d" * 3000, "job")

@@ -48,7 +48,7 @@ def take(sock: socket.socket) -> bool:
 
 
 @pytest.mark.parametrize(("family", "host"), FAMILIES)
-def test_a_probed_port_that_is_closed_is_reported(loop: Loop, family: int, host: str) -> None:
+def test_closed_probed_port_is_reported(loop: Loop, family: int, host: str) -> None:
     try:
         other = bound(family, host)
     except OSError:
@@ -66,9 +66,7 @@ def test_a_probed_port_that_is_closed_is_reported(loop: Loop, family: int, host:
     beats.close()
 
 
-def test_a_port_that_another_process_still_has_is_not_reported(
-    loop: Loop, beats: Heartbeats
-) -> None:
+def test_port_held_by_another_process_is_not_reported(loop: Loop, beats: Heartbeats) -> None:
     """The guard of an agent has its socket for as long as it has workers to end."""
     told: list[tuple[str, int]] = []
     beats.on_unreachable = told.append
@@ -84,7 +82,7 @@ def test_a_port_that_another_process_still_has_is_not_reported(
     loop.run_until(lambda: told, LIMIT_S)
 
 
-def test_a_port_that_is_no_longer_probed_is_left_alone(loop: Loop, beats: Heartbeats) -> None:
+def test_port_no_longer_probed_gets_no_datagrams(loop: Loop, beats: Heartbeats) -> None:
     with bound(socket.AF_INET, "127.0.0.1") as other, bound(socket.AF_INET, "127.0.0.1") as last:
         for each in (other, last):
             beats.probe(each.getsockname())
@@ -95,7 +93,7 @@ def test_a_port_that_is_no_longer_probed_is_left_alone(loop: Loop, beats: Heartb
         assert not take(other)
 
 
-def test_datagrams_still_arrive_after_a_refusal(loop: Loop, beats: Heartbeats) -> None:
+def test_refusal_does_not_stop_other_datagrams(loop: Loop, beats: Heartbeats) -> None:
     """An error of the socket concerns one address, and hides nothing from others."""
     came: list[bytes] = []
     beats._on_datagram = lambda data, _: came.append(data)
@@ -121,7 +119,7 @@ def control(number: int, origin: int, offender: str, family: int = socket.AF_INE
     )
 
 
-def test_only_the_machine_itself_says_that_nobody_has_its_port() -> None:
+def test_only_the_machine_itself_can_report_a_closed_port() -> None:
     """A gateway or a firewall in between says so of others, and of ports of which it knows none."""
     refused, icmp, icmp6 = errno.ECONNREFUSED, 2, 3
     assert heartbeats._is_refusal(control(refused, icmp, "10.0.0.2"), "10.0.0.2")
@@ -139,7 +137,7 @@ def test_only_the_machine_itself_says_that_nobody_has_its_port() -> None:
         assert not heartbeats._is_refusal(data, "10.0.0.2")
 
 
-def test_only_an_answer_that_quotes_the_probe_counts(loop: Loop, beats: Heartbeats) -> None:
+def test_icmp_error_must_quote_the_probe(loop: Loop, beats: Heartbeats) -> None:
     """Anybody can send an ICMP error in the name of a machine, but not what it would quote."""
     told: list[tuple[str, int]] = []
     beats.on_unreachable = told.append

@@ -22,7 +22,7 @@ def journal(said: list[str]) -> Journal:
 
 
 @pytest.mark.mistakes
-def test_who_looks_at_the_events_can_not_harm_the_job() -> None:
+def test_broken_listener_does_not_take_down_the_job() -> None:
     """A listener that raises is dropped and told as a bug; the others hear of all events."""
     said: list[str] = []
     heard: list[LoggedEvent] = []
@@ -42,7 +42,7 @@ def test_who_looks_at_the_events_can_not_harm_the_job() -> None:
 
 
 @pytest.mark.mistakes
-def test_mistake_is_told_without_an_import(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_is_reported_without_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be that a module can't be imported any more, as after an upgrade."""
     said: list[str] = []
     found = journal(said)
@@ -55,7 +55,7 @@ def test_mistake_is_told_without_an_import(monkeypatch: pytest.MonkeyPatch) -> N
     assert "a question about the job: ModuleNotFoundError: No module named 'x'" in line
 
 
-def test_an_event_has_its_number_and_both_times() -> None:
+def test_event_has_number_and_both_times() -> None:
     found = journal([])
     first, second = (
         found.events.write(event_types.WorkersFrozen(frozen)) for frozen in (True, False)
@@ -66,7 +66,7 @@ def test_an_event_has_its_number_and_both_times() -> None:
     assert found.events.after(1) == [second]
 
 
-def test_the_log_goes_on_when_a_full_disk_has_room_again(tmp_path: Path) -> None:
+def test_log_resumes_after_full_disk(tmp_path: Path) -> None:
     """A line that is there in part does not spoil the next one."""
     said: list[str] = []
     log = EventLog(str(tmp_path), said.append)

@@ -43,7 +43,7 @@ def case(tmp_path: Path) -> Case:
     return Case(tmp_path)
 
 
-def test_the_next_start_of_a_script_knows_its_modules_and_which_are_unfit(case: Case) -> None:
+def test_next_start_knows_fit_and_unfit_modules(case: Case) -> None:
     assert not case.knows()
     case.learn()
     known = case.file(str(case.script), "--lr=2").known
@@ -52,13 +52,13 @@ def test_the_next_start_of_a_script_knows_its_modules_and_which_are_unfit(case: 
     assert known.culprits == ("noisy",)
 
 
-def test_a_changed_line_that_imports_nothing_keeps_what_was_learned(case: Case) -> None:
+def test_edit_without_new_import_keeps_profile(case: Case) -> None:
     case.learn()
     case.script.write_text(SCRIPT.replace("print(1)", "print(2)"))
     assert case.knows()
 
 
-def test_a_new_import_in_the_script_is_learned_anew(case: Case) -> None:
+def test_new_import_in_script_invalidates_profile(case: Case) -> None:
     case.learn()
     case.script.write_text(SCRIPT + "if True:\n    import numpy\n")
     assert not case.knows()
@@ -69,7 +69,7 @@ def test_a_new_import_in_the_script_is_learned_anew(case: Case) -> None:
     [("from . import layers\n", "import os, model as m\n"), ("", "from model import layers\n"),
      ("", "import model.layers\n"), ("from .layers import x\n", "from model import (\n")],
 )  # fmt: skip
-def test_a_new_import_in_a_module_beside_the_script_is_learned_anew(
+def test_new_import_in_local_module_invalidates_profile(
     case: Case, tmp_path: Path, text: tuple[str, str]
 ) -> None:
     (tmp_path / "model").mkdir()
@@ -84,7 +84,7 @@ def test_a_new_import_in_a_module_beside_the_script_is_learned_anew(
     assert not case.knows()
 
 
-def test_a_failure_that_may_not_be_one_the_next_time_is_not_remembered(case: Case) -> None:
+def test_possibly_transient_failure_is_not_remembered(case: Case) -> None:
     """The process was killed, or another file lay beside the script."""
     file = case.file()
     file.note_unfit("torch", "it ends the process", 0.5)
@@ -92,7 +92,7 @@ def test_a_failure_that_may_not_be_one_the_next_time_is_not_remembered(case: Cas
     assert case.file().known.fit == ["torch", "csv"]
 
 
-def test_a_module_whose_import_does_not_end_is_left_out_by_the_next_job(case: Case) -> None:
+def test_module_with_endless_import_is_skipped_next_time(case: Case) -> None:
     case.learn()
     file = case.file()
     file.note_endless("csv", "its import did not end in 2 min", 120.0)
@@ -102,7 +102,7 @@ def test_a_module_whose_import_does_not_end_is_left_out_by_the_next_job(case: Ca
     assert case.file().known.culprits == ("noisy", "csv")
 
 
-def test_a_module_whose_import_ends_late_is_preloaded_by_the_next_job(case: Case) -> None:
+def test_slow_import_that_finishes_is_preloaded_next_time(case: Case) -> None:
     file = case.file()
     file.note_endless("csv", "its import did not end in 2 min", 120.0)
     file.write(["torch", "csv"], {}, [str(case.packages)])
@@ -110,20 +110,20 @@ def test_a_module_whose_import_ends_late_is_preloaded_by_the_next_job(case: Case
     assert case.file().known.fit == ["torch", "csv"]
 
 
-def test_an_installed_package_makes_what_was_learned_invalid(case: Case) -> None:
+def test_installed_package_invalidates_profile(case: Case) -> None:
     case.learn()
     (case.packages / "new-1.0.dist-info").mkdir()
     assert not case.knows()
 
 
-def test_another_interpreter_or_another_script_knows_nothing(case: Case, tmp_path: Path) -> None:
+def test_profile_is_per_interpreter_and_script(case: Case, tmp_path: Path) -> None:
     case.learn()
     (tmp_path / "other.py").write_text(SCRIPT)
     assert not case.knows(program="/usr/local/bin/python3")
     assert not case.knows(str(tmp_path / "other.py"))
 
 
-def test_a_module_is_known_in_its_directory_only(
+def test_module_profile_is_per_directory(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -133,7 +133,7 @@ def test_a_module_is_known_in_its_directory_only(
     assert not case.knows("-m", "package.train")
 
 
-def test_odd_paths_and_times_are_kept_as_they_are(case: Case, tmp_path: Path) -> None:
+def test_odd_paths_and_times_round_trip(case: Case, tmp_path: Path) -> None:
     case.script = tmp_path / os.fsdecode(b"tr\xffa\nin.py")
     case.script.write_text(SCRIPT)
     os.utime(case.packages, (-(10**9), -(10**9)))
@@ -142,7 +142,7 @@ def test_odd_paths_and_times_are_kept_as_they_are(case: Case, tmp_path: Path) ->
     assert import_profile.forget(case.variables, str(case.script)) == [str(case.script)]
 
 
-def test_a_working_directory_that_was_removed_does_no_harm(
+def test_removed_working_directory_is_harmless(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gone").mkdir()
@@ -152,7 +152,7 @@ def test_a_working_directory_that_was_removed_does_no_harm(
     assert not case.knows("-m", "package.train")
 
 
-def test_nothing_is_stored_for_a_script_from_stdin_or_without_a_home(case: Case) -> None:
+def test_nothing_is_stored_for_stdin_or_without_home(case: Case) -> None:
     case.learn("-")
     assert not case.knows("-")
     case.variables = {"HOME": "", "XDG_CACHE_HOME": "relative"}
@@ -166,7 +166,7 @@ def test_nothing_is_stored_for_a_script_from_stdin_or_without_a_home(case: Case)
     [b"", b"{", b"[]", b'{"script": 1}', b"\xff", b'{"modules": "torch"}', b"[" * 100_000],
     ids=["empty", "cut", "list", "types", "bytes", "text", "deep"],
 )
-def test_a_damaged_file_is_ignored_and_replaced(case: Case, content: bytes) -> None:
+def test_damaged_profile_is_ignored_and_replaced(case: Case, content: bytes) -> None:
     case.learn()
     (path,) = case.cache.iterdir()
     path.write_bytes(content)
@@ -175,7 +175,7 @@ def test_a_damaged_file_is_ignored_and_replaced(case: Case, content: bytes) -> N
     assert case.knows()
 
 
-def test_a_fifo_in_place_of_the_file_does_not_block(case: Case) -> None:
+def test_fifo_in_place_of_profile_does_not_block(case: Case) -> None:
     case.learn()
     (path,) = case.cache.iterdir()
     path.unlink()
@@ -185,20 +185,20 @@ def test_a_fifo_in_place_of_the_file_does_not_block(case: Case) -> None:
 
 
 @pytest.mark.needs_root
-def test_another_users_file_is_ignored(case: Case) -> None:
+def test_profile_of_another_user_is_ignored(case: Case) -> None:
     case.learn()
     (path,) = case.cache.iterdir()
     os.chown(path, 12345, -1)
     assert not case.knows()
 
 
-def test_a_cache_that_can_not_be_written_is_done_without(case: Case) -> None:
+def test_unwritable_cache_is_harmless(case: Case) -> None:
     case.cache.parent.parent.write_text("a file")
     case.learn()
     assert not case.knows()
 
 
-def test_imports_that_come_later_are_added(case: Case) -> None:
+def test_late_imports_are_added(case: Case) -> None:
     case.learn()
     file = case.file()
     before = (case.cache / os.listdir(case.cache)[0]).stat().st_ino
@@ -213,7 +213,7 @@ def test_imports_that_come_later_are_added(case: Case) -> None:
     assert case.file().known.writes == ()
 
 
-def test_the_cache_keeps_the_scripts_that_were_used_last(
+def test_cache_evicts_least_recently_used_scripts(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_profile, "_MOST_FILES", 3)
@@ -244,7 +244,7 @@ def test_forget_removes_one_script_or_all(case: Case, tmp_path: Path) -> None:
     assert import_profile.forget(case.variables) == []
 
 
-def test_forget_goes_on_after_a_file_that_it_can_not_remove(case: Case) -> None:
+def test_forget_continues_after_undeletable_file(case: Case) -> None:
     case.cache.mkdir(parents=True)
     for name in ("0.json", "z.json"):
         (case.cache / name).mkdir()
@@ -254,7 +254,7 @@ def test_forget_goes_on_after_a_file_that_it_can_not_remove(case: Case) -> None:
     assert not case.knows()
 
 
-def test_what_is_stored_is_readable(case: Case) -> None:
+def test_stored_profile_is_readable_json(case: Case) -> None:
     """People and other tools may look at it: it is JSON with the names of this page."""
     case.learn()
     (path,) = case.cache.iterdir()

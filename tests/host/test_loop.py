@@ -10,7 +10,7 @@ from conftest import LIMIT_S
 from relight.host.loop import Loop
 
 
-def test_waiting_with_a_limit_ends_at_the_limit_or_when_the_condition_is_true() -> None:
+def test_run_until_returns_at_limit_or_condition() -> None:
     loop, (readable, writable) = Loop(), os.pipe()
     read: list[bytes] = []
     try:
@@ -28,13 +28,13 @@ def test_waiting_with_a_limit_ends_at_the_limit_or_when_the_condition_is_true() 
 
 
 @pytest.mark.parametrize("limit_s", [0, -1, None])
-def test_what_is_true_already_is_not_waited_for(limit_s: float | None) -> None:
+def test_run_until_returns_immediately_if_condition_holds(limit_s: float | None) -> None:
     loop = Loop()
     loop.run_until(lambda: True, limit_s)
     loop.close()
 
 
-def test_a_call_may_lie_further_ahead_than_the_kernel_can_wait() -> None:
+def test_timer_may_exceed_kernel_timeout_range() -> None:
     """A peer may name such a time; epoll_wait takes an int of milliseconds."""
     loop = Loop()
     loop.call_after(1e12, lambda: None)
@@ -44,7 +44,7 @@ def test_a_call_may_lie_further_ahead_than_the_kernel_can_wait() -> None:
     loop.close()
 
 
-def test_calls_for_the_same_time_are_made_in_the_order_in_which_they_were_set(
+def test_equal_deadlines_run_in_order_of_scheduling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A coarse clock: what an agent tells itself (a generation, then a stop) stays in order."""

@@ -39,7 +39,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_a_kill_in_a_cgroup_of_version_2_is_named_with_its_limit(machine: Machine) -> None:
+def test_oom_kill_in_cgroup_v2_is_named_with_limit(machine: Machine) -> None:
     """The smallest limit on the way up."""
     machine.write("proc/self/cgroup", "0::/user/job\n")
     machine.write("cgroup/user/job/memory.events", "low 0\noom 9\noom_kill 2\n")
@@ -58,7 +58,7 @@ def test_a_kill_in_a_cgroup_of_version_2_is_named_with_its_limit(machine: Machin
     assert "killed 2 processes in cgroup" in kills.of_worker(PID, 0.0)
 
 
-def test_of_a_long_cgroup_path_the_end_is_shown(machine: Machine) -> None:
+def test_long_cgroup_path_shows_its_end(machine: Machine) -> None:
     path = f"/kubepods.slice/{'a' * 64}/{'b' * 20}.scope"
     machine.write("proc/self/cgroup", f"0::{path}\n")
     machine.write(f"cgroup{path}/memory.events", "oom_kill 0\n")
@@ -67,7 +67,7 @@ def test_of_a_long_cgroup_path_the_end_is_shown(machine: Machine) -> None:
     assert kills.of_worker(PID, 0.0).endswith(f" in cgroup …{'a' * 12}/{'b' * 20}.scope")
 
 
-def test_a_kill_in_a_cgroup_of_version_1_is_named_with_its_limit(machine: Machine) -> None:
+def test_oom_kill_in_cgroup_v1_is_named_with_limit(machine: Machine) -> None:
     """The memory controller has a hierarchy of its own, and numbers for `no limit`."""
     machine.write("proc/self/cgroup", "9:name=systemd:/x\n4:memory:/job\n0::/\nnonsense\n")
     control = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
@@ -80,7 +80,7 @@ def test_a_kill_in_a_cgroup_of_version_1_is_named_with_its_limit(machine: Machin
     )
 
 
-def test_a_kill_in_a_container_is_found_below_its_own_root(machine: Machine) -> None:
+def test_oom_kill_in_container_is_found_below_its_root(machine: Machine) -> None:
     """In a container the path is the host's, and the mount is the container's own root."""
     machine.write("proc/self/cgroup", "0::/kubepods/pod1\n")
     machine.write("cgroup/memory.events", "oom_kill 0\n")
@@ -92,7 +92,7 @@ def test_a_kill_in_a_container_is_found_below_its_own_root(machine: Machine) -> 
     )
 
 
-def test_a_kill_elsewhere_is_no_proof(machine: Machine) -> None:
+def test_oom_kill_in_another_cgroup_is_no_proof(machine: Machine) -> None:
     """If another process was killed for lack of memory, the text says that it was elsewhere."""
     machine.write("proc/self/cgroup", "0::/job\n")
     machine.write("cgroup/job/memory.events", "oom_kill 0\n")
@@ -103,7 +103,7 @@ def test_a_kill_elsewhere_is_no_proof(machine: Machine) -> None:
     )
 
 
-def test_without_a_cgroup_the_text_says_perhaps(machine: Machine) -> None:
+def test_oom_kill_without_cgroup_is_reported_as_perhaps(machine: Machine) -> None:
     """Where only the machine counts, the text says perhaps; where nothing counts, nothing."""
     kills = machine.kills()
     assert kills.of_worker(PID, 0.0) == NONE_SENT
@@ -128,17 +128,17 @@ IN_CGROUP = (
 )
 
 
-def test_kernel_log_names_the_killed_processes() -> None:
+def test_kernel_log_names_killed_processes() -> None:
     expected = [Kill(4712, "cc1 plus", 994.0, True), Kill(4713, "python", 999.0, False)]
     assert parse(list(IN_CGROUP), 950.0) == expected
 
 
-def test_kernel_log_that_begins_too_late_proves_nothing() -> None:
+def test_kernel_log_starting_too_late_proves_nothing() -> None:
     assert parse(list(IN_CGROUP[1:]), 890.0) is None
     assert parse([], 890.0) is None
 
 
-def test_kernel_log_is_proof_either_way(machine: Machine) -> None:
+def test_kernel_log_proves_or_disproves_oom(machine: Machine) -> None:
     machine.write("proc/self/cgroup", "0::/job\n")
     machine.write("cgroup/job/memory.events", "oom_kill 0\n")
     machine.write("cgroup/job/memory.max", f"{2**30}\n")
@@ -152,7 +152,7 @@ def test_kernel_log_is_proof_either_way(machine: Machine) -> None:
     assert kills.of_worker(PID, 90.0) == NONE_SENT
 
 
-def test_killed_child_is_named_if_the_kernel_log_has_one(machine: Machine) -> None:
+def test_oom_killed_child_is_named_from_kernel_log(machine: Machine) -> None:
     kills = machine.kills([Kill(4712, "pt_data_worker", 94.0, False)])
     assert kills.of_child(95.0, is_worker=False) == (
         "probably out of memory: the kernel killed process 4712 (pt_data_worker) (kernel log)"
@@ -168,7 +168,7 @@ def test_killed_child_is_named_if_the_kernel_log_has_one(machine: Machine) -> No
         (60.0, "probably not out of memory: the kernel killed another process 60.0 s before"),
     ],
 )
-def test_kill_is_dated_where_the_counter_tells_of_changes(
+def test_oom_kill_is_dated_by_counter_change(
     machine: Machine, later_s: float, expected: str
 ) -> None:
     machine.write("proc/self/cgroup", "0::/job\n")
@@ -231,7 +231,7 @@ def cgroup() -> Iterator[tuple[Path, str]]:
     directory.rmdir()
 
 
-def test_a_worker_killed_for_lack_of_memory_is_reported_so(
+def test_oom_killed_worker_is_reported_with_limit(
     cgroup: tuple[Path, str], launch: Launch, script: Callable[[str], Path]
 ) -> None:
     """A worker that the kernel kills for lack of memory is reported so, with the limit."""
@@ -256,7 +256,7 @@ if os.environ["RANK"] == "1":
 """
 
 
-def test_kill_of_a_child_that_was_handled_is_not_blamed(
+def test_handled_oom_kill_of_child_is_not_blamed(
     cgroup: tuple[Path, str], launch: Launch, script: Callable[[str], Path]
 ) -> None:
     directory, _ = cgroup

@@ -45,15 +45,15 @@ def py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     return write
 
 
-def prints(pid: str) -> str:
+def dump_script(pid: str) -> str:
     threads = json.dumps([{"os_thread_id": "PID", "thread_name": "MainThread", "frames": FRAMES}])
     return f"""echo '{threads.replace('"PID"', "'" + pid + "'")}'"""
 
 
-def test_functions_that_the_innermost_python_code_has_called_are_shown(
+def test_native_frames_below_innermost_python_code_are_shown(
     py_spy: Callable[[str], None],
 ) -> None:
-    py_spy(prints("$5"))
+    py_spy(dump_script("$5"))
     assert spy.native(4711) == {4711: NATIVE}
 
 
@@ -61,20 +61,20 @@ def test_functions_that_the_innermost_python_code_has_called_are_shown(
     "text",
     ["exit 1", "echo", "echo '[{}]'", "echo 3", "exec sleep 60", """echo '[{"frames": [{}]}]'"""],
 )
-def test_what_py_spy_does_not_know_is_left_out(py_spy: Callable[[str], None], text: str) -> None:
+def test_unusable_py_spy_output_is_omitted(py_spy: Callable[[str], None], text: str) -> None:
     py_spy(text)
     assert spy.native(4711, limit_s=0.5) == {}
 
 
-def test_without_py_spy_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_native_frames_without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert spy.native(os.getpid()) == {}
 
 
-def test_the_report_of_a_hang_has_them(
+def test_hang_report_includes_native_frames(
     launch: Launch, script: Callable[[str], Path], py_spy: Callable[[str], None]
 ) -> None:
-    py_spy(prints("$5"))
+    py_spy(dump_script("$5"))
     path = script("import time\ntime.sleep(1000)\n")
     done = launch("run", "--hang-timeout=1", path, PATH=os.environ["PATH"])
     assert done.returncode == EXIT_HUNG, done.stderr
@@ -83,8 +83,10 @@ def test_the_report_of_a_hang_has_them(
     assert lines[first + 1 : first + 3] == [f"in {each}" for each in reversed(NATIVE)]
 
 
-def test_relight_stacks_shows_them_if_asked(launch: Launch, py_spy: Callable[[str], None]) -> None:
-    py_spy(prints("$5"))
+def test_stacks_command_shows_native_frames_on_request(
+    launch: Launch, py_spy: Callable[[str], None]
+) -> None:
+    py_spy(dump_script("$5"))
     command = [sys.executable, "-c", "print(flush=True)\nimport time; time.sleep(600)"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:

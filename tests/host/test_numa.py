@@ -25,14 +25,14 @@ CPU = "devices/system/cpu/cpu"
 
 
 @cache
-def kept() -> tempfile.TemporaryDirectory[str]:
+def temporary_root() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory()
 
 
 @cache
 def tree(layout: Layout) -> Path:
     """Make the CPUs of a layout once: a thousand files, that no test changes."""
-    root = Path(tempfile.mkdtemp(dir=kept().name))
+    root = Path(tempfile.mkdtemp(dir=temporary_root().name))
     fake.add_cpus(root, layout)
     return root
 
@@ -40,10 +40,10 @@ def tree(layout: Layout) -> Path:
 @pytest.fixture(autouse=True, scope="module")
 def remove_trees() -> Iterator[None]:
     yield
-    built.cache_clear()
+    build_machine.cache_clear()
     tree.cache_clear()
-    kept().cleanup()
-    kept.cache_clear()
+    temporary_root().cleanup()
+    temporary_root.cache_clear()
 
 
 def machine(root: Path, layout: Layout, gpu_nodes: tuple[int, ...] = ()) -> str:
@@ -79,7 +79,7 @@ NODE = ["0-7,32-39", "8-15,40-47", "16-23,48-55", "24-31,56-63"]
         ("core-complex", [node for node in NODE for _ in range(2)]),
     ],
 )
-def test_every_mode_binds_as_promised_on_a_server_with_eight_gpus(
+def test_every_mode_binds_as_promised_on_eight_gpu_server(
     tmp_path: Path, mode: str, expected: list[str]
 ) -> None:
     """It has 4 NUMA nodes, SMT and 2 GPUs a node."""
@@ -87,13 +87,13 @@ def test_every_mode_binds_as_promised_on_a_server_with_eight_gpus(
     assert masks(mode, 8, DUAL_SOCKET, root) == expected
 
 
-def test_a_worker_is_bound_near_its_gpu_whatever_its_rank(tmp_path: Path) -> None:
+def test_worker_is_bound_near_its_gpu_whatever_its_rank(tmp_path: Path) -> None:
     """GPUs may be on the nodes in any order."""
     root = machine(tmp_path, DUAL_SOCKET, (3, 1, 3, 0))
     assert masks("node", 4, DUAL_SOCKET, root) == [NODE[3], NODE[1], NODE[3], NODE[0]]
 
 
-def test_cuda_visible_devices_decides_which_gpu_a_worker_has(tmp_path: Path) -> None:
+def test_cuda_visible_devices_assigns_gpus_to_workers(tmp_path: Path) -> None:
     """It names GPUs by number, by UUID, or by the name of an old MIG instance."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 1, 2, 3))
     for text, expected in (
@@ -117,13 +117,13 @@ def test_amd_and_intel_gpus_lead_to_their_numa_nodes(tmp_path: Path) -> None:
     assert masks("node", 1, DUAL_SOCKET, root, env) == [NODE[0]]
 
 
-def test_the_remainder_of_cores_goes_to_the_first(tmp_path: Path) -> None:
+def test_leftover_cores_go_to_lowest_local_ranks(tmp_path: Path) -> None:
     """Cores that can't be divided evenly go to the lowest local ranks of the node."""
     root = machine(tmp_path, Layout(cores=8), (0, 0, 0))
     assert masks("exclusive", 3, Layout(cores=8), root) == ["0-2", "3-5", "6-7"]
 
 
-def test_a_gpu_without_a_worker_keeps_its_part(tmp_path: Path) -> None:
+def test_gpu_without_worker_keeps_its_share(tmp_path: Path) -> None:
     """With fewer workers than visible GPUs, the parts are those of the GPUs."""
     root = machine(tmp_path, SMALL, (0, 0, 0, 0))
     assert masks("exclusive", 2, SMALL, root) == ["0", "1"]
@@ -131,7 +131,7 @@ def test_a_gpu_without_a_worker_keeps_its_part(tmp_path: Path) -> None:
     assert masks("exclusive", 2, SMALL, root, env) == ["0-1", "2-3"]
 
 
-def test_core_complexes_are_taken_in_turns_the_largest_first(tmp_path: Path) -> None:
+def test_core_complexes_are_assigned_largest_first_in_turns(tmp_path: Path) -> None:
     """Caches of 4, 4 and 2 cores: the fourth worker shares the first cache again."""
     root = machine(tmp_path, EPYC, (0, 0, 0, 0, 1))
     first = ["0-3,20-23", "4-7,24-27", "8-9,28-29", "0-3,20-23"]
@@ -141,7 +141,7 @@ def test_core_complexes_are_taken_in_turns_the_largest_first(tmp_path: Path) -> 
     assert bound == (frozenset({8, 9, 28, 29}), frozenset({0, 1, 20}))
 
 
-def test_the_largest_cache_that_is_shown_and_holds_data_counts(tmp_path: Path) -> None:
+def test_largest_visible_data_cache_counts(tmp_path: Path) -> None:
     """Where a virtual machine shows the first level alone, the instruction cache is left out."""
     fake.add_cpus(tmp_path, SMALL)
     for cpu in range(4):
@@ -153,7 +153,7 @@ def test_the_largest_cache_that_is_shown_and_holds_data_counts(tmp_path: Path) -
     assert masks("core-complex", 1, SMALL, str(tmp_path)) == ["0"]
 
 
-def test_an_unknown_node_is_node_0(tmp_path: Path) -> None:
+def test_unknown_numa_node_is_node_0(tmp_path: Path) -> None:
     """Firmware that does not know a GPU's NUMA node says -1: that is node 0."""
     root = machine(tmp_path, DUAL_SOCKET, (-1, 3))
     assert masks("node", 2, DUAL_SOCKET, root) == [NODE[0], NODE[3]]
@@ -168,7 +168,7 @@ def test_an_unknown_node_is_node_0(tmp_path: Path) -> None:
         ("core-complex", [{2, 3, 34}, {2, 3, 34}, {8}]),
     ],
 )
-def test_masks_hold_only_cpus_that_the_launcher_itself_may_use(
+def test_masks_stay_within_launcher_affinity(
     tmp_path: Path, mode: str, expected: list[set[int]]
 ) -> None:
     """Half a core is a core."""
@@ -184,14 +184,14 @@ def test_cores_keep_their_order_in_a_container(tmp_path: Path) -> None:
     assert bound == (frozenset({32}), frozenset({1}))
 
 
-def test_a_gpu_without_a_worker_needs_no_cpus(tmp_path: Path) -> None:
+def test_gpu_without_worker_needs_no_cpus(tmp_path: Path) -> None:
     """A visible GPU on a node that may not be used is no reason to refuse the others."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 1))
     for mode in MODES:
         assert bind(mode, 1, NOTHING_SET, root, frozenset({4})) == (frozenset({4}),)
 
 
-def test_the_socket_counts_where_the_node_itself_may_not_be_used(tmp_path: Path) -> None:
+def test_socket_mode_works_where_node_itself_is_forbidden(tmp_path: Path) -> None:
     """`socket` works with the CPUs of the other node in the socket; `node` is refused."""
     root = machine(tmp_path, DUAL_SOCKET, (1,))
     allowed = frozenset({0, 1, 16})
@@ -202,7 +202,7 @@ def test_the_socket_counts_where_the_node_itself_may_not_be_used(tmp_path: Path)
         bind("socket", 1, NOTHING_SET, root, frozenset({16}))
 
 
-def test_a_node_without_cpus_takes_no_workers(tmp_path: Path) -> None:
+def test_memory_only_node_takes_no_workers(tmp_path: Path) -> None:
     """A node without CPUs takes no workers, and does not disturb the sockets of the others."""
     root = str(tmp_path)
     fake.add_cpus(tmp_path, SMALL)
@@ -228,7 +228,7 @@ def test_a_node_without_cpus_takes_no_workers(tmp_path: Path) -> None:
         ("core-complex", 4, NODE),
     ],
 )
-def test_workers_without_a_gpu_are_spread(
+def test_workers_without_gpu_are_spread_evenly(
     tmp_path: Path, mode: str, nproc: int, expected: list[str]
 ) -> None:
     """Without a GPU the workers' homes are spread evenly over the nodes, in order."""
@@ -242,7 +242,7 @@ def test_hidden_gpus_do_not_bind(tmp_path: Path) -> None:
     assert masks("node", 4, DUAL_SOCKET, root, hidden) == NODE
 
 
-def test_an_uneven_container_is_spread_by_cores(tmp_path: Path) -> None:
+def test_uneven_container_is_spread_by_cores(tmp_path: Path) -> None:
     """With 1 core of a node and 7 of another, 8 workers still get a core each."""
     root = machine(tmp_path, DUAL_SOCKET)
     allowed = frozenset({0, 32, *range(16, 23)})
@@ -250,35 +250,43 @@ def test_an_uneven_container_is_spread_by_cores(tmp_path: Path) -> None:
     assert [*map(set, bound)] == [{0, 32}, *({cpu} for cpu in range(16, 23))]
 
 
-def there_are_gpus(number: int, root: Path) -> None:
+def add_gpus(number: int, root: Path) -> None:
     for minor in range(number):
         fake.add_nvidia(root, f"0000:1{minor}:00.0", minor)
 
 
-def gpu_has_no_address(root: Path) -> None:
+def add_gpus_without_address(root: Path) -> None:
     for minor in range(3):
         fake.write(root / f"dev/nvidia{minor}", "")
 
 
-def lose(path: str, root: Path) -> None:
-    there_are_gpus(3, root)
+def hide_sysfs_path(path: str, root: Path) -> None:
+    add_gpus(3, root)
     (root / "sys" / path).rename(root / "elsewhere")
 
 
 @pytest.mark.parametrize(
     ("mode", "harm", "message"),
     [
-        ("node", partial(there_are_gpus, 2), r"more workers \(3\) than GPUs \(2\)"),
-        ("exclusive", partial(there_are_gpus, 5), r"node 0 .* \(4\) than GPUs \(5\)"),
-        ("node", gpu_has_no_address, "don't say where GPU 0 is"),
-        ("node", partial(lose, f"{PCI}/0000:11:00.0/numa_node"), "can't be read"),
-        ("node", partial(lose, "devices/system/node"), "can't be read"),
-        ("exclusive", partial(lose, f"{CPU}2/topology/thread_siblings_list"), "can't be read"),
-        ("socket", partial(lose, f"{CPU}0/topology/physical_package_id"), "can't be read"),
-        ("core-complex", partial(lose, f"{CPU}0/cache"), "can't be read"),
+        ("node", partial(add_gpus, 2), r"more workers \(3\) than GPUs \(2\)"),
+        ("exclusive", partial(add_gpus, 5), r"node 0 .* \(4\) than GPUs \(5\)"),
+        ("node", add_gpus_without_address, "don't say where GPU 0 is"),
+        ("node", partial(hide_sysfs_path, f"{PCI}/0000:11:00.0/numa_node"), "can't be read"),
+        ("node", partial(hide_sysfs_path, "devices/system/node"), "can't be read"),
+        (
+            "exclusive",
+            partial(hide_sysfs_path, f"{CPU}2/topology/thread_siblings_list"),
+            "can't be read",
+        ),
+        (
+            "socket",
+            partial(hide_sysfs_path, f"{CPU}0/topology/physical_package_id"),
+            "can't be read",
+        ),
+        ("core-complex", partial(hide_sysfs_path, f"{CPU}0/cache"), "can't be read"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_with_the_flag_and_a_hint(
+def test_impossible_binding_is_one_line_with_flag_and_hint(
     tmp_path: Path, mode: str, harm: Callable[[Path], None], message: str
 ) -> None:
     fake.add_cpus(tmp_path, SMALL)
@@ -286,13 +294,13 @@ def test_what_cannot_be_done_is_one_line_with_the_flag_and_a_hint(
     with pytest.raises(UsageError, match=message) as caught:
         masks(mode, 3, SMALL, str(tmp_path))
     assert caught.value.message.startswith(f"--numa-binding={mode}: ")
-    if isinstance(harm, partial) and harm.func is lose:
+    if isinstance(harm, partial) and harm.func is hide_sysfs_path:
         assert f"({tmp_path}/sys/{harm.args[0]} can't be read)" in caught.value.message
     assert "\n" not in caught.value.message
     assert caught.value.hint
 
 
-def test_more_workers_than_cores_can_only_share_them(tmp_path: Path) -> None:
+def test_more_workers_than_cores_must_share(tmp_path: Path) -> None:
     """5 workers can't have a core each of 4, but they can share them."""
     root = machine(tmp_path, SMALL)
     with pytest.raises(UsageError, match=r"fewer physical cores \(4\) than workers \(5\)"):
@@ -300,16 +308,16 @@ def test_more_workers_than_cores_can_only_share_them(tmp_path: Path) -> None:
     assert masks("node", 5, SMALL, root) == ["0-3"] * 5
 
 
-def test_a_cache_folder_without_caches_is_refused(tmp_path: Path) -> None:
+def test_empty_cache_folder_is_refused(tmp_path: Path) -> None:
     """Some virtual machines show the folder and nothing in it: refused as well."""
     fake.add_cpus(tmp_path, SMALL)
-    lose(f"{CPU}0/cache", tmp_path)
+    hide_sysfs_path(f"{CPU}0/cache", tmp_path)
     fake.write(tmp_path / "sys/devices/system/cpu/cpu0/cache/uevent", "")
     with pytest.raises(UsageError, match=r"cpu0/cache/index\* can't be read"):
         masks("core-complex", 2, SMALL, str(tmp_path))
 
 
-def test_an_affinity_mask_outside_the_topology_is_refused(tmp_path: Path) -> None:
+def test_affinity_mask_outside_topology_is_refused(tmp_path: Path) -> None:
     root = machine(tmp_path, SMALL)
     with pytest.raises(UsageError, match="none of the CPUs that may be used is on a NUMA node"):
         bind("node", 1, NOTHING_SET, root, frozenset({77}))
@@ -327,9 +335,9 @@ layouts = st.sampled_from(
 
 
 @cache
-def built(layout: Layout, gpu_nodes: tuple[int, ...]) -> str:
+def build_machine(layout: Layout, gpu_nodes: tuple[int, ...]) -> str:
     """Make each machine once."""
-    return machine(Path(tempfile.mkdtemp(dir=kept().name)), layout, gpu_nodes)
+    return machine(Path(tempfile.mkdtemp(dir=temporary_root().name)), layout, gpu_nodes)
 
 
 @st.composite
@@ -344,14 +352,14 @@ def machines(draw: st.DrawFn) -> tuple[Layout, tuple[int, ...], frozenset[int]]:
 
 @settings(max_examples=60)
 @given(machines(), st.sampled_from(MODES), st.integers(1, 8))
-def test_every_mask_is_within_what_is_allowed(
+def test_every_mask_is_within_allowed_cpus(
     drawn: tuple[Layout, tuple[int, ...], frozenset[int]], mode: str, nproc: int
 ) -> None:
     """Whatever the machine, a mask is not empty and within what is allowed, and exclusive ones have
     no core in common.
     """
     layout, gpu_nodes, allowed = drawn
-    root = built(layout, gpu_nodes)
+    root = build_machine(layout, gpu_nodes)
     try:
         bound = bind(mode, nproc, NOTHING_SET, root, allowed)
     except UsageError:
@@ -371,9 +379,9 @@ def test_every_mask_is_within_what_is_allowed(
 
 @settings(max_examples=60)
 @given(layouts, st.integers(1, 16))
-def test_with_as_many_workers_on_every_node_all_cpus_are_used(layout: Layout, each: int) -> None:
+def test_all_cpus_are_used_with_equal_workers_per_node(layout: Layout, each: int) -> None:
     """With `exclusive` each is used exactly once."""
-    root = built(layout, ())
+    root = build_machine(layout, ())
     nproc = min(each, layout.cores) * len(layout.all_nodes())
     for mode in ("node", "socket", "exclusive"):
         bound = bind(mode, nproc, NOTHING_SET, root, layout.every_cpu())
@@ -430,7 +438,7 @@ def torch_binding() -> object:
     st.sampled_from(MODES),
     st.data(),
 )
-def test_masks_are_those_of_torchrun(
+def test_masks_match_torchrun(
     torch_binding: object,
     drawn: tuple[Layout, tuple[int, ...], frozenset[int]],
     mode: str,
@@ -441,7 +449,7 @@ def test_masks_are_those_of_torchrun(
     """
     layout, gpu_nodes, allowed = drawn
     nproc = data.draw(st.integers(1, len(gpu_nodes)))
-    root = built(layout, gpu_nodes)
+    root = build_machine(layout, gpu_nodes)
     try:
         expected = torchs_masks(torch_binding, mode, nproc, root, gpu_nodes, allowed)
     except (RuntimeError, ValueError, ZeroDivisionError):
@@ -479,7 +487,7 @@ def test_workers_run_where_they_were_bound(
     assert sorted(result.stdout.splitlines()) == lines
 
 
-def test_more_workers_than_cores_end_the_command_with_exit_code_2(
+def test_exclusive_with_too_few_cores_exits_2(
     launch: Launch, script: Callable[[str], Path]
 ) -> None:
     """This is so with `exclusive`; there is one line and a hint."""

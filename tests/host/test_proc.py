@@ -12,7 +12,7 @@ import pytest
 from relight.host import linux
 
 
-def test_process_that_ends_while_it_is_read_has_no_children(
+def test_process_ending_while_read_has_no_children(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """read(2) of /proc/PID/task/TID/children fails with ESRCH then, open(2) with ENOENT."""

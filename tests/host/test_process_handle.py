@@ -41,7 +41,7 @@ def is_readable(handle: ProcessHandle, limit_s: float) -> bool:
     return bool(select.select([handle], [], [], limit_s)[0])
 
 
-def test_end_of_a_child_can_be_waited_for(way: str, child: "subprocess.Popen[bytes]") -> None:
+def test_waits_for_exit_of_a_child(way: str, child: "subprocess.Popen[bytes]") -> None:
     """A selector sees the end, and the child can still be reaped."""
     handle = ProcessHandle(child.pid)
     assert not is_readable(handle, 0) and not handle.has_ended() and not handle.wait(0.01)
@@ -51,7 +51,7 @@ def test_end_of_a_child_can_be_waited_for(way: str, child: "subprocess.Popen[byt
     handle.close()
 
 
-def test_end_of_another_process_can_be_waited_for(way: str) -> None:
+def test_waits_for_exit_of_unrelated_process(way: str) -> None:
     """The end of a process that is not a child."""
     program = ["sh", "-c", "sleep 600 & echo $!; read x; kill $!; read x"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
@@ -67,7 +67,7 @@ def test_end_of_another_process_can_be_waited_for(way: str) -> None:
     handle.close()
 
 
-def test_process_that_does_not_exist_has_no_handle(way: str) -> None:
+def test_missing_process_has_no_handle(way: str) -> None:
     child = subprocess.Popen(["true"])
     child.wait(LIMIT_S)
     with pytest.raises(ProcessLookupError):
@@ -85,7 +85,7 @@ def test_closed_handle_keeps_no_descriptor(way: str, child: "subprocess.Popen[by
         time.sleep(0.01)
 
 
-def test_process_is_not_over_because_no_descriptor_is_left(
+def test_descriptor_shortage_does_not_mean_process_exit(
     monkeypatch: pytest.MonkeyPatch, child: "subprocess.Popen[bytes]"
 ) -> None:
     """Without pidfds, a look at /proc that fails says nothing."""
@@ -126,7 +126,7 @@ second.wait()
 
 @pytest.mark.needs_root
 @pytest.mark.parametrize("way", WAYS)
-def test_process_that_has_got_the_pid_of_another_is_not_signalled(way: str) -> None:
+def test_reused_pid_is_not_signalled(way: str) -> None:
     """In a namespace of its own, a pid is used again at once (ns_last_pid, proc(5))."""
     command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     done = subprocess.run(

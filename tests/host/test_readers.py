@@ -23,7 +23,7 @@ from relight.output.pipe_reader import PipeReader, channel
 # Readers
 
 
-def test_a_terminal_gives_what_was_written_before_it_closed(
+def test_terminal_output_before_close_is_not_lost(
     loop: FastLoop, screen: Screen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Data that is left in a pseudo-terminal when its last writer goes is not lost with EIO."""
@@ -38,7 +38,7 @@ def test_a_terminal_gives_what_was_written_before_it_closed(
     assert reader.tail == data
 
 
-def test_without_a_descriptor_for_the_terminal_modules_output_has_no_colours(
+def test_missing_terminal_modules_cost_only_colours(
     loop: FastLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A module that can't be loaded, for want of a descriptor, costs the colours."""
@@ -53,7 +53,7 @@ def test_without_a_descriptor_for_the_terminal_modules_output_has_no_colours(
     reader.close()
 
 
-def test_the_last_64_kb_of_a_stream_are_kept(loop: FastLoop) -> None:
+def test_keeps_last_64_kb_of_stream(loop: FastLoop) -> None:
     """They are kept for the report; not much more is."""
     ours, theirs = channel(-1)
     reader = PipeReader(loop, ours, None)
@@ -70,7 +70,7 @@ HEADER = b"Traceback (most recent call last):"
 
 
 @pytest.mark.parametrize("cut", [0, 1, 10, len(HEADER) - 1, len(HEADER)])
-def test_traceback_is_noticed_wherever_its_header_is_cut(loop: FastLoop, cut: int) -> None:
+def test_traceback_header_is_noticed_across_chunks(loop: FastLoop, cut: int) -> None:
     ours, theirs = channel(-1)
     found: list[int] = []
     reader = PipeReader(loop, ours, None, lambda: found.append(reader.size))
@@ -84,7 +84,7 @@ def test_traceback_is_noticed_wherever_its_header_is_cut(loop: FastLoop, cut: in
 
 
 @pytest.mark.parametrize("size", [0, 10_000, 65_536, 70_000, 82_000, 300_000])
-def test_beginning_of_a_long_traceback_is_kept(loop: FastLoop, size: int) -> None:
+def test_start_of_long_traceback_is_kept(loop: FastLoop, size: int) -> None:
     ours, theirs = channel(-1)
     reader = PipeReader(loop, ours, None, lambda: None)
     message = b"".join(b"%07d\n" % n for n in range(size // 8))
@@ -106,7 +106,7 @@ def test_beginning_of_a_long_traceback_is_kept(loop: FastLoop, size: int) -> Non
     assert end.newlines == text[len(end.head) : -len(end.tail)].count(b"\n")
 
 
-def test_a_descriptor_that_stays_open_does_not_delay_the_end(
+def test_leaked_descriptor_does_not_delay_the_end(
     loop: FastLoop, screen: Screen, descriptors: Callable[[int], int]
 ) -> None:
     """After the workers' end what is in the pipe is read, and nobody waits for an end of file."""
@@ -143,7 +143,7 @@ def tailed(loop: FastLoop, screen: Screen, tmp_path: Path) -> Iterator[TailedFil
     file.close()
 
 
-def test_a_file_is_shown_while_it_is_written(
+def test_file_is_shown_while_it_is_written(
     loop: FastLoop, screen: Screen, tailed: TailedFile
 ) -> None:
     """Each change is shown soon, and when there is none, nothing is scheduled."""
@@ -158,7 +158,7 @@ def test_a_file_is_shown_while_it_is_written(
 
 
 @pytest.mark.parametrize("missing", ["inotify_open", "inotify_watch"])
-def test_without_inotify_files_are_polled(
+def test_files_are_polled_without_inotify(
     missing: str,
     loop: FastLoop,
     screen: Screen,
@@ -177,7 +177,7 @@ def test_without_inotify_files_are_polled(
     assert loop.idle
 
 
-def test_changes_that_inotify_lost_are_shown_all_the_same(
+def test_inotify_overflow_loses_no_output(
     loop: FastLoop, screen: Screen, tailed: TailedFile, tmp_path: Path
 ) -> None:
     """When the kernel's queue overflows, the last changes are seen all the same."""
@@ -196,7 +196,7 @@ def test_changes_that_inotify_lost_are_shown_all_the_same(
     assert shown.count(b"a\n") == shown.count(b"b\n") == limit // 2 + 10
 
 
-def test_a_file_that_is_truncated_meanwhile_is_shown_from_its_new_start(
+def test_truncated_file_is_shown_from_its_new_start(
     loop: FastLoop, screen: Screen, tailed: TailedFile
 ) -> None:
     """After logrotate's copytruncate new lines are shown, without a hole and without the old."""
@@ -208,7 +208,7 @@ def test_a_file_that_is_truncated_meanwhile_is_shown_from_its_new_start(
     assert tailed.path.read_bytes() == b"new\n"
 
 
-def test_a_flood_does_not_hold_up_signals(
+def test_flood_of_output_does_not_delay_signals(
     loop: FastLoop, tmp_path: Path, descriptors: Callable[[int], int]
 ) -> None:
     """A signal is seen while a file with much to show is shown."""
@@ -234,7 +234,7 @@ def test_a_flood_does_not_hold_up_signals(
     tails.drop()
 
 
-def test_a_stuck_console_costs_nothing_for_files(
+def test_stuck_console_causes_no_wakeups_for_files(
     loop: FastLoop, small_screen: Screen, tmp_path: Path
 ) -> None:
     """While the console takes nothing, a worker that writes to its file does not wake the agent."""
@@ -266,7 +266,7 @@ def filtered(tmp_path: Path) -> Iterator[tuple[FilteredFile, Path]]:
 
 @settings(max_examples=100)
 @given(data=st.data())
-def test_a_filter_sees_whole_lines(data: st.DataObject, tmp_path_factory: object) -> None:
+def test_filter_sees_whole_lines(data: st.DataObject, tmp_path_factory: object) -> None:
     """However the output is cut, a filter takes the lines with a text, with prefix and end."""
     lines = data.draw(
         st.lists(st.sampled_from(["an apple", "pear", "", "b\u00e9", "apple" * 3, "ap\udcffple"]))
@@ -287,7 +287,7 @@ def test_a_filter_sees_whole_lines(data: st.DataObject, tmp_path_factory: object
     assert path.read_bytes() == b"".join(b"[p]:" + line + b"\n" for line in wanted)
 
 
-def test_a_filter_holds_a_line_without_an_end_up_to_a_limit(
+def test_filter_buffers_unterminated_line_up_to_limit(
     filtered: tuple[FilteredFile, Path],
 ) -> None:
     """A line without an end is held up to a limit; the end of it still counts."""
@@ -300,7 +300,7 @@ def test_a_filter_holds_a_line_without_an_end_up_to_a_limit(
     assert path.stat().st_size == len(b"[p]:") + log_filters._LONGEST_LINE + len(b"apple\n")
 
 
-def test_filters_go_on_when_nobody_reads(
+def test_filters_continue_when_console_is_gone(
     loop: FastLoop, screen: Screen, tmp_path: Path
 ) -> None:  # fmt: skip
     """A console that is gone takes nothing away from the filtered file."""
@@ -321,7 +321,7 @@ def test_filters_go_on_when_nobody_reads(
     assert b"".join(got) == b"line 0\nline 1\nline 2\n"
 
 
-def test_descriptors_of_relight_are_closed_by_exec() -> None:
+def test_channel_descriptors_are_closed_on_exec() -> None:
     """What this package opens is closed by exec: both ends of a channel."""
     ours, theirs = channel(-1)
     try:

@@ -16,7 +16,7 @@ from relight.processes.spawner import WorkerPlan
 
 
 @pytest.mark.parametrize("farewell", [b"", b"end\n"])
-def test_workers_end_when_the_agents_socket_ends(tmp_path: Path, farewell: bytes) -> None:
+def test_workers_end_with_the_agent_socket(tmp_path: Path, farewell: bytes) -> None:
     """When the socket ends, the workers do. Unless the agent has said that it lives, its directory
     goes as well: the socket of one that is killed ends before anything else shows that it is.
     """
@@ -112,7 +112,7 @@ class Counters:
         os.waitpid(self.pid, 0)
 
 
-def test_all_that_a_worker_has_started_freezes_and_thaws(tmp_path: Path) -> None:
+def test_freeze_and_thaw_cover_all_descendants(tmp_path: Path) -> None:
     """Processes in sessions of their own, and such whose parents have ended, have the lease of the
     worker. What somebody else had stopped before stays so.
     """
@@ -130,7 +130,7 @@ def test_all_that_a_worker_has_started_freezes_and_thaws(tmp_path: Path) -> None
         counters.end()
 
 
-def test_a_foreign_sigcont_does_not_end_the_freeze(tmp_path: Path) -> None:
+def test_foreign_sigcont_does_not_end_the_freeze(tmp_path: Path) -> None:
     """As when a machine's processes are continued one by one: they stand still again at once."""
     counters = Counters(tmp_path)
     try:

@@ -45,7 +45,7 @@ sys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] != "2")
 
 
 @pytest.mark.parametrize("workers", [1, 40])
-def test_workers_of_later_generations_start_as_those_of_the_first(
+def test_later_generations_start_like_the_first(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path, workers: int
 ) -> None:
     """Their descriptors, signals, limits and variables are equal; their parent is the same."""
@@ -103,7 +103,7 @@ def finish(spawner: SpawnerProcess, *pids: int) -> None:
             os.waitpid(pid, 0)
 
 
-def test_a_generation_that_has_ended_leaves_the_spawner_to_the_next_one() -> None:
+def test_next_generation_reuses_the_spawner() -> None:
     """No process is forked but the workers."""
     spawner = SpawnerProcess()
     first, connection = start(spawner)
@@ -114,7 +114,7 @@ def test_a_generation_that_has_ended_leaves_the_spawner_to_the_next_one() -> Non
     finish(spawner, first)
 
 
-def test_a_spawner_that_has_not_ended_its_workers_gets_no_others() -> None:
+def test_busy_spawner_gets_no_new_generation() -> None:
     """Such as one with a worker in an uninterruptible call: another spawner is forked. The first
     one ends once its workers have ended.
     """
@@ -129,7 +129,7 @@ def test_a_spawner_that_has_not_ended_its_workers_gets_no_others() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_spawner_that_is_killed_between_two_generations_is_replaced(number: int) -> None:
+def test_spawner_killed_between_generations_is_replaced(number: int) -> None:
     """Signals that can be blocked do not end it."""
     spawner = SpawnerProcess()
     first, connection = start(spawner)
@@ -144,7 +144,7 @@ def test_a_spawner_that_is_killed_between_two_generations_is_replaced(number: in
     finish(spawner, second)
 
 
-def test_a_spawner_whose_guard_is_killed_between_two_generations_is_replaced() -> None:
+def test_spawner_with_killed_guard_is_replaced() -> None:
     """It would go on, but nothing would end its workers if it was killed with the agent."""
     spawner = SpawnerProcess()
     first, connection = start(spawner)
@@ -168,7 +168,7 @@ def subreaper() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("subreaper")
-def test_an_idle_spawner_whose_guard_is_killed_is_no_zombie_of_the_agent() -> None:
+def test_idle_spawner_with_killed_guard_leaves_no_zombie() -> None:
     spawner, guard, own = idle_spawner()
     os.kill(guard, signal.SIGKILL)
     os.waitpid(guard, 0)
@@ -178,7 +178,7 @@ def test_an_idle_spawner_whose_guard_is_killed_is_no_zombie_of_the_agent() -> No
         os.waitpid(own, os.WNOHANG)
 
 
-def test_an_idle_spawner_that_is_stopped_ends_when_it_is_closed() -> None:
+def test_stopped_idle_spawner_ends_on_close() -> None:
     spawner, guard, own = idle_spawner()
     for pid in (own, guard):
         os.kill(pid, signal.SIGSTOP)
@@ -189,7 +189,7 @@ def test_an_idle_spawner_that_is_stopped_ends_when_it_is_closed() -> None:
         os.kill(own, 0)
 
 
-def test_a_spawner_that_is_stopped_between_two_generations_is_continued() -> None:
+def test_stopped_spawner_is_continued_for_next_generation() -> None:
     spawner, first, own = idle_spawner()
     os.kill(own, signal.SIGSTOP)
     second, connection = start(spawner)
@@ -220,7 +220,7 @@ finally:
 
 
 @pytest.mark.mistakes
-def test_a_spawner_that_can_not_read_a_plan_ends_there() -> None:
+def test_spawner_failing_to_read_a_plan_exits_there() -> None:
     """It is a fork of the agent, whose code must not run on in it."""
     done = subprocess.run(
         [sys.executable, "-c", BREAKS], capture_output=True, text=True, check=False, timeout=LIMIT_S
@@ -228,7 +228,7 @@ def test_a_spawner_that_can_not_read_a_plan_ends_there() -> None:
     assert (done.returncode, done.stdout) == (0, "70\n"), done.stderr
 
 
-def test_a_spawner_without_workers_ends_with_the_agent(tmp_path: Path) -> None:
+def test_idle_spawner_ends_with_the_agent(tmp_path: Path) -> None:
     """The agent is killed while it waits for a generation: no process and no directory is left."""
     scratch = tmp_path / "scratch"
     (scratch / "attempt_0").mkdir(parents=True)

@@ -91,7 +91,7 @@ def lines(frames: tuple[Frame, ...]) -> list[tuple[str, int, str]]:
     return [(os.path.basename(file), line, function) for file, line, function in frames]
 
 
-def inside(pid: int, function: str, line: int = 0) -> list[tuple[str, int, str]]:
+def wait_inside(pid: int, function: str, line: int = 0) -> list[tuple[str, int, str]]:
     """The main thread's frames when its innermost one is that function, on that line if given."""
 
     def holds(stack: ProcessStack) -> bool:
@@ -116,11 +116,9 @@ outer()
 """
 
 
-def test_a_function_that_sleeps_is_shown_with_its_callers_innermost_first(
-    python: Path, run: Run
-) -> None:
+def test_sleeping_function_is_shown_with_callers_innermost_first(python: Path, run: Run) -> None:
     process = run(python, SLEEPS)
-    assert inside(process.pid, "rest", 5) == [
+    assert wait_inside(process.pid, "rest", 5) == [
         ("script.py", 5, "rest"),
         ("script.py", 9, "outer"),
         ("script.py", 11, "<module>"),
@@ -142,7 +140,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("how", ["fork", "spawn"])
-def test_process_that_a_worker_waits_for_is_shown(python: Path, run: Run, how: str) -> None:
+def test_child_process_that_worker_waits_for_is_shown(python: Path, run: Run, how: str) -> None:
     """The other two wait for work, and a fork has its parent's frames."""
     process = run(python, POOL.format(how=how))
     try:
@@ -175,7 +173,7 @@ libc.clone(libc.pause, top, 0x4000 | 17, None)  # CLONE_VFORK, SIGCHLD: as for v
 """
 
 
-def test_process_in_state_d_shows_its_system_call(python: Path, run: Run) -> None:
+def test_uninterruptible_process_shows_its_system_call(python: Path, run: Run) -> None:
     """Its memory, which may be locked, is only read in a thread of its own."""
     process = run(python, UNINTERRUPTIBLE)
     deadline = time.monotonic() + LIMIT_S
@@ -238,25 +236,25 @@ def test_handled_exception_is_named_with_its_place(
     python: Path, run: Run, how: str, block: str, expected: str
 ) -> None:
     process = run(python, HANDLES.format(how=how, block=block))
-    inside(process.pid, "numbers", 9)
+    wait_inside(process.pid, "numbers", 9)
     found = doing({0: process.pid}, are_frozen=False)[0]
     assert found.handling == expected
     where = "script.py:13" if "Recursion" in expected else "script.py:14"
     assert os.path.basename(found.handling_where) == where
 
 
-def test_handled_exception_of_a_library_has_the_line_that_called_it(python: Path, run: Run) -> None:
+def test_handled_library_exception_names_the_calling_line(python: Path, run: Run) -> None:
     process = run(python, HANDLES.format(how='json.loads("{")', block="finally"))
-    inside(process.pid, "numbers", 9)
+    wait_inside(process.pid, "numbers", 9)
     found = doing({0: process.pid}, are_frozen=False)[0]
     assert found.handling.startswith("JSONDecodeError: Expecting property name")
     assert os.path.basename(found.handling_where) == "script.py:14"
 
 
-def test_exception_that_was_handled_before_is_not_named(python: Path, run: Run) -> None:
+def test_previously_handled_exception_is_not_named(python: Path, run: Run) -> None:
     text = "try:\n    {}['lr']\nexcept KeyError:\n    pass\n"
     process = run(python, text + SLEEPS)
-    inside(process.pid, "rest")
+    wait_inside(process.pid, "rest")
     assert doing({0: process.pid}, are_frozen=False)[0].handling == ""
 
 
@@ -269,13 +267,13 @@ def look(pid: int) -> tuple[str, str]:
     return state, frames[0].function
 
 
-def test_repeated_looks_see_what_a_stack_shows(python: Path, run: Run) -> None:
+def test_look_agrees_with_full_stack(python: Path, run: Run) -> None:
     process = run(python, SLEEPS)
-    inside(process.pid, "rest", 5)
+    wait_inside(process.pid, "rest", 5)
     assert look(process.pid) == ("S", "rest")
 
 
-def test_what_a_thread_waits_in_is_named(python: Path, run: Run) -> None:
+def test_system_call_of_waiting_thread_is_named(python: Path, run: Run) -> None:
     process = run(python, SLEEPS)
     found = until(process.pid, lambda stack: main_of(stack).waits_in != "")
     assert (found.state, main_of(found).waits_in) in [("S", "clock_nanosleep"), ("S", "select")]
@@ -288,7 +286,7 @@ def test_calls_through_two_files_show_both(python: Path, run: Run, tmp_path: Pat
     )
     text = "import part, time\ndef wait():\n    print('up')\n    time.sleep(600)\n\n"
     process = run(python, text + "part.Loader().get(wait)\n")
-    assert inside(process.pid, "wait", 4) == [
+    assert wait_inside(process.pid, "wait", 4) == [
         ("script.py", 4, "wait"),
         ("part.py", 4, "Loader.get"),
         ("script.py", 6, "<module>"),
@@ -308,7 +306,7 @@ for number in more():
     pass
 """
     process = run(python, text)
-    assert inside(process.pid, "numbers", 5) == [
+    assert wait_inside(process.pid, "numbers", 5) == [
         ("script.py", 5, "numbers"),
         ("script.py", 7, "more"),
         ("script.py", 8, "<module>"),
@@ -326,15 +324,13 @@ async def outer():
     await inner()
 asyncio.run(outer())
 """
-    found = inside(run(python, text).pid, "inner", 5)
+    found = wait_inside(run(python, text).pid, "inner", 5)
     assert found[:2] == [("script.py", 5, "inner"), ("script.py", 7, "outer")]
     assert found[-1] == ("script.py", 8, "<module>")
     assert any(file == "base_events.py" for file, _, _ in found)
 
 
-def test_a_thread_that_waits_for_a_lock_is_shown_beside_the_main_thread(
-    python: Path, run: Run
-) -> None:
+def test_thread_blocked_on_lock_is_shown_beside_main_thread(python: Path, run: Run) -> None:
     text = """\
 import threading, time
 lock = threading.Lock()
@@ -360,36 +356,34 @@ lock.acquire()
     assert other.frames[-1].function == "Thread._bootstrap"
 
 
-def test_a_stopped_process_is_read_and_its_state_says_so(python: Path, run: Run) -> None:
+def test_stopped_process_is_readable_and_marked_stopped(python: Path, run: Run) -> None:
     process = run(python, SLEEPS)
-    inside(process.pid, "rest", 5)
+    wait_inside(process.pid, "rest", 5)
     process.send_signal(signal.SIGSTOP)
     found = until(process.pid, lambda stack: stack.state == "T")
     assert lines(main_of(found).frames)[0] == ("script.py", 5, "rest")
 
 
-def test_a_process_blocked_in_a_pipe_is_read(python: Path, run: Run) -> None:
+def test_process_blocked_in_a_pipe_is_readable(python: Path, run: Run) -> None:
     text = "import os\ndef load(fd):\n    return os.read(fd, 1)\nprint('up')\nload(0)\n"
     process = run(python, text)
-    assert inside(process.pid, "load", 3) == [
+    assert wait_inside(process.pid, "load", 3) == [
         ("script.py", 3, "load"),
         ("script.py", 5, "<module>"),
     ]
     assert until(process.pid, lambda stack: main_of(stack).waits_in == "read")
 
 
-def test_a_process_that_computes_in_c_and_never_lets_go_of_the_gil_is_read(
-    python: Path, run: Run
-) -> None:
+def test_process_in_c_code_holding_the_gil_is_readable(python: Path, run: Run) -> None:
     text = "def total():\n    return sum(range(10**15))\nprint('up')\ntotal()\n"
     process = run(python, text)
-    assert inside(process.pid, "total", 2) == [
+    assert wait_inside(process.pid, "total", 2) == [
         ("script.py", 2, "total"),
         ("script.py", 4, "<module>"),
     ]
 
 
-def test_a_process_that_runs_on_meanwhile_is_read(python: Path, run: Run) -> None:
+def test_running_process_is_readable(python: Path, run: Run) -> None:
     """Its frames come and go while they are read."""
     text = """\
 def leaf(n):
@@ -403,7 +397,7 @@ print("up")
 loop()
 """
     process = run(python, text)
-    inside(process.pid, "leaf")
+    wait_inside(process.pid, "leaf")
     known = {"leaf", "branch", "loop", "<module>"}
     for _ in range(100):
         functions = [frame.function for frame in main_of(take(process.pid)).frames]
@@ -411,9 +405,7 @@ loop()
         assert functions[-1] == "<module>"
 
 
-def test_a_process_that_starts_threads_meanwhile_has_its_main_thread_once(
-    python: Path, run: Run
-) -> None:
+def test_main_thread_appears_once_while_threads_start(python: Path, run: Run) -> None:
     """In 3.11, a thread that is about to start has the id of the one that starts it."""
     text = """\
 import threading
@@ -434,18 +426,18 @@ loop()
 
 
 @pytest.mark.parametrize("letter", ["é", "λ", "𐐀"], ids=["latin-1", "2 bytes", "4 bytes"])
-def test_names_that_are_not_ascii_are_read(python: Path, run: Run, letter: str) -> None:
+def test_non_ascii_names_are_read(python: Path, run: Run, letter: str) -> None:
     """PEP 393: a str has 1, 2 or 4 bytes for each character."""
     name = letter
     text = f"import time\ndef {name}():\n    print('up')\n    time.sleep(600)\n{name}()\n"
     process = run(python, text, f"{letter}.py")
-    assert inside(process.pid, name, 4) == [
+    assert wait_inside(process.pid, name, 4) == [
         (f"{letter}.py", 4, name),
         (f"{letter}.py", 5, "<module>"),
     ]
 
 
-def test_a_deep_recursion_is_cut_after_500_frames(python: Path, run: Run) -> None:
+def test_deep_recursion_is_cut_after_500_frames(python: Path, run: Run) -> None:
     text = """\
 import sys, time
 sys.setrecursionlimit(5000)
@@ -457,11 +449,11 @@ def down(n):
 down(2000)
 """
     process = run(python, text)
-    found = inside(process.pid, "down", 7)
+    found = wait_inside(process.pid, "down", 7)
     assert found == [("script.py", 7, "down")] + [("script.py", 5, "down")] * 499
 
 
-def test_a_forked_process_has_its_own_stack_and_main_thread(python: Path, run: Run) -> None:
+def test_forked_process_has_its_own_stack_and_main_thread(python: Path, run: Run) -> None:
     text = """\
 import os, time
 def child():
@@ -475,13 +467,13 @@ os.wait()
     (pid,) = [int(word) for word in Path(f"/proc/{process.pid}/task/{process.pid}/children")
               .read_text().split()]  # fmt: skip
     try:
-        assert inside(pid, "child", 4)[0] == ("script.py", 4, "child")
+        assert wait_inside(pid, "child", 4)[0] == ("script.py", 4, "child")
         assert look(pid) == ("S", "child")
     finally:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_a_long_function_shows_the_right_line(python: Path, run: Run) -> None:
+def test_long_function_shows_the_right_line(python: Path, run: Run) -> None:
     """Lines that are far from each other, backwards, and over several rows (locations.md)."""
     filler = "\n" * 5000
     text = f"""\
@@ -500,10 +492,10 @@ far(600)
 """
     process = run(python, text)
     expected = text.splitlines().index("        time.sleep(") + 1
-    assert inside(process.pid, "far", expected)[1] == ("script.py", expected + 2, "<module>")
+    assert wait_inside(process.pid, "far", expected)[1] == ("script.py", expected + 2, "<module>")
 
 
-def test_a_zombie_has_no_threads() -> None:
+def test_zombie_has_no_threads() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         deadline = time.monotonic() + LIMIT_S
         while (found := None if _state(process.pid) != "Z" else take(process.pid)) is None:
@@ -516,14 +508,14 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_a_process_that_has_ended_is_the_documented_error() -> None:
+def test_ended_process_raises_stack_error() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
     with pytest.raises(StackError, match=f"process {process.pid} has ended"):
         take(process.pid)
 
 
-def test_a_process_that_ends_meanwhile_is_the_documented_error_or_a_stack() -> None:
+def test_process_ending_while_read_raises_stack_error_or_succeeds() -> None:
     for _ in range(10):
         with subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(0.02)"]) as process:
             while process.poll() is None:
@@ -533,7 +525,7 @@ def test_a_process_that_ends_meanwhile_is_the_documented_error_or_a_stack() -> N
                     assert str(process.pid) in error.message
 
 
-def test_a_process_that_is_not_python_is_the_documented_error() -> None:
+def test_non_python_process_raises_stack_error() -> None:
     with subprocess.Popen(["sleep", "600"]) as process:
         try:
             with pytest.raises(StackError, match="is not a Python process") as raised:
@@ -544,7 +536,7 @@ def test_a_process_that_is_not_python_is_the_documented_error() -> None:
 
 
 @pytest.mark.skipif(not OLD.exists(), reason=f"{OLD} is not installed")
-def test_a_version_that_is_not_known_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_python_version_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")  # no py-spy
     process = run(OLD, SLEEPS)
     with pytest.raises(StackError, match=r"older than 3\.11") as raised:
@@ -553,7 +545,7 @@ def test_a_version_that_is_not_known_is_named(run: Run, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 31, 1 << 80])
-def test_a_number_that_is_no_pid_is_the_documented_error(pid: int) -> None:
+def test_invalid_pid_raises_stack_error(pid: int) -> None:
     with pytest.raises(StackError, match="is not the pid"):
         take(pid)
 
@@ -571,7 +563,7 @@ except StackError as error:
 
 
 @pytest.mark.needs_root
-def test_the_error_for_a_process_of_another_user_says_what_to_do(run: Run) -> None:
+def test_permission_error_says_what_to_do(run: Run) -> None:
     process = run(Path(sys.executable), SLEEPS)
     done = subprocess.run(
         [sys.executable, "-c", AS_NOBODY, str(process.pid)],
@@ -585,7 +577,7 @@ def test_the_error_for_a_process_of_another_user_says_what_to_do(run: Run) -> No
     assert "CAP_SYS_PTRACE" in done.stdout
 
 
-def test_all_ranks_are_taken_and_those_that_cant_be_have_a_reason(run: Run) -> None:
+def test_unreadable_ranks_have_a_reason(run: Run) -> None:
     process = run(Path(sys.executable), SLEEPS)
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
@@ -607,7 +599,7 @@ echo '[{"pid": 1, "thread_id": 2, "thread_name": "Thread-1", "os_thread_id": nul
 
 
 @pytest.mark.skipif(not OLD.exists(), reason=f"{OLD} is not installed")
-def test_py_spy_is_asked_where_the_version_is_not_known(
+def test_py_spy_is_used_for_unknown_versions(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The output is that of py-spy 0.4.1."""
@@ -621,7 +613,7 @@ def test_py_spy_is_asked_where_the_version_is_not_known(
 
 @pytest.mark.parametrize("output", ["", "[", "{}", "[1]", '[{"frames": [{}]}]', "null"])
 @pytest.mark.skipif(not OLD.exists(), reason=f"{OLD} is not installed")
-def test_any_other_output_of_py_spy_is_the_documented_error(
+def test_unexpected_py_spy_output_raises_stack_error(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
     (tmp_path / "py-spy").write_text(f"#!/bin/sh\necho '{output}'\n")
@@ -652,7 +644,7 @@ time.sleep(600)
 """
 
 
-def test_ranks_are_the_first_processes_with_rank_and_a_shell_stands_for_its_python(
+def test_shell_wrapper_resolves_to_its_python_rank(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a rank starts has RANK too."""
@@ -669,7 +661,7 @@ def test_ranks_are_the_first_processes_with_rank_and_a_shell_stands_for_its_pyth
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_job_with_the_same_rank_twice_is_not_mixed_up(run: Run) -> None:
+def test_job_with_duplicate_rank_asks_for_an_agent_pid(run: Run) -> None:
     """Each role of a job has ranks of its own."""
     text = """\
 import os, subprocess, sys, time
@@ -710,7 +702,7 @@ raise ValueError("last")
         "sys.excepthook = lambda *_: slow()",
     ],
 )
-def test_a_worker_that_waits_at_its_end_is_shutting_down(python: Path, run: Run, how: str) -> None:
+def test_worker_waiting_at_exit_is_shutting_down(python: Path, run: Run, how: str) -> None:
     """Also while Python waits for threads, and for who prints the exception."""
     process = run(python, ENDS.format(how=how))
     until(process.pid, lambda stack: "<module>" not in {f.function for f in main_of(stack).frames})
@@ -718,15 +710,13 @@ def test_a_worker_that_waits_at_its_end_is_shutting_down(python: Path, run: Run,
 
 
 @pytest.mark.parametrize("name", ["script.py", "__main__.py"])
-def test_a_worker_that_runs_its_program_is_not_shutting_down(
-    python: Path, run: Run, name: str
-) -> None:
+def test_worker_running_its_program_is_not_shutting_down(python: Path, run: Run, name: str) -> None:
     process = run(python, SLEEPS, name)
-    inside(process.pid, "rest")
+    wait_inside(process.pid, "rest")
     assert program_of(process.pid) is Program.RUNS
 
 
-def test_a_worker_that_is_not_python_is_not_known_to_end() -> None:
+def test_non_python_worker_is_not_known_to_shut_down() -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
         assert program_of(process.pid) is Program.UNSEEN
@@ -739,7 +729,7 @@ def test_a_worker_that_is_not_python_is_not_known_to_end() -> None:
     assert program_of(process.pid) is Program.LEFT
 
 
-def test_where_there_is_no_proc_no_worker_is_known_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_proc_no_worker_is_known_to_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """On macOS each path there is missing."""
     monkeypatch.setattr(os.path, "lexists", lambda path: False)
     gone = subprocess.Popen(["true"])
@@ -747,6 +737,6 @@ def test_where_there_is_no_proc_no_worker_is_known_to_end(monkeypatch: pytest.Mo
     assert program_of(gone.pid) is Program.UNSEEN
 
 
-def test_a_job_with_bytes_that_are_no_text_has_no_ranks() -> None:
+def test_job_id_with_undecodable_bytes_has_no_ranks() -> None:
     """The command line may have any bytes; it was an internal error."""
     assert rank_processes.of_job("local://relight/\udcff") == {}

@@ -199,7 +199,7 @@ def test_cycle_in_a_traceback_ends() -> None:
     assert len(found.frames) == 1
 
 
-def test_what_is_no_exception_is_not_handled() -> None:
+def test_non_exception_is_not_handled() -> None:
     made = image()
     made.put(made.memory().word(thread_of(made) + 120), made.text("no exception", TEXT_TYPE))
     assert handled_in(made) == [None]
@@ -211,7 +211,7 @@ def read(made: Image) -> list[Thread]:
 
 
 @pytest.mark.parametrize("version", [0x030D00F0, 0x030D08F0, FINAL_3_14, 0x030E03F0], ids=hex)
-def test_the_offsets_that_an_interpreter_states_are_used(version: int) -> None:
+def test_uses_offsets_stated_by_interpreter(version: int) -> None:
     expected = (Frame("träin.py", 12, "f"), Frame("träin.py", 12, "<module>"))
     assert read(image(version)) == [Thread(PID, expected)]
 
@@ -225,7 +225,9 @@ def test_the_offsets_that_an_interpreter_states_are_used(version: int) -> None:
         (0x030D00F0, 1, r"3\.13 without the GIL"),
     ],
 )
-def test_other_versions_are_refused_by_name(version: int, free_threaded: int, what: str) -> None:
+def test_unsupported_versions_are_refused_by_name(
+    version: int, free_threaded: int, what: str
+) -> None:
     made = image()
     made.put_bytes(RUNTIME, offsets(version, free_threaded=free_threaded))
     with pytest.raises(StackError, match=what) as raised:
@@ -233,7 +235,7 @@ def test_other_versions_are_refused_by_name(version: int, free_threaded: int, wh
     assert raised.value.unreadable
 
 
-def test_a_table_of_offsets_of_another_form_is_refused() -> None:
+def test_malformed_offset_table_is_refused() -> None:
     made = image()
     made.put_bytes(RUNTIME, offsets(0x030D00F0)[:8] + offsets(FINAL_3_14)[8:16])
     made.put(RUNTIME + 8 * 33, 1 << 15)
@@ -242,7 +244,7 @@ def test_a_table_of_offsets_of_another_form_is_refused() -> None:
 
 
 @pytest.mark.parametrize("version", [0x030A00F0, 0x030D00F0, 0, 2**64 - 1], ids=hex)
-def test_without_a_table_only_3_11_and_3_12_are_known(version: int) -> None:
+def test_only_3_11_and_3_12_are_known_without_a_table(version: int) -> None:
     made = image()
     made.put_bytes(RUNTIME, bytes(24))
     made.put(BASE + 0x1F00, version)
@@ -256,21 +258,21 @@ def thread_of(made: Image) -> int:
     return made.memory().word(interpreter + 7344)
 
 
-def test_a_cycle_of_frames_ends() -> None:
+def test_cycle_of_frames_ends() -> None:
     made = image()
     inner = made.memory().word(thread_of(made) + 72)
     made.put(inner + 8, inner)
     assert read(made) == [Thread(PID, (Frame("träin.py", 12, "f"),))]
 
 
-def test_a_cycle_of_threads_ends() -> None:
+def test_cycle_of_threads_ends() -> None:
     made = image()
     thread = thread_of(made)
     made.put(thread + 8, thread)
     assert len(read(made)) == 1
 
 
-def test_a_frame_whose_function_has_not_begun_is_left_out() -> None:
+def test_incomplete_frame_is_left_out() -> None:
     """CPython's `_PyFrame_IsIncomplete`."""
     made = image()
     inner = made.memory().word(thread_of(made) + 72)
@@ -278,7 +280,7 @@ def test_a_frame_whose_function_has_not_begun_is_left_out() -> None:
     assert [frame.function for frame in read(made)[0].frames] == ["<module>"]
 
 
-def test_an_object_of_another_type_is_refused() -> None:
+def test_object_of_unexpected_type_is_refused() -> None:
     made = image()
     inner = made.memory().word(thread_of(made) + 72)
     made.put((made.memory().word(inner) & ~7) + 8, TEXT_TYPE)
@@ -286,7 +288,7 @@ def test_an_object_of_another_type_is_refused() -> None:
         read(made)
 
 
-def test_a_long_name_is_cut() -> None:
+def test_long_name_is_cut() -> None:
     made = image()
     inner = made.memory().word(thread_of(made) + 72)
     made.put((made.memory().word(inner) & ~7) + 128, made.text("é" * 5000, TEXT_TYPE))
@@ -312,7 +314,7 @@ def test_endless_lists_end() -> None:
     assert all(len(thread.frames) <= MOST_FRAMES for thread in found)
 
 
-def test_an_address_that_no_offset_can_be_is_the_documented_error() -> None:
+def test_impossible_address_raises_stack_error() -> None:
     memory = Memory(lambda size, address: bytes(size), PID)
     for address in (0, -1, 2**63, 2**64 - 1, 2**200):
         with pytest.raises(StackError):
@@ -326,7 +328,7 @@ def test_an_address_that_no_offset_can_be_is_the_documented_error() -> None:
 @settings(deadline=None, max_examples=300)
 @given(st.integers(0, 2**32), st.integers(1, 40))
 @example(44, 7)  # instructions that begin before the other fields of a code object
-def test_damaged_memory_is_frames_or_the_documented_error(seed: int, damages: int) -> None:
+def test_damaged_memory_yields_frames_or_stack_error(seed: int, damages: int) -> None:
     chance = random.Random(seed)
     made = image()
     values = [0, 1, 2**63, 2**64 - 1, BASE, CODE_TYPE, TEXT_TYPE, BYTES_TYPE]
@@ -341,7 +343,7 @@ def test_damaged_memory_is_frames_or_the_documented_error(seed: int, damages: in
 
 @settings(deadline=None, max_examples=100)
 @given(st.integers(0, 2**32))
-def test_random_memory_is_frames_or_the_documented_error(seed: int) -> None:
+def test_random_memory_yields_frames_or_stack_error(seed: int) -> None:
     """Most of its words are addresses within it, so that the walk goes far."""
     chance = random.Random(seed)
     made = Image()
@@ -375,11 +377,11 @@ def check(made: Image, symbols: dict[str, int] = SYMBOLS) -> None:
 
 
 @given(st.binary(max_size=200), st.integers(0, 2**32 - 1), st.integers(-(2**63), 2**63))
-def test_any_table_gives_a_line_or_none(table: bytes, first: int, offset: int) -> None:
+def test_any_line_table_yields_a_valid_line(table: bytes, first: int, offset: int) -> None:
     assert 0 <= line_of(table, first, offset) < 1 << 31
 
 
-def test_lines_are_those_that_python_itself_finds() -> None:
+def test_lines_match_those_of_python() -> None:
     """Of all instructions of some modules of the standard library."""
     import dis
     import types

@@ -50,7 +50,7 @@ def kinds(log: Log) -> list[str]:
     return [message["type"] for message in log.messages]
 
 
-def test_nodes_of_a_job_that_has_ended_stay_connected_until_they_are_told(ends: Ends) -> None:
+def test_nodes_of_ended_job_stay_connected_until_notified(ends: Ends) -> None:
     """A coordinator that must step down right after a job's end: the end may still be on its way
     to some nodes, so only those of jobs that run are disconnected.
     """
@@ -69,7 +69,7 @@ def test_nodes_of_a_job_that_has_ended_stay_connected_until_they_are_told(ends: 
     assert not told.reasons
 
 
-def test_nodes_of_a_job_that_runs_can_join_again_after_a_step_down(ends: Ends) -> None:
+def test_nodes_of_running_job_can_rejoin_after_step_down(ends: Ends) -> None:
     """The coordinator still listens, and may be the coordinator again."""
     coordinator = coordinate(ends)
     _, before = join(ends, "runs")

@@ -69,7 +69,7 @@ WAKING = {
 
 
 @pytest.mark.parametrize("query", WAKING)
-def test_each_operation_that_makes_a_key_wakes_who_waits_for_it(store: int, query: str) -> None:
+def test_every_operation_creating_a_key_wakes_waiters(store: int, query: str) -> None:
     """A wait ends with the first thing that is done to its last missing key."""
     with Peer(store) as waiter, Peer(store) as other, Peer(store) as setter:
         setter.set(b"there", b"")
@@ -83,7 +83,7 @@ def test_each_operation_that_makes_a_key_wakes_who_waits_for_it(store: int, quer
         other.sync()
 
 
-def test_a_wait_that_was_given_up_is_not_answered_later(store: int) -> None:
+def test_cancelled_wait_is_not_answered_later(store: int) -> None:
     """After CANCEL_WAIT the key may come; another wait for it ends at once."""
     with Peer(store) as waiter, Peer(store) as setter:
         waiter.wait(b"a", b"b")
@@ -95,7 +95,7 @@ def test_a_wait_that_was_given_up_is_not_answered_later(store: int) -> None:
         assert waiter.ask(wire.WAIT + keys(b"a", b"b"), 1) == wire.STOP_WAITING
 
 
-def test_a_key_that_came_and_went_counts_for_who_waited(store: int) -> None:
+def test_deleted_key_still_satisfies_its_waiter(store: int) -> None:
     """Deleting a key neither ends a wait for it nor takes back that it had come."""
     with Peer(store) as waiter, Peer(store) as setter:
         waiter.wait(b"a", b"b")
@@ -108,7 +108,7 @@ def test_a_key_that_came_and_went_counts_for_who_waited(store: int) -> None:
         waiter.wait(b"a", b"b")
 
 
-def test_a_pushed_value_wakes_one_client_that_waits_for_nothing_else(store: int) -> None:
+def test_push_wakes_one_client_waiting_for_nothing_else(store: int) -> None:
     """Who waits for the longest time is first; who waits for more than the queue is not woken."""
     with Peer(store) as both, Peer(store) as first, Peer(store) as second, Peer(store) as pusher:
         both.wait(b"q", b"other")
@@ -125,7 +125,7 @@ def test_a_pushed_value_wakes_one_client_that_waits_for_nothing_else(store: int)
         assert second.read(1) == wire.STOP_WAITING
 
 
-def test_a_barrier_lets_all_go_when_the_last_comes(store: int) -> None:
+def test_barrier_releases_all_on_last_arrival(store: int) -> None:
     """The counter is an ordinary key, and who comes too late does not wait."""
     query = wire.BARRIER + text(b"b") + i64(3)
     with Peer(store) as first, Peer(store) as second, Peer(store) as third, Peer(store) as late:
@@ -140,7 +140,7 @@ def test_a_barrier_lets_all_go_when_the_last_comes(store: int) -> None:
         assert late.get(b"b") == b"4"
 
 
-def test_a_client_that_has_gone_is_not_waited_for(store: int) -> None:
+def test_disconnected_waiter_is_forgotten(store: int) -> None:
     """The value that one would have been woken by is another's, who came later."""
     with Peer(store) as waiter, Peer(store) as pusher:
         for leave in (Peer.close, Peer.reset):
@@ -152,7 +152,7 @@ def test_a_client_that_has_gone_is_not_waited_for(store: int) -> None:
         assert waiter.read(1) == wire.STOP_WAITING
 
 
-def test_a_queue_with_a_value_is_not_waited_for(store: int, request: Any) -> None:
+def test_nonempty_queue_is_not_awaited(store: int, request: Any) -> None:
     """Torch counts such a queue as missing once another key is: the wait ends when that comes.
 
     Torch's server hangs there until the next push.
@@ -168,7 +168,7 @@ def test_a_queue_with_a_value_is_not_waited_for(store: int, request: Any) -> Non
         assert waiter.read(1) == wire.STOP_WAITING
 
 
-def test_a_wait_has_nothing_to_do_with_an_earlier_one(store: int, request: Any) -> None:
+def test_waits_are_independent_of_earlier_ones(store: int, request: Any) -> None:
     """Who was woken by a value waits for other keys until they come.
 
     Torch's server takes the next value for one of them, so its wait for `k` ends without `k`.
@@ -196,7 +196,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("value", NUMBERS)
-def test_add_reads_numbers_as_c_does(store: int, value: bytes) -> None:
+def test_add_parses_numbers_like_c(store: int, value: bytes) -> None:
     """What starts with a number is one, sums wrap around, anything else ends the connection."""
     number = NUMBERS[value]
     with Peer(store) as peer, Peer(store) as friend:
@@ -277,7 +277,7 @@ def some_operation(choose: random.Random) -> tuple[str, Callable[[Client], objec
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))]
 )
-def test_any_sequence_of_operations_is_answered_as_by_torch(
+def test_any_operation_sequence_is_answered_like_torch(
     dist: ModuleType, relight: int, torch: int, seed: int
 ) -> None:
     """The same operations give the same values and types of error, and leave as many keys."""
@@ -308,7 +308,7 @@ def test_any_sequence_of_operations_is_answered_as_by_torch(
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_values_of_any_size_and_number_come_back(dist: ModuleType, store: int) -> None:
+def test_values_of_any_size_and_number_round_trip(dist: ModuleType, store: int) -> None:
     """The largest values, 40 MiB in one answer, and 20,000 keys are as they were set."""
     writer, reader = connect(dist, store), connect(dist, store)
     noise = random.Random(1)
@@ -328,7 +328,7 @@ def test_values_of_any_size_and_number_come_back(dist: ModuleType, store: int) -
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_many_clients_at_once_lose_nothing(dist: ModuleType, store: int) -> None:
+def test_concurrent_clients_lose_nothing(dist: ModuleType, store: int) -> None:
     """Counters, neighbours that wait for each other, queues and barriers of 8 clients add up."""
     clients, times = 8, 60
 
@@ -362,7 +362,7 @@ def test_many_clients_at_once_lose_nothing(dist: ModuleType, store: int) -> None
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_a_wait_that_timed_out_can_be_repeated(dist: ModuleType, store: int) -> None:
+def test_timed_out_wait_can_be_repeated(dist: ModuleType, store: int) -> None:
     """A client may give up, and the same connection then waits again and is answered."""
     waiter, setter = connect(dist, store), connect(dist, store)
     for turn in range(5):

@@ -74,7 +74,7 @@ TRANSCRIPT = {  # every query, in a row, and the answer to each
 }
 
 
-def test_requests_may_arrive_byte_by_byte_or_all_at_once(serve: Serve) -> None:
+def test_requests_survive_any_fragmentation(serve: Serve) -> None:
     """How the bytes of requests are split does not change the answers."""
     asked, answers = b"".join(TRANSCRIPT), b"".join(TRANSCRIPT.values())
     splits = random.Random(1)
@@ -89,7 +89,7 @@ def test_requests_may_arrive_byte_by_byte_or_all_at_once(serve: Serve) -> None:
             peer.sync()
 
 
-def test_a_peer_that_goes_in_the_middle_of_a_request_is_forgotten(serve: Serve) -> None:
+def test_peer_leaving_mid_request_changes_nothing(serve: Serve) -> None:
     """Half a request changes nothing, however its sender goes."""
     server = serve()
     changes = (
@@ -144,7 +144,7 @@ def shared() -> Iterator[StoreServer]:
 
 
 @pytest.mark.parametrize("attack", REFUSED)
-def test_bytes_that_are_no_request_end_their_connection(shared: StoreServer, attack: str) -> None:
+def test_malformed_request_closes_its_connection(shared: StoreServer, attack: str) -> None:
     """A peer that breaks the protocol is dropped at once, and only that peer."""
     with Peer(shared.port) as friend, Peer(shared.port, greet=False) as peer:
         peer.send(REFUSED[attack])
@@ -171,7 +171,7 @@ def test_random_bytes_are_survived(shared: StoreServer) -> None:
     still_serves(shared)
 
 
-def test_the_largest_keys_and_values_are_served(shared: StoreServer) -> None:
+def test_largest_keys_and_values_are_served(shared: StoreServer) -> None:
     """Torch's limits themselves are no breach, in a single request and in many."""
     key, value = b"k" * KEY_LIMIT, bytes(range(256)) * (VALUE_LIMIT // 256)
     with Peer(shared.port) as peer:
@@ -182,7 +182,7 @@ def test_the_largest_keys_and_values_are_served(shared: StoreServer) -> None:
         assert peer.ask(wire.CHECK + keys(*many), 1) == b"\1"
 
 
-def test_500_idle_connections_hinder_nobody(serve: Serve) -> None:
+def test_idle_connections_are_cheap_and_harmless(serve: Serve) -> None:
     """Connections that say nothing cost little and block nothing."""
     server = serve()
     before = server.most_memory()
@@ -193,7 +193,7 @@ def test_500_idle_connections_hinder_nobody(serve: Serve) -> None:
         peer.close()
 
 
-def test_a_client_that_does_not_greet_is_sent_away(serve: Serve) -> None:
+def test_client_without_greeting_is_disconnected(serve: Serve) -> None:
     """A connection without the magic number is closed after a while, one with it stays."""
     server = serve(_MAX_SILENT_S=0.5)
     with (
@@ -239,7 +239,7 @@ ANSWERS = {  # requests, the answer to each, how many
 
 
 @pytest.mark.parametrize("kind", ANSWERS)
-def test_a_peer_that_never_reads_its_answers_costs_little_memory(serve: Serve, kind: str) -> None:
+def test_peer_not_reading_answers_costs_little_memory(serve: Serve, kind: str) -> None:
     """It is read no further until it reads; then it gets all answers, in order."""
     request, answer, count = ANSWERS[kind]
     server = serve()
@@ -265,7 +265,7 @@ def test_a_peer_that_never_reads_its_answers_costs_little_memory(serve: Serve, k
         peer.sync()
 
 
-def test_a_peer_that_goes_with_answers_unread_is_forgotten(serve: Serve) -> None:
+def test_peer_leaving_answers_unread_is_forgotten(serve: Serve) -> None:
     """Answers that nobody will read, and waits of peers that are gone, are dropped."""
     server = serve()
     with Peer(server.port) as friend:
@@ -279,7 +279,7 @@ def test_a_peer_that_goes_with_answers_unread_is_forgotten(serve: Serve) -> None
         friend.set(b"later", b"1")
 
 
-def test_an_endless_request_costs_little_memory(serve: Serve) -> None:
+def test_endless_request_costs_little_memory(serve: Serve) -> None:
     """Values of one MULTI_SET are stored as they come, and the keys of a WAIT are limited."""
     server = serve()
     with Peer(server.port) as peer:
@@ -297,7 +297,7 @@ def test_an_endless_request_costs_little_memory(serve: Serve) -> None:
         assert server.most_memory() - before < 160 * MIB
 
 
-def test_waits_on_top_of_waits_are_one_wait(serve: Serve) -> None:
+def test_only_latest_of_stacked_waits_counts(serve: Serve) -> None:
     """A peer that waits again and again without an answer waits for the last only."""
     with Peer(serve().port) as peer, Peer(peer.socket.getpeername()[1]) as friend:
         peer.send(wire.WAIT + keys(*[b"%d" % n for n in range(1000)]))
@@ -310,7 +310,7 @@ def test_waits_on_top_of_waits_are_one_wait(serve: Serve) -> None:
         assert peer.read(1) == wire.STOP_WAITING
 
 
-def test_a_full_store_refuses_and_goes_on(serve: Serve) -> None:
+def test_full_store_refuses_and_continues(serve: Serve) -> None:
     """What does not fit ends the connection that sent it; deleting makes room, to the byte."""
     server = serve(_MAX_STORED=10_000)
     grow = (
@@ -344,7 +344,7 @@ def test_a_full_store_refuses_and_goes_on(serve: Serve) -> None:
             assert len(peer.value()) == 7_000
 
 
-def test_a_dropped_peer_gets_no_queued_answer_of_later_requests(serve: Serve) -> None:
+def test_dropped_peer_has_no_later_request_executed(serve: Serve) -> None:
     """After a breach nothing more of the same message is done."""
     server = serve()
     with Peer(server.port) as peer:
@@ -355,7 +355,7 @@ def test_a_dropped_peer_gets_no_queued_answer_of_later_requests(serve: Serve) ->
         assert peer.ask(wire.CHECK + keys(b"after"), 1) == b"\1"
 
 
-def test_a_port_can_be_served_again_at_once(serve: Serve) -> None:
+def test_port_can_be_reused_immediately(serve: Serve) -> None:
     """A generation's store may take the port of the one before, whose connections linger."""
     first = StoreServer()
     peers = [Peer(first.port) for _ in range(5)]
@@ -368,7 +368,7 @@ def test_a_port_can_be_served_again_at_once(serve: Serve) -> None:
         peer.close()
 
 
-def test_answers_are_not_delayed() -> None:
+def test_nagle_is_disabled() -> None:
     """Connections have TCP_NODELAY, which they inherit from the listening socket."""
     loop = Loop()
     listener = bind("127.0.0.1", 0, listen=True)

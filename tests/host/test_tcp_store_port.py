@@ -59,7 +59,7 @@ def only_port(family: int, port: int) -> socket.socket:
 
 
 @pytest.mark.parametrize("served", [False, True])
-def test_the_kernel_gives_the_port_to_nobody(loop: Loop, host: str, served: bool) -> None:
+def test_kernel_does_not_hand_out_the_reserved_port(loop: Loop, host: str, served: bool) -> None:
     """While it is held no port that the kernel chooses is this one, afterwards it may be."""
     held = StorePort(loop, host, 0, served=served)
     family, address = address_of(host)
@@ -83,7 +83,7 @@ def test_the_kernel_gives_the_port_to_nobody(loop: Loop, host: str, served: bool
 
 
 @pytest.mark.parametrize("served", [False, True])
-def test_nobody_takes_the_port_by_its_number(loop: Loop, host: str, served: bool) -> None:
+def test_reserved_port_cannot_be_bound_explicitly(loop: Loop, host: str, served: bool) -> None:
     """Who binds the port as an ordinary program does is refused while it is held."""
     held = StorePort(loop, host, 0, served=served)
     family, address = address_of(host)
@@ -97,7 +97,7 @@ def test_nobody_takes_the_port_by_its_number(loop: Loop, host: str, served: bool
 
 
 @pytest.mark.parametrize("served", [False, True])
-def test_what_cannot_be_held_is_said_at_once(loop: Loop, served: bool) -> None:
+def test_unusable_port_or_address_is_a_usage_error(loop: Loop, served: bool) -> None:
     """A port that is taken and an address that is not here are the user's to change."""
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
@@ -140,7 +140,7 @@ sys.exit(main.main(["run", "--no-python", "true"]))
 
 
 @pytest.mark.needs_hosts
-def test_a_machine_without_free_ports_is_a_machine_error(tmp_path: Path) -> None:
+def test_exhausted_ports_are_a_machine_error(tmp_path: Path) -> None:
     """Port 0 is refused with EADDRINUSE then, as a port that is taken is: bind(2)."""
     command = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, "-c"]
     done = subprocess.run(
@@ -164,7 +164,7 @@ def test_a_machine_without_free_ports_is_a_machine_error(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_torch_may_serve_the_reserved_port(loop: Loop, host: str) -> None:
+def test_torch_can_serve_the_reserved_port(loop: Loop, host: str) -> None:
     """Rank 0's own server listens on the port that the agent holds, and is reached there."""
     from torch.distributed import TCPStore as TorchStore
 
@@ -184,7 +184,7 @@ def test_torch_may_serve_the_reserved_port(loop: Loop, host: str) -> None:
     assert client.get("key") == b"value"
 
 
-def test_the_server_is_loaded_for_the_first_client_and_serves_those_that_came_before(
+def test_server_loads_lazily_and_serves_earlier_clients(
     loop: Loop,
 ) -> None:
     held = StorePort(loop, "127.0.0.1", 0, served=True)

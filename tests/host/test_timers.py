@@ -25,7 +25,7 @@ def loop() -> Iterator[Loop]:
     made.close()
 
 
-def test_nonsense_in_the_pipe_does_not_harm_the_agent(loop: Loop, tmp_path: Path) -> None:
+def test_garbage_in_timer_pipe_is_ignored(loop: Loop, tmp_path: Path) -> None:
     """Whatever a worker writes into the pipe, the agent goes on, and the next timer counts."""
     expired: list[tuple[int, int, str]] = []
     timers = WorkerTimers(loop, str(tmp_path / "timers"), lambda *each: expired.append(each))

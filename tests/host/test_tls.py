@@ -81,7 +81,7 @@ Node = Callable[..., Security]
 
 
 @pytest.mark.parametrize("secret", [b"", b"token"])
-def test_messages_go_through_tls(ends: Ends, node: Node, secret: bytes) -> None:
+def test_messages_pass_through_tls(ends: Ends, node: Node, secret: bytes) -> None:
     """Nodes of one authority meet, and small and large messages arrive in order both ways."""
     ends.listen(node("a", secret=secret))
     connection, log = ends.dial(node("b", secret=secret))
@@ -101,7 +101,7 @@ def test_messages_go_through_tls(ends: Ends, node: Node, secret: bytes) -> None:
     assert connection.drain() and other.drain()
 
 
-def test_nothing_is_readable_on_the_wire(ends: Ends, node: Node) -> None:
+def test_traffic_is_encrypted_with_tls_1_3(ends: Ends, node: Node) -> None:
     """Version 1.3 is spoken, and the last message before a close arrives."""
     ends.listen(node("a"))
     connection, log = ends.dial(node("b"))
@@ -116,7 +116,7 @@ def test_nothing_is_readable_on_the_wire(ends: Ends, node: Node) -> None:
     assert log.reasons == ["the peer closed the connection"]
 
 
-def test_a_peer_that_knows_tls_1_2_only_is_let_in(ends: Ends, node: Node) -> None:
+def test_tls_1_2_is_the_minimum(ends: Ends, node: Node) -> None:
     """Older versions are not."""
     ends.listen(node("a"))
     old = node("b")
@@ -128,7 +128,7 @@ def test_a_peer_that_knows_tls_1_2_only_is_let_in(ends: Ends, node: Node) -> Non
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_node_of_another_authority_is_refused(
+def test_node_of_another_authority_is_refused(
     ends: Ends, node: Node, version: ssl.TLSVersion
 ) -> None:
     """A certificate that the job's authority did not sign opens nothing; both sides say why."""
@@ -143,7 +143,7 @@ def test_a_node_of_another_authority_is_refused(
     assert not ends.server.connections and not connection.refused
 
 
-def test_a_false_listener_is_refused(ends: Ends, node: Node) -> None:
+def test_untrusted_listener_is_refused(ends: Ends, node: Node) -> None:
     """The dialler checks the listener's certificate before it says a word."""
     ends.listen(node("stranger", ca="ca"))
     _, log = ends.dial(node("b"))
@@ -152,7 +152,7 @@ def test_a_false_listener_is_refused(ends: Ends, node: Node) -> None:
     assert "the peer does not accept our certificate" in ends.refused[0]
 
 
-def test_a_certificate_out_of_date_is_refused(ends: Ends, node: Node) -> None:
+def test_expired_certificate_is_refused(ends: Ends, node: Node) -> None:
     """An expired certificate is refused, with the word that says so."""
     ends.listen(node("a"))
     _, log = ends.dial(node("late"))
@@ -160,7 +160,7 @@ def test_a_certificate_out_of_date_is_refused(ends: Ends, node: Node) -> None:
     assert "expired" in ends.refused[0] and "expired" in log.reasons[0]
 
 
-def test_a_peer_without_a_certificate_is_refused(ends: Ends, node: Node, files: Path) -> None:
+def test_peer_without_certificate_is_refused(ends: Ends, node: Node, files: Path) -> None:
     """A client that shows no certificate is not let in."""
     ends.listen(node("a"))
     bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -172,7 +172,7 @@ def test_a_peer_without_a_certificate_is_refused(ends: Ends, node: Node, files: 
     assert not ends.server.connections
 
 
-def test_a_plain_dialler_learns_that_tls_is_asked_for(ends: Ends, node: Node) -> None:
+def test_plain_dialler_learns_that_tls_is_required(ends: Ends, node: Node) -> None:
     """Who dials without TLS a listener that wants it is told so."""
     ends.listen(node("a"))
     _, log = ends.dial()
@@ -181,7 +181,7 @@ def test_a_plain_dialler_learns_that_tls_is_asked_for(ends: Ends, node: Node) ->
     assert "the peer does not use TLS" in ends.refused[0]
 
 
-def test_a_plain_listener_names_a_dialler_with_tls(ends: Ends, node: Node) -> None:
+def test_plain_listener_recognises_tls_dialler(ends: Ends, node: Node) -> None:
     """Where only the dialler uses TLS, both sides say that this is the difference."""
     ends.listen()
     _, log = ends.dial(node("b"))
@@ -191,9 +191,7 @@ def test_a_plain_listener_names_a_dialler_with_tls(ends: Ends, node: Node) -> No
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello"])
-def test_bytes_that_are_no_handshake_end_the_connection(
-    ends: Ends, node: Node, data: bytes
-) -> None:
+def test_invalid_handshake_closes_the_connection(ends: Ends, node: Node, data: bytes) -> None:
     """The next node gets in."""
     ends.listen(node("a"))
     read_all(ends.raw(data), ends)
@@ -202,7 +200,7 @@ def test_bytes_that_are_no_handshake_end_the_connection(
     ends.until(lambda: connection.is_open)
 
 
-def test_a_handshake_cut_short_harms_nobody(ends: Ends, node: Node) -> None:
+def test_aborted_handshake_is_harmless(ends: Ends, node: Node) -> None:
     """Closing or resetting in the middle of a handshake harms nobody."""
     ends.listen(node("a"))
     for _ in range(3):
@@ -221,7 +219,7 @@ def test_a_handshake_cut_short_harms_nobody(ends: Ends, node: Node) -> None:
     )
 
 
-def test_a_client_of_the_store_needs_no_tls(ends: Ends, node: Node) -> None:
+def test_store_client_needs_no_tls(ends: Ends, node: Node) -> None:
     """A client of torch's store, whose first byte is 0, is handed on as without TLS."""
     diverted: list[socket.socket] = []
     ends.listen(node("a"), divert=diverted.append)
@@ -246,7 +244,7 @@ def test_a_client_of_the_store_needs_no_tls(ends: Ends, node: Node) -> None:
         ("a.crt", "locked.key", "ca.crt", "tls_key: .*locked.key is locked with a password"),
     ],
 )
-def test_a_missing_or_wrong_tls_file_is_named_with_its_option(
+def test_unusable_tls_file_is_named_with_its_option(
     files: Path, cert: str, key: str, ca: str, words: str
 ) -> None:
     """Each file that is missing or holds something else is named with its option."""
@@ -254,7 +252,7 @@ def test_a_missing_or_wrong_tls_file_is_named_with_its_option(
         contexts(str(files / cert), str(files / key), str(files / ca))
 
 
-def test_tls_that_must_write_before_it_reads_waits_for_that(
+def test_tls_write_before_read_waits_for_writability(
     ends: Ends, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If TLS has to write before it can read on, the loop waits for that moment, and no longer."""

@@ -35,7 +35,7 @@ def worker(screen: Screen) -> Callable[[bool | None], Worker]:
     return lambda is_shutting_down: Worker(screen, is_shutting_down)
 
 
-def test_the_last_traceback_is_held_until_somebody_asks_for_it(
+def test_last_traceback_is_held_until_requested(
     loop: FastLoop, screen: Screen, worker: Callable[..., Worker]
 ) -> None:
     """After its worker has ended, nothing is scheduled; other output is not held up."""
@@ -58,9 +58,7 @@ def test_the_last_traceback_is_held_until_somebody_asks_for_it(
     assert screen.read() == b"step 1\nother\nat exit\n"
 
 
-def test_what_is_held_is_shown_when_it_is_released(
-    screen: Screen, worker: Callable[..., Worker]
-) -> None:
+def test_released_output_is_shown(screen: Screen, worker: Callable[..., Worker]) -> None:
     ends = worker(True)
     ends.stream.feed(TRACEBACK)
     ends.stream.end()  # the descriptor is closed before the exit is known
@@ -72,7 +70,7 @@ def test_what_is_held_is_shown_when_it_is_released(
 @pytest.mark.parametrize(
     ("is_shutting_down", "shown_after_s"), [(False, 0), (None, 0.25), (True, 5)]
 )
-def test_a_worker_that_does_not_end_has_its_traceback_shown(
+def test_traceback_of_surviving_worker_is_shown(
     loop: FastLoop, screen: Screen, worker: Callable[..., Worker], is_shutting_down: bool | None,
     shown_after_s: float,
 ) -> None:  # fmt: skip
@@ -90,7 +88,7 @@ def test_a_worker_that_does_not_end_has_its_traceback_shown(
     assert goes_on.looks <= 21
 
 
-def test_a_worker_that_ends_well_has_its_traceback_shown(
+def test_traceback_of_successful_worker_is_shown(
     screen: Screen, worker: Callable[..., Worker]
 ) -> None:
     ends = worker(True)
@@ -99,7 +97,7 @@ def test_a_worker_that_ends_well_has_its_traceback_shown(
     assert screen.read() == TRACEBACK
 
 
-def test_who_is_told_that_a_worker_takes_long_to_end_may_show_its_traceback(
+def test_slow_exit_handler_may_show_all_tracebacks_together(
     loop: FastLoop, screen: Screen, worker: Callable[..., Worker]
 ) -> None:
     """Those of other workers, too: equal ones are shown together."""

@@ -56,7 +56,7 @@ def test_unshown_output_is_shown_or_counted(
     assert screen.read().count(b"\n") == len(said)
 
 
-def test_a_second_signal_ends_the_wait_for_the_console(
+def test_second_signal_ends_wait_for_console(
     loop: FastLoop, small_screen: Screen, screen: Screen, tmp_path: Path
 ) -> None:
     """A line says how much is not shown."""

@@ -26,7 +26,7 @@ def watched() -> Iterator[WatchedWorker]:
 @example(b"=\\\n")
 @example(b"=\\x\n=A=\\q\n=B=1\n")
 @example(b"\xff" * (1 << 20))
-def test_agent_survives_nonsense(watched: WatchedWorker, data: bytes) -> None:
+def test_agent_survives_garbage(watched: WatchedWorker, data: bytes) -> None:
     with mmap.mmap(watched._fd, 0) as memory:
         memory[:] = data.ljust(len(memory), b"\0")
     assert all(isinstance(name, str) for name in watched.imports())
@@ -34,7 +34,7 @@ def test_agent_survives_nonsense(watched: WatchedWorker, data: bytes) -> None:
         assert isinstance(name, str) and isinstance(value, str | None)
 
 
-def test_a_worker_can_not_truncate_it(watched: WatchedWorker) -> None:
+def test_worker_cannot_truncate_shared_memory(watched: WatchedWorker) -> None:
     """An access of the agent beyond its end would be a SIGBUS."""
     with pytest.raises(PermissionError):
         os.truncate(f"/proc/self/fd/{watched._fd}", 0)

@@ -23,7 +23,7 @@ IN_USE = (words.LIMIT, words.AGREED, words.DEADLINE, words.CALLS, words.STEP, wo
           words.FIRST_AT)  # fmt: skip
 
 
-def written(values: dict[int, int]) -> bytes:
+def page_with(values: dict[int, int]) -> bytes:
     """A page with these words."""
     return struct.pack(f"{words.SIZE // 8}Q", *(values.get(n, 0) for n in range(words.SIZE // 8)))
 
@@ -36,12 +36,12 @@ NONSENSE = st.one_of(
             st.sampled_from([1, 2**53, 2**60, 2**62, 2**63, MOST]),
             st.builds(lambda off: time.monotonic_ns() + off, st.integers(-(10**10), 10**10)),
         ),
-    ).map(written),
+    ).map(page_with),
     st.binary(max_size=words.SIZE).map(lambda data: data.ljust(words.SIZE, b"\0")),
 )
 
 
-def shared(
+def share_memory(
     folder: Path, content: bytes, began: float = 0.0, workers: int = 1
 ) -> tuple[WorkerMemory, list[str]]:
     """The agent's side of files of which the first has this content, and what it says."""
@@ -53,9 +53,9 @@ def shared(
 
 @given(NONSENSE)
 @example(b"\xff" * words.SIZE)
-def test_agent_reports_no_nonsense(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_agent_reports_no_garbage(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     began = time.monotonic() - 5.0
-    found, _ = shared(tmp_path_factory.mktemp("page"), data, began)
+    found, _ = share_memory(tmp_path_factory.mktemp("page"), data, began)
     for local_rank, (step, at) in found.progress().items():
         assert local_rank == 0
         assert 0 <= step <= words.MOST_STEP
@@ -76,7 +76,7 @@ def test_agent_reports_no_nonsense(tmp_path_factory: pytest.TempPathFactory, dat
 
 @given(NONSENSE)
 @example(b"\xff" * words.SIZE)
-def test_worker_survives_nonsense(data: bytes) -> None:
+def test_worker_survives_garbage(data: bytes) -> None:
     with pytest.MonkeyPatch.context() as patch:
         page = memoryview(bytearray(data)).cast("Q")
         patch.setattr(relight.worker, "_page", page)
@@ -89,10 +89,10 @@ def test_worker_survives_nonsense(data: bytes) -> None:
         assert 1 <= words.calls(page) <= words.MOST_CALLS
 
 
-def test_what_a_worker_reports_is_read(tmp_path: Path) -> None:
+def test_reports_of_worker_are_read(tmp_path: Path) -> None:
     """The bounds let the truth through."""
     began = time.monotonic()
-    found, said = shared(tmp_path, b"", began)
+    found, said = share_memory(tmp_path, b"", began)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "0.error.json"))
         patch.setattr(relight.worker, "_page", shared_words_writer.open_page())
@@ -109,17 +109,17 @@ def test_what_a_worker_reports_is_read(tmp_path: Path) -> None:
     found._loop.close()
 
 
-def test_an_overwritten_agreement_misleads_no_other_worker(tmp_path: Path) -> None:
-    found, _ = shared(tmp_path, written({words.AGREED: 77}), workers=2)
+def test_overwritten_agreement_does_not_mislead_other_workers(tmp_path: Path) -> None:
+    found, _ = share_memory(tmp_path, page_with({words.AGREED: 77}), workers=2)
     found.agree(5, time.monotonic())
     other = tmp_path / f"1.error.json{words.SUFFIX}"
     assert struct.unpack_from("Q", other.read_bytes(), 8 * words.AGREED) == (5,)
     found._loop.close()
 
 
-def test_a_deadline_beyond_all_bounds_is_the_latest_one(tmp_path: Path) -> None:
+def test_excessive_deadline_is_clamped(tmp_path: Path) -> None:
     """A peer's message may name one."""
-    found, _ = shared(tmp_path, b"")
+    found, _ = share_memory(tmp_path, b"")
     found.agree(1, float("inf"))
     page = shared_page.mapped(str(tmp_path / f"0.error.json{words.SUFFIX}"), make=False)
     left = words.left_s(page, time.monotonic())
@@ -127,9 +127,9 @@ def test_a_deadline_beyond_all_bounds_is_the_latest_one(tmp_path: Path) -> None:
     found._loop.close()
 
 
-def test_a_truncated_file_reports_nothing(tmp_path: Path) -> None:
+def test_truncated_file_reports_nothing(tmp_path: Path) -> None:
     """The agent does not map it: at no moment is an access a SIGBUS."""
-    found, said = shared(tmp_path, written({words.CALLS: 3, words.STEP_AT: 1}))
+    found, said = share_memory(tmp_path, page_with({words.CALLS: 3, words.STEP_AT: 1}))
     assert (found.calls(), found.step()) == (3, 0)
     path = tmp_path / f"0.error.json{words.SUFFIX}"
     os.truncate(path, 0)
@@ -142,7 +142,7 @@ def test_a_truncated_file_reports_nothing(tmp_path: Path) -> None:
     found._loop.close()
 
 
-def test_the_blocks_of_a_hole_are_allocated(tmp_path: Path) -> None:
+def test_sparse_file_gets_its_blocks_allocated(tmp_path: Path) -> None:
     path = tmp_path / "page"
     path.touch()
     os.truncate(path, words.SIZE)
@@ -151,7 +151,7 @@ def test_the_blocks_of_a_hole_are_allocated(tmp_path: Path) -> None:
     assert path.stat().st_blocks * 512 >= words.SIZE
 
 
-def test_without_fallocate_blocks_are_written(
+def test_blocks_are_written_without_fallocate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on musl, where a file system may not have it; what the other side has written stays."""
@@ -159,7 +159,7 @@ def test_without_fallocate_blocks_are_written(
     def refuse(*_: int) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
-    content = written(dict.fromkeys(IN_USE, MOST))
+    content = page_with(dict.fromkeys(IN_USE, MOST))
     for removed in (False, True):
         path = tmp_path / f"page{removed}"
         path.write_bytes(content[:96])
@@ -172,7 +172,7 @@ def test_without_fallocate_blocks_are_written(
         assert path.stat().st_blocks * 512 >= words.SIZE
 
 
-def test_the_agent_says_once_that_it_shares_no_memory(tmp_path: Path) -> None:
+def test_missing_shared_memory_is_reported_once(tmp_path: Path) -> None:
     said: list[str] = []
     (tmp_path / f"1.error.json{words.SUFFIX}").mkdir()
     paths = {rank: str(tmp_path / f"{rank}.error.json") for rank in range(2)}
@@ -205,9 +205,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("full")
 @pytest.mark.parametrize("first", ["agent", "worker"])
-def test_without_room_on_the_disk_both_share_memory_all_the_same(
-    tmp_path: Path, first: str
-) -> None:
+def test_full_disk_does_not_prevent_sharing(tmp_path: Path, first: str) -> None:
     """Whoever comes first; its descriptor is closed with the memory."""
     before = len(os.listdir("/proc/self/fd"))
     path = tmp_path / f"0.error.json{words.SUFFIX}"
@@ -226,7 +224,7 @@ def test_without_room_on_the_disk_both_share_memory_all_the_same(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_link_to_anything_else_is_not_followed(tmp_path: Path) -> None:
+def test_foreign_link_is_not_followed(tmp_path: Path) -> None:
     """Its process has ended, and another one has its number now."""
     victim = tmp_path / "victim"
     victim.write_text("mine")

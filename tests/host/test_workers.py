@@ -9,7 +9,7 @@ from relight.processes.spawner import WorkerPlan
 from relight.processes.worker_processes import Workers
 
 
-def test_a_spawner_that_is_stopped_at_the_end_of_a_lease_is_continued_until_it_has_frozen() -> None:
+def test_stopped_spawner_is_continued_until_frozen_at_lease_end() -> None:
     """Another program stops it again after the first SIGCONT."""
     loop, null = Loop(), os.open(os.devnull, os.O_WRONLY)
     plan = WorkerPlan(

@@ -51,7 +51,7 @@ def start_stuck(here: OneMachine, job: Job, stderr: BinaryIO) -> "subprocess.Pop
     )
 
 
-def test_a_node_whose_console_nobody_reads_restarts_and_stops(tmp_path: Path) -> None:
+def test_node_with_blocked_console_restarts_and_stops(tmp_path: Path) -> None:
     """The job restarts when a worker of another node fails, and one signal ends the stuck node."""
     meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
     (tmp_path / "loud.py").write_text(LOUD)
@@ -76,9 +76,7 @@ def test_a_node_whose_console_nobody_reads_restarts_and_stops(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("coordinates", ["stuck", "other"])
-def test_a_node_that_only_waits_for_its_console_joins_no_other_run_of_the_job(
-    tmp_path: Path, coordinates: str
-) -> None:
+def test_node_waiting_for_its_console_joins_no_other_run(tmp_path: Path, coordinates: str) -> None:
     """The job has failed. The other agent exits at once, and a new agent with the same id does not
     get the stuck node into its group: no workers would ever start there.
     """

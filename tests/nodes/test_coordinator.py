@@ -36,9 +36,7 @@ def coordinate(lab: Lab, path: Path, *flags: str) -> "subprocess.Popen[bytes]":
 
 
 @pytest.mark.needs_hosts
-def test_workers_run_on_while_the_head_is_killed_and_started_again(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_workers_survive_restart_of_killed_head(lab: Lab, tmp_path: Path) -> None:
     """Kill -9 of the head's process: workers run on, without a pause, into its next life."""
     first = coordinate(lab, tmp_path / "first.txt")
     job = Job(lab, tmp_path, *c10d("node4", "3"))
@@ -65,9 +63,7 @@ def test_workers_run_on_while_the_head_is_killed_and_started_again(
 
 
 @pytest.mark.needs_hosts
-def test_a_node_that_two_coordinators_have_missed_is_not_taken_for_a_member(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_node_missed_by_two_coordinators_is_not_a_member(lab: Lab, tmp_path: Path) -> None:
     """What it was in has the number, size and a free place of what runs, and is not taken for it:
     its worker does not go on beside those of a group that it was never in.
     """
@@ -94,9 +90,7 @@ def test_a_node_that_two_coordinators_have_missed_is_not_taken_for_a_member(
 
 
 @pytest.mark.needs_hosts
-def test_a_node_that_was_away_does_not_run_beside_the_one_that_went_on_without_it(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_absent_node_does_not_run_beside_its_successor(lab: Lab, tmp_path: Path) -> None:
     """Its group was complete with one node, and it is the first to reach the next coordinator. The
     other one runs on meanwhile, as the port was refused.
     """
@@ -149,7 +143,7 @@ def test_one_coordinator_serves_many_jobs(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.needs_hosts
-def test_a_head_with_a_token_turns_away_agents_without_it(lab: Lab, tmp_path: Path) -> None:
+def test_head_with_token_rejects_agents_without_it(lab: Lab, tmp_path: Path) -> None:
     """A head with a token turns away agents without it, and says so."""
     token = tmp_path / "token"
     token.write_text("secret\n")
@@ -161,7 +155,7 @@ def test_a_head_with_a_token_turns_away_agents_without_it(lab: Lab, tmp_path: Pa
     assert "refused a connection" in path.read_text()
 
 
-def test_bad_command_lines_of_the_coordinator_are_refused_before_anything_is_bound(
+def test_bad_coordinator_flags_are_refused_before_binding(
     launch: Launch,
 ) -> None:
     """Refused before anything is bound, with what to write instead."""
@@ -190,7 +184,7 @@ def test_bad_command_lines_of_the_coordinator_are_refused_before_anything_is_bou
 
 
 @pytest.mark.needs_hosts
-def test_a_console_that_nobody_reads_stops_no_worker(lab: Lab, tmp_path: Path) -> None:
+def test_blocked_console_stops_no_worker(lab: Lab, tmp_path: Path) -> None:
     """Its stderr is a full pipe, and a stranger comes: the workers of its job run on."""
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
@@ -226,7 +220,7 @@ def test_a_console_that_nobody_reads_stops_no_worker(lab: Lab, tmp_path: Path) -
 
 
 @pytest.mark.needs_hosts
-def test_a_job_with_rare_heartbeats_delays_nothing_in_another_job(lab: Lab, tmp_path: Path) -> None:
+def test_rare_heartbeats_of_one_job_do_not_delay_another(lab: Lab, tmp_path: Path) -> None:
     """A job that came first looks for lost nodes less often than this test would wait; of the
     other, with the defaults, a stopped node is lost. The end of a connection is noticed in both.
     """
@@ -254,7 +248,7 @@ def test_a_job_with_rare_heartbeats_delays_nothing_in_another_job(lab: Lab, tmp_
 
 
 @pytest.mark.needs_hosts
-def test_a_job_with_rare_heartbeats_runs_undisturbed(lab: Lab, tmp_path: Path) -> None:
+def test_job_with_rare_heartbeats_runs_undisturbed(lab: Lab, tmp_path: Path) -> None:
     """The coordinator counts a node as lost after what the node's job was started with."""
     head = coordinate(lab, tmp_path / "head.txt")
     job = Job(lab, tmp_path, *c10d("node4", "2"), "--rdzv-conf=keep_alive_interval=2")

@@ -29,7 +29,7 @@ def end_one_by_one(job: Job, agents: list[AgentOn]) -> None:
     assert [agent.wait() for agent in agents] == [0] * len(agents), job.report()
 
 
-def test_the_coordinator_does_not_take_nodes_that_are_done_for_lost(tmp_path: Path) -> None:
+def test_done_nodes_are_not_taken_for_lost(tmp_path: Path) -> None:
     with OneMachine() as here:
         meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
         job = Job(here, tmp_path, *meet, "--nnodes=3", CONF)
@@ -39,7 +39,7 @@ def test_the_coordinator_does_not_take_nodes_that_are_done_for_lost(tmp_path: Pa
 
 
 @pytest.mark.needs_hosts
-def test_a_host_of_the_endpoint_that_is_done_goes_on_voting(lab: Lab, tmp_path: Path) -> None:
+def test_done_endpoint_host_keeps_voting(lab: Lab, tmp_path: Path) -> None:
     """A host of the endpoint whose workers are done goes on voting for the others' coordinator."""
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "3", CONF))
     agents = [job.start(f"node{number}") for number in (1, 2, 3)]
@@ -48,9 +48,7 @@ def test_a_host_of_the_endpoint_that_is_done_goes_on_voting(lab: Lab, tmp_path: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_coordinator_that_is_gone_after_its_workers_have_succeeded_is_not_missed(
-    tmp_path: Path, number: int
-) -> None:
+def test_coordinator_lost_after_success_is_not_missed(tmp_path: Path, number: int) -> None:
     """The next coordinator learns from the nodes that still run who has succeeded."""
     with OneMachine() as here:
         meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
@@ -69,7 +67,7 @@ def test_a_coordinator_that_is_gone_after_its_workers_have_succeeded_is_not_miss
             assert "generation 1" not in agent.text
 
 
-def test_a_coordinator_that_starts_after_a_node_has_succeeded_and_left_does_not_miss_it(
+def test_late_coordinator_does_not_miss_departed_done_node(
     tmp_path: Path,
 ) -> None:
     """The same, for `relight coordinator`, which keeps nothing on disk."""
@@ -111,9 +109,7 @@ os.write(1, b"has saved\\n")
 
 
 @pytest.mark.needs_hosts
-def test_preempted_coordinator_whose_worker_fails_stays_while_others_save(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_preempted_coordinator_stays_while_others_checkpoint(lab: Lab, tmp_path: Path) -> None:
     """Without it the workers of the other node would be frozen, and could not save."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     (tmp_path / "saves.py").write_text(SAVES_OR_FAILS)

@@ -25,7 +25,7 @@ def begin(
     return job, agents
 
 
-def test_when_a_worker_fails_all_nodes_restart_together(lab: Lab, tmp_path: Path) -> None:
+def test_worker_failure_restarts_all_nodes_together(lab: Lab, tmp_path: Path) -> None:
     """All nodes restart together, with the same count, and say why; ranks stay."""
     job, agents = begin(lab, tmp_path, "3", 3, "--max-restarts=1", "--nproc-per-node=2")
     job.tell("fail.3")
@@ -43,7 +43,7 @@ def test_when_a_worker_fails_all_nodes_restart_together(lab: Lab, tmp_path: Path
         assert "Traceback" in report
 
 
-def test_a_restart_below_the_maximum_waits_for_nobody(lab: Lab, tmp_path: Path) -> None:
+def test_restart_below_maximum_waits_for_nobody(lab: Lab, tmp_path: Path) -> None:
     """2 of at most 3 nodes: a restart does not wait for the last call, which is longer than the
     test (torchrun: 30 s).
     """
@@ -60,7 +60,7 @@ def test_a_restart_below_the_maximum_waits_for_nobody(lab: Lab, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("how", ["kill", "cut", "freeze"])
-def test_when_a_node_is_lost_the_survivors_go_on(lab: Lab, tmp_path: Path, how: str) -> None:
+def test_survivors_continue_after_node_loss(lab: Lab, tmp_path: Path, how: str) -> None:
     """The survivors go on, at no cost for the budget, and keep their order."""
     job, agents = begin(lab, tmp_path, "2:4", 4)
     lost, others = agents[2], [agents[0], agents[1], agents[3]]
@@ -87,9 +87,7 @@ def test_when_a_node_is_lost_the_survivors_go_on(lab: Lab, tmp_path: Path, how: 
         assert job.stop() == [0, 0, -9, 0]
 
 
-def test_a_node_that_cannot_hear_stops_its_workers_and_is_left_out(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_deaf_node_stops_its_workers_and_is_left_out(lab: Lab, tmp_path: Path) -> None:
     """A node that can speak but not hear stops its workers, and the others go on without it."""
     job, agents = begin(lab, tmp_path, "2:3", 3)
     lab.block("node1", "node3")
@@ -100,7 +98,7 @@ def test_a_node_that_cannot_hear_stops_its_workers_and_is_left_out(
     assert job.stop() == [0, 0, 0]
 
 
-def test_below_the_minimum_survivors_wait_for_a_replacement(lab: Lab, tmp_path: Path) -> None:
+def test_survivors_below_minimum_wait_for_replacement(lab: Lab, tmp_path: Path) -> None:
     """They say what they wait for; the replacement takes the place of the lost node."""
     job, agents = begin(lab, tmp_path, "3", 3)
     job.kill(agents[1])
@@ -115,7 +113,7 @@ def test_below_the_minimum_survivors_wait_for_a_replacement(lab: Lab, tmp_path: 
     assert [agent.wait() for agent in together] == [0, 0, 0]
 
 
-def test_with_too_few_nodes_the_job_ends_after_the_join_timeout(lab: Lab, tmp_path: Path) -> None:
+def test_too_few_nodes_end_job_after_join_timeout(lab: Lab, tmp_path: Path) -> None:
     """It ends with exit code 3 on all nodes."""
     job = Job(lab, tmp_path, *c10d("node1", "2", "--rdzv-conf=join_timeout=3"))
     agents = [job.start("node1"), job.start("node2")]
@@ -126,7 +124,7 @@ def test_with_too_few_nodes_the_job_ends_after_the_join_timeout(lab: Lab, tmp_pa
     assert re.search(text, agents[0].text), agents[0].text
 
 
-def test_a_node_that_is_terminated_leaves_and_the_others_go_on(lab: Lab, tmp_path: Path) -> None:
+def test_terminated_node_leaves_and_others_continue(lab: Lab, tmp_path: Path) -> None:
     """SIGTERM to one agent: it ends with 143, the others go on at once, the budget is untouched."""
     job, agents = begin(lab, tmp_path, "2:3", 3)
     job.kill(agents[1], signal.SIGTERM)
@@ -138,7 +136,7 @@ def test_a_node_that_is_terminated_leaves_and_the_others_go_on(lab: Lab, tmp_pat
     assert (agents[0].wait(), agents[2].wait()) == (0, 0)
 
 
-def test_workers_of_other_nodes_outlive_the_coordinators_process(lab: Lab, tmp_path: Path) -> None:
+def test_remote_workers_outlive_the_coordinator(lab: Lab, tmp_path: Path) -> None:
     """Workers of other nodes run on; the new agent at the endpoint takes its group rank."""
     job, agents = begin(lab, tmp_path, "3", 3)
     job.kill(agents[0])
@@ -153,7 +151,7 @@ def test_workers_of_other_nodes_outlive_the_coordinators_process(lab: Lab, tmp_p
     assert [agent.wait() for agent in together] == [0, 0, 0]
 
 
-def test_workers_freeze_while_the_coordinators_host_is_cut_off(lab: Lab, tmp_path: Path) -> None:
+def test_workers_freeze_while_coordinator_host_is_cut_off(lab: Lab, tmp_path: Path) -> None:
     """Workers that hear nothing freeze, and go on where they were when the cable is back."""
     job, agents = begin(lab, tmp_path, "3", 3)
     lab.cut("node1")
@@ -164,7 +162,7 @@ def test_workers_freeze_while_the_coordinators_host_is_cut_off(lab: Lab, tmp_pat
     assert job.stop() == [0, 0, 0]
 
 
-def test_workers_freeze_although_their_spawner_was_stopped(lab: Lab, tmp_path: Path) -> None:
+def test_workers_freeze_although_spawner_was_stopped(lab: Lab, tmp_path: Path) -> None:
     """The spawner freezes the workers. From the end of their lease on, the agent continues it until
     it has done so.
     """
@@ -182,7 +180,7 @@ def test_workers_freeze_although_their_spawner_was_stopped(lab: Lab, tmp_path: P
     assert job.stop() == [0, 0, 0]
 
 
-def test_of_a_partition_one_side_runs(lab: Lab, tmp_path: Path) -> None:
+def test_only_one_side_of_a_partition_runs(lab: Lab, tmp_path: Path) -> None:
     """The side of the coordinator goes on; the workers of the other, as large, are frozen."""
     job, agents = begin(lab, tmp_path, "1:4", 4)
     lab.partition(["node1", "node2"], ["node3", "node4"])
@@ -195,7 +193,7 @@ def test_of_a_partition_one_side_runs(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0, 0]
 
 
-def test_a_node_that_is_done_leaves_when_another_fails_for_good(lab: Lab, tmp_path: Path) -> None:
+def test_done_node_leaves_when_another_fails_for_good(lab: Lab, tmp_path: Path) -> None:
     """The one that is done leaves with the exit code of the failure, and does not wait for the exit
     barrier, which is longer than the test (torchrun: 300 s).
     """
@@ -207,7 +205,7 @@ def test_a_node_that_is_done_leaves_when_another_fails_for_good(lab: Lab, tmp_pa
     assert "rank 1 raised ValueError" in agents[0].text
 
 
-def test_a_node_without_the_script_fails_alone(lab: Lab, tmp_path: Path) -> None:
+def test_node_without_the_script_fails_alone(lab: Lab, tmp_path: Path) -> None:
     """That node fails alone, before it joins; the others wait for a right one."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1")
@@ -220,7 +218,7 @@ def test_a_node_without_the_script_fails_alone(lab: Lab, tmp_path: Path) -> None
     assert (first.wait(), second.wait()) == (0, 0)
 
 
-def test_a_node_started_for_another_number_of_nodes_is_refused(lab: Lab, tmp_path: Path) -> None:
+def test_node_with_other_nnodes_is_refused(lab: Lab, tmp_path: Path) -> None:
     """A node that was started for another size is refused, with both sizes."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1")
@@ -261,7 +259,7 @@ def test_newcomers_wait_for_a_checkpoint(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0]
 
 
-def test_a_worker_that_saves_nothing_is_stopped_in_the_end(lab: Lab, tmp_path: Path) -> None:
+def test_worker_that_never_checkpoints_is_stopped_after_timeout(lab: Lab, tmp_path: Path) -> None:
     """A script that does not ask is stopped after checkpoint_timeout."""
     flags = ("--rdzv-conf=last_call_timeout=1,checkpoint_timeout=1",
              "--membership-change=at-checkpoint")  # fmt: skip
@@ -273,9 +271,7 @@ def test_a_worker_that_saves_nothing_is_stopped_in_the_end(lab: Lab, tmp_path: P
     assert job.stop() == [0, 0]
 
 
-def test_without_the_endpoints_host_nodes_end_after_the_join_timeout(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_loss_of_only_endpoint_host_ends_job_after_join_timeout(lab: Lab, tmp_path: Path) -> None:
     """With one endpoint whose host is gone, the others wait for the join timeout, then end with
     exit code 3 and leave no worker behind.
     """
@@ -304,7 +300,7 @@ while True:
 """
 
 
-def test_the_grace_time_is_the_same_everywhere(lab: Lab, tmp_path: Path) -> None:
+def test_grace_period_is_the_same_on_all_nodes(lab: Lab, tmp_path: Path) -> None:
     """When a rank fails, all ranks of all nodes are asked to stop, and are killed, together."""
     job = Job(lab, tmp_path, *c10d("node1", "3", "--nproc-per-node=2", "--shutdown-timeout=3"))
     (tmp_path / "saves.py").write_text(SAVES)
@@ -331,11 +327,11 @@ def test_spawner_holds_the_heartbeat_socket_and_workers_do_not(
     lost = agents[1]
     if kind == "warm":  # the first one may be cold
         name = f"warm spawner of {lost.process.pid}"
-        job.until(lambda: named(name), name)
+        job.until(lambda: pids_by_name(name), name)
         job.tell("fail.1")
         job.until_runs(agents, 2, generation=1)
         generation = 1
-    (spawner,) = named(f"{kind} spawner of {lost.process.pid}")
+    (spawner,) = pids_by_name(f"{kind} spawner of {lost.process.pid}")
     held = heartbeat_sockets(spawner)
     assert held == heartbeat_sockets(lost.process.pid) != set()
     (worker,) = Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()
@@ -347,7 +343,7 @@ def test_spawner_holds_the_heartbeat_socket_and_workers_do_not(
     assert job.stop() == [0, -9]
 
 
-def named(name: str) -> list[int]:
+def pids_by_name(name: str) -> list[int]:
     """The processes with this name."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):

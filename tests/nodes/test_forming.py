@@ -52,7 +52,7 @@ while True:
     "endpoint",
     ["10.77.0.1:29400", "node1", "node1:1234", "[fd77::1]:29400"],
 )
-def test_nodes_meet_at_an_endpoint_by_any_name(lab: Lab, tmp_path: Path, endpoint: str) -> None:
+def test_nodes_meet_at_endpoint_by_any_name(lab: Lab, tmp_path: Path, endpoint: str) -> None:
     """An address, a name that only /etc/hosts knows, IPv6: the nodes meet, and end together."""
     job = Job(lab, tmp_path, *c10d(endpoint, "3", "--nproc-per-node=2"))
     agents = [job.start(host) for host in ("node3", "node1", "node2")]
@@ -65,7 +65,7 @@ def test_nodes_meet_at_an_endpoint_by_any_name(lab: Lab, tmp_path: Path, endpoin
     assert job.stop() == [0, 0, 0]
 
 
-def test_nodes_of_different_sizes_and_roles_have_the_right_ranks(lab: Lab, tmp_path: Path) -> None:
+def test_uneven_nodes_and_roles_get_the_right_ranks(lab: Lab, tmp_path: Path) -> None:
     """Ranks, role ranks and local sizes are right where nodes differ."""
     job = Job(lab, tmp_path, *c10d("node1", "3"))
     agents = [
@@ -114,7 +114,7 @@ def test_node_rank_decides_the_order_of_nodes(lab: Lab, tmp_path: Path) -> None:
         ("[::1]", "10.77.0.1", ()),
     ],
 )
-def test_host_of_a_loopback_endpoint_takes_nodes_of_other_machines(
+def test_loopback_endpoint_accepts_nodes_of_other_machines(
     lab: Lab, tmp_path: Path, here: str, elsewhere: str, more: tuple[str, ...]
 ) -> None:
     """The node that hosts the endpoint may call it by a name that is good on its machine only."""
@@ -129,9 +129,7 @@ def test_host_of_a_loopback_endpoint_takes_nodes_of_other_machines(
     assert job.stop() == [0, 0]
 
 
-def test_hosts_that_map_their_own_name_to_loopback_elect_a_coordinator(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_hosts_mapping_their_name_to_loopback_elect_a_coordinator(lab: Lab, tmp_path: Path) -> None:
     """Debian's /etc/hosts has 127.0.1.1 for the name of the machine itself."""
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "3"))
     for number in (1, 2, 3):
@@ -144,9 +142,7 @@ def test_hosts_that_map_their_own_name_to_loopback_elect_a_coordinator(
     assert job.stop() == [0, 0, 0]
 
 
-def test_workers_meet_at_the_address_and_port_their_node_was_given(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_workers_meet_at_address_and_port_given_to_their_node(lab: Lab, tmp_path: Path) -> None:
     """As under torchrun, the nodes of a static rendezvous may know node 0 by different addresses
     and ports: node3 maps a port of its own to node1, which node2 reaches by its name.
     """
@@ -168,7 +164,7 @@ def test_workers_meet_at_the_address_and_port_their_node_was_given(
     assert job.stop() == [0, 0]
 
 
-def test_a_second_node_with_the_same_rank_is_refused(lab: Lab, tmp_path: Path) -> None:
+def test_second_node_with_same_rank_is_refused(lab: Lab, tmp_path: Path) -> None:
     """The second node with a rank is refused by name; the job goes on when the right one comes."""
     job = Job(lab, tmp_path, "--nnodes=2", "--master-addr=10.77.0.1")
     first = job.start("node1", "--node-rank=0")
@@ -181,7 +177,7 @@ def test_a_second_node_with_the_same_rank_is_refused(lab: Lab, tmp_path: Path) -
     assert (first.wait(), right.wait()) == (0, 0)
 
 
-def test_waiting_is_explained(lab: Lab, tmp_path: Path) -> None:
+def test_waiting_for_nodes_is_explained(lab: Lab, tmp_path: Path) -> None:
     """A line says who is here and how long the group still waits; then exit code 3."""
     flags = c10d("node1", "3", "--rdzv-conf=join_timeout=3")
     job = Job(lab, tmp_path, *flags)
@@ -194,7 +190,7 @@ def test_waiting_is_explained(lab: Lab, tmp_path: Path) -> None:
         assert "gave up after 3 s" in agent.text
 
 
-def test_a_node_gives_up_where_nobody_hosts_the_endpoint(lab: Lab, tmp_path: Path) -> None:
+def test_node_gives_up_if_nobody_hosts_the_endpoint(lab: Lab, tmp_path: Path) -> None:
     """Where nobody hosts the endpoint, a node says so, and gives up with exit code 3."""
     job = Job(lab, tmp_path, *c10d("node4", "2", "--rdzv-conf=join_timeout=2"))
     agent = job.start("node1")
@@ -202,7 +198,7 @@ def test_a_node_gives_up_where_nobody_hosts_the_endpoint(lab: Lab, tmp_path: Pat
     assert "no coordinator at node4:29400" in agent.text
 
 
-def test_a_stranger_on_the_endpoints_port_is_named(lab: Lab, tmp_path: Path) -> None:
+def test_foreign_program_on_endpoint_port_is_named(lab: Lab, tmp_path: Path) -> None:
     """A program that accepts and says nothing is named as such; nobody hangs."""
     script = "import socket, time; s = socket.create_server(('10.77.0.1', 29400)); time.sleep(100)"
     lab["node1"].start([sys.executable, "-c", script])
@@ -213,7 +209,7 @@ def test_a_stranger_on_the_endpoints_port_is_named(lab: Lab, tmp_path: Path) -> 
         assert "is it relight?" in agent.text
 
 
-def test_an_elastic_job_starts_after_the_last_call(lab: Lab, tmp_path: Path) -> None:
+def test_elastic_job_starts_after_last_call(lab: Lab, tmp_path: Path) -> None:
     """With 2:4 and two nodes, the group forms once nobody else has come for last_call_timeout."""
     flags = c10d("node1", "2:4", "--rdzv-conf=last_call_timeout=1")
     job = Job(lab, tmp_path, *flags)
@@ -222,7 +218,7 @@ def test_an_elastic_job_starts_after_the_last_call(lab: Lab, tmp_path: Path) -> 
     assert job.stop() == [0, 0]
 
 
-def test_newcomers_are_let_in_together_and_spares_wait(lab: Lab, tmp_path: Path) -> None:
+def test_newcomers_are_admitted_together_and_spares_wait(lab: Lab, tmp_path: Path) -> None:
     """Two that come together cost one new generation; one above the maximum becomes a spare."""
     flags = c10d("node1", "1:3", "--rdzv-conf=last_call_timeout=4")
     job = Job(lab, tmp_path, *flags)
@@ -243,7 +239,7 @@ def test_newcomers_are_let_in_together_and_spares_wait(lab: Lab, tmp_path: Path)
     assert [agent.wait() for agent in (first, more[1], spare)] == [0, 0, 0]
 
 
-def test_two_jobs_at_one_endpoint_do_not_see_each_other(lab: Lab, tmp_path: Path) -> None:
+def test_two_jobs_at_one_endpoint_are_isolated(lab: Lab, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1")
@@ -259,7 +255,7 @@ def test_two_jobs_at_one_endpoint_do_not_see_each_other(lab: Lab, tmp_path: Path
     assert len(agents) == 4
 
 
-def test_jobs_that_wait_at_one_endpoint_are_told_of_each_other(lab: Lab, tmp_path: Path) -> None:
+def test_jobs_waiting_at_one_endpoint_hear_of_each_other(lab: Lab, tmp_path: Path) -> None:
     """Two nodes with different ids wait for ever, if they were to be one job."""
     flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1")
     job = Job(lab, tmp_path, *flags)
@@ -281,7 +277,9 @@ def test_jobs_that_wait_at_one_endpoint_are_told_of_each_other(lab: Lab, tmp_pat
 
 
 @pytest.mark.parametrize("endpoint", ["127.0.1.1", "localhost"])
-def test_nodes_that_wait_for_themselves_are_told(lab: Lab, tmp_path: Path, endpoint: str) -> None:
+def test_nodes_waiting_at_their_own_loopback_are_warned(
+    lab: Lab, tmp_path: Path, endpoint: str
+) -> None:
     """Each node hosts an endpoint that is its own machine, and would wait without a word."""
     job = Job(lab, tmp_path, *c10d(endpoint, "2"))
     for agent in [job.start("node1"), job.start("node2")]:

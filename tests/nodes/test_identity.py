@@ -45,7 +45,7 @@ datetime.datetime = Shifted
 """
 
 
-def named(hostnames: Mapping[str, str]) -> Lab:
+def lab_with_hostnames(hostnames: Mapping[str, str]) -> Lab:
     """Hosts of which some have a name that no other host would guess."""
     return Lab(HOSTS, hostnames=hostnames)
 
@@ -61,9 +61,9 @@ def group_ranks(agents: list[AgentOn]) -> list[int]:
     return [agent.workers[-1].group_rank for agent in agents]
 
 
-def test_two_hosts_of_one_name_are_two_nodes(tmp_path: Path) -> None:
+def test_two_hosts_with_one_name_are_two_nodes(tmp_path: Path) -> None:
     """Two hosts of one name are two nodes; the loss of one is not that of the other."""
-    with named({"node1": "trainer", "node2": "trainer"}) as lab:
+    with lab_with_hostnames({"node1": "trainer", "node2": "trainer"}) as lab:
         job = Job(lab, tmp_path, *c10d("10.77.0.1", "2:3", "--rdzv-conf=last_call_timeout=9"))
         agents = [job.start(host) for host in HOSTS]
         job.until_runs(agents, 3)
@@ -74,13 +74,11 @@ def test_two_hosts_of_one_name_are_two_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["node1", "node2"])
-def test_of_two_hosts_of_the_endpoints_name_the_one_with_its_address_coordinates(
-    tmp_path: Path, first: str
-) -> None:
+def test_endpoint_address_decides_between_hosts_of_one_name(tmp_path: Path, first: str) -> None:
     """Where a second host bears the endpoint's name, the one with its address coordinates, also if
     the other is there before it.
     """
-    with named({"node2": "node1"}) as lab:
+    with lab_with_hostnames({"node2": "node1"}) as lab:
         job = Job(lab, tmp_path, *c10d("node1", "2"))
         agents = [job.start(first)]
         job.until_says(agents[0], "waiting for")
@@ -89,7 +87,7 @@ def test_of_two_hosts_of_the_endpoints_name_the_one_with_its_address_coordinates
         assert job.stop() == [0, 0]
 
 
-def test_agents_of_one_pid_are_different_nodes(lab: Lab, tmp_path: Path) -> None:
+def test_agents_with_equal_pids_are_different_nodes(lab: Lab, tmp_path: Path) -> None:
     """They run in containers of one host or of several."""
     job = Job(lab, tmp_path, *c10d("node1", "3", "--max-restarts=1"))
     agents = [job.start(host, under=OWN_PIDS) for host in ("node1", "node1", "node2")]
@@ -101,9 +99,9 @@ def test_agents_of_one_pid_are_different_nodes(lab: Lab, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("host", ["node1", "node2"])
-def test_a_hostname_that_does_not_resolve_does_no_harm(tmp_path: Path, host: str) -> None:
+def test_unresolvable_hostname_is_harmless(tmp_path: Path, host: str) -> None:
     """On the endpoint's host or on another: nobody looks it up."""
-    with named({host: "no-such-name"}) as lab:
+    with lab_with_hostnames({host: "no-such-name"}) as lab:
         job = Job(lab, tmp_path, *c10d("10.77.0.1", "2"))
         agents = [job.start("node2"), job.start("node1")]
         job.until_runs(agents, 2)
@@ -115,7 +113,7 @@ def test_a_hostname_that_does_not_resolve_does_no_harm(tmp_path: Path, host: str
 
 
 @pytest.mark.parametrize("order", [("node2", "node1", "node3"), ("node1", "node1", "node2")])
-def test_the_endpoint_may_resolve_to_loopback_on_its_own_host(
+def test_endpoint_may_resolve_to_loopback_on_its_host(
     lab: Lab, tmp_path: Path, order: tuple[str, ...]
 ) -> None:
     """Debian gives a host's own name 127.0.1.1: others come in all the same, and the workers get
@@ -134,9 +132,7 @@ def test_the_endpoint_may_resolve_to_loopback_on_its_own_host(
     assert job.stop() == [0, 0, 0]
 
 
-def test_with_several_networks_workers_use_the_one_of_the_endpoint(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_workers_use_the_network_of_the_endpoint(lab: Lab, tmp_path: Path) -> None:
     for number, name in enumerate(HOSTS, 1):
         check(lab, name, "ip", "addr", "add", f"10.88.0.{number}/24", "dev", "eth0")
         check(lab, name, "ip", "addr", "add", f"172.17.0.1{number}/32", "dev", "lo")
@@ -148,7 +144,7 @@ def test_with_several_networks_workers_use_the_one_of_the_endpoint(
     assert job.stop() == [0, 0, 0]
 
 
-def test_the_others_get_the_local_addr_of_the_first_node(lab: Lab, tmp_path: Path) -> None:
+def test_local_addr_of_first_node_reaches_the_others(lab: Lab, tmp_path: Path) -> None:
     check(lab, "node1", "ip", "addr", "add", "10.88.0.1/24", "dev", "eth0")
     job = Job(lab, tmp_path, *c10d("10.77.0.1", "2"))
     agents = [job.start("node1", "--local-addr=10.88.0.1"), job.start("node2")]
@@ -158,7 +154,7 @@ def test_the_others_get_the_local_addr_of_the_first_node(lab: Lab, tmp_path: Pat
 
 
 @pytest.mark.parametrize("shift", ["20", "-600", "600"])
-def test_clocks_that_differ_do_no_harm(lab: Lab, tmp_path: Path, shift: str) -> None:
+def test_clock_skew_is_harmless(lab: Lab, tmp_path: Path, shift: str) -> None:
     """With a clock that is seconds or minutes off, a group forms, a lost node is noticed, and the
     failure that came first is called first.
     """
@@ -198,7 +194,7 @@ def test_three_agents_on_one_host_meet_at_localhost(lab: Lab, tmp_path: Path) ->
     assert job.stop() == [0, 0, 0]
 
 
-def test_another_script_or_other_arguments_are_reported(lab: Lab, tmp_path: Path) -> None:
+def test_script_and_argument_mismatches_are_reported(lab: Lab, tmp_path: Path) -> None:
     """A node with another script, or other arguments, is reported where it joins and where the
     first node is, with the names of both.
     """
@@ -222,7 +218,7 @@ def test_another_script_or_other_arguments_are_reported(lab: Lab, tmp_path: Path
     assert job.stop() == [0, 0, 0]
 
 
-def test_nothing_is_reported_of_equal_nodes(lab: Lab, tmp_path: Path) -> None:
+def test_equal_nodes_report_no_mismatch(lab: Lab, tmp_path: Path) -> None:
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     agents = [job.start("node1"), job.start("node2")]
     job.until_runs(agents, 2)
@@ -230,9 +226,7 @@ def test_nothing_is_reported_of_equal_nodes(lab: Lab, tmp_path: Path) -> None:
     assert not any("differ" in agent.text for agent in agents)
 
 
-def test_a_node_with_another_restart_budget_reports_which_budget_counts(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_mismatched_restart_budget_reports_the_one_in_force(lab: Lab, tmp_path: Path) -> None:
     """The job has one budget: a node that asks for another one reports which one counts."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1", "--max-restarts=1")

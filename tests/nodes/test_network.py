@@ -37,7 +37,7 @@ def generations(agent: AgentOn) -> int:
     return len(re.findall(r"generation \d+: \d+ worker", agent.text))
 
 
-def endure(lab: Lab, tmp_path: Path, seconds: float) -> None:
+def endure_bad_network(lab: Lab, tmp_path: Path, seconds: float) -> None:
     """Loss, jitter and busy cores for a while."""
     job, agents = begin(lab, tmp_path, "3:4", 4, WORKER_S=str(seconds + LIMIT_S))
     lab.set(jitter_ms=200, loss=0.05)
@@ -67,16 +67,16 @@ def test_loss_and_jitter_lose_no_node(lab: Lab, tmp_path: Path) -> None:
     """5 % of the packets lost, 200 ms of jitter, all cores busy: no node is lost, no worker stands
     still.
     """
-    endure(lab, tmp_path, 10)
+    endure_bad_network(lab, tmp_path, 10)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(4200)
-def test_an_hour_of_loss_and_jitter_loses_no_node(lab: Lab, tmp_path: Path) -> None:
-    endure(lab, tmp_path, 3600)
+def test_hour_of_loss_and_jitter_loses_no_node(lab: Lab, tmp_path: Path) -> None:
+    endure_bad_network(lab, tmp_path, 3600)
 
 
-def test_nodes_far_from_each_other_form_restart_and_notice_a_loss(lab: Lab, tmp_path: Path) -> None:
+def test_distant_nodes_form_restart_and_detect_a_loss(lab: Lab, tmp_path: Path) -> None:
     """150 ms each way; the agent that is lost was killed."""
     lab.set(delay_ms=150)
     job, agents = begin(lab, tmp_path, "2:3", 3)
@@ -88,9 +88,7 @@ def test_nodes_far_from_each_other_form_restart_and_notice_a_loss(lab: Lab, tmp_
     assert job.stop() == [0, -9, 0]
 
 
-def test_far_hosts_of_an_endpoint_that_lose_packets_keep_their_coordinator(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_distant_lossy_hosts_keep_their_coordinator(lab: Lab, tmp_path: Path) -> None:
     """10 % of the packets lost and 200 ms each way: three hosts of an endpoint keep their
     coordinator, and their workers run nearly all the time.
     """
@@ -110,7 +108,7 @@ def test_far_hosts_of_an_endpoint_that_lose_packets_keep_their_coordinator(
     assert job.stop() == [0, 0, 0]
 
 
-def test_a_node_far_from_all_hosts_of_an_endpoint_joins(lab: Lab, tmp_path: Path) -> None:
+def test_node_distant_from_all_endpoint_hosts_joins(lab: Lab, tmp_path: Path) -> None:
     """Its packets take 600 ms: no connection opens within the second that is given to each host
     first.
     """
@@ -127,7 +125,7 @@ QUICK = "keep_alive_interval=1,keep_alive_max_attempt=3"
 
 @pytest.mark.parametrize("seconds", [0.5, 3.0, pytest.param(8.0, marks=pytest.mark.long)])
 @pytest.mark.parametrize("endpoint", ["node1", "node1,node2,node3"], ids=["one", "three"])
-def test_a_cut_that_heals_costs_nothing(
+def test_cut_that_heals_costs_nothing(
     lab: Lab, tmp_path: Path, endpoint: str, seconds: float
 ) -> None:
     """Of a node, then of the coordinator: no restart, and no worker is frozen. TCP alone would be
@@ -146,7 +144,7 @@ def test_a_cut_that_heals_costs_nothing(
     assert job.stop() == [0, 0, 0]
 
 
-def test_a_silence_is_told_and_its_end(lab: Lab, tmp_path: Path) -> None:
+def test_silence_and_its_end_are_reported(lab: Lab, tmp_path: Path) -> None:
     job, agents = begin(lab, tmp_path, "2:3", 3)
     lab.cut("node3")
     for agent in agents[:2]:
@@ -157,7 +155,7 @@ def test_a_silence_is_told_and_its_end(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0]
 
 
-def test_a_node_cut_for_good_is_frozen_before_the_others_go_on(lab: Lab, tmp_path: Path) -> None:
+def test_node_cut_off_for_good_freezes_before_others_continue(lab: Lab, tmp_path: Path) -> None:
     job, agents = begin(lab, tmp_path, "2:3", 3, conf=QUICK)
     lab.cut("node3")
     job.until_says(agents[2], "workers are frozen")
@@ -170,7 +168,7 @@ def test_a_node_cut_for_good_is_frozen_before_the_others_go_on(lab: Lab, tmp_pat
     assert job.stop() == [0, 0, 0]
 
 
-def test_a_cut_across_the_end_of_a_job_leaves_every_exit_code_0(lab: Lab, tmp_path: Path) -> None:
+def test_cut_at_the_end_of_a_job_leaves_exit_codes_0(lab: Lab, tmp_path: Path) -> None:
     job, agents = begin(lab, tmp_path, "3", 3)
     lab.cut("node3")
     job.tell("stop")
@@ -208,7 +206,7 @@ def live_groups(job: Job, agents: list[AgentOn], pause: float) -> set[str]:
         pytest.param(("node1",), id="coordinator"),
     ],
 )
-def test_a_flapping_link_never_leads_to_two_live_groups(
+def test_flapping_link_never_causes_split_brain(
     lab: Lab, tmp_path: Path, hosts: tuple[str, ...]
 ) -> None:
     """A cable that comes and goes for 16 s, with ever longer cuts: the group is full in the end."""
@@ -225,7 +223,7 @@ def test_a_flapping_link_never_leads_to_two_live_groups(
     assert job.stop() == [0, 0, 0, 0]
 
 
-def test_without_udp_nodes_are_kept_and_a_lost_one_is_noticed(lab: Lab, tmp_path: Path) -> None:
+def test_without_udp_nodes_stay_and_a_lost_one_is_detected(lab: Lab, tmp_path: Path) -> None:
     """Where only TCP passes, a network keeps all nodes, even with half a second to and fro, and a
     lost one is noticed.
     """
@@ -252,9 +250,7 @@ def test_without_udp_nodes_are_kept_and_a_lost_one_is_noticed(lab: Lab, tmp_path
 
 
 @pytest.mark.needs_iptables
-def test_a_firewall_that_refuses_a_node_does_not_keep_its_workers_running(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_node_refused_by_firewall_freezes_its_workers(lab: Lab, tmp_path: Path) -> None:
     """They are frozen 5 s after the first refusal, before the others go on without it."""
     job, agents = begin(lab, tmp_path, "1:3", 3)
     for table, address in (("iptables", "address"), ("ip6tables", "address6")):

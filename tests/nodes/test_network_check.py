@@ -14,7 +14,7 @@ PORT = 29400
 CHECK = ("--health-check=network", "--rdzv-conf=last_call_timeout=0.5")
 
 
-def test_a_host_with_a_firewall_is_left_out_and_named(lab: Lab, tmp_path: Path) -> None:
+def test_firewalled_host_is_excluded_and_named(lab: Lab, tmp_path: Path) -> None:
     """Three of four nodes run, as if it had never come; all are told which one is shut off."""
     lab.wall("node3", [PORT])
     job = Job(lab, tmp_path, *c10d(f"node1:{PORT}", "3:4", *CHECK))
@@ -31,9 +31,7 @@ def test_a_host_with_a_firewall_is_left_out_and_named(lab: Lab, tmp_path: Path) 
     assert job.stop()[:2] == [0, 0]
 
 
-def test_the_host_of_the_endpoint_coordinates_on_if_it_is_left_out(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_excluded_endpoint_host_keeps_coordinating(lab: Lab, tmp_path: Path) -> None:
     lab.wall("node1", [PORT])
     job = Job(lab, tmp_path, *c10d(f"node1:{PORT}", "2:3", *CHECK))
     agents = [job.start(f"node{number}") for number in (1, 2, 3)]
@@ -42,7 +40,7 @@ def test_the_host_of_the_endpoint_coordinates_on_if_it_is_left_out(
     assert job.stop() == [EXIT_MACHINE, 0, 0]
 
 
-def test_a_newcomer_that_cannot_be_reached_disturbs_nobody(lab: Lab, tmp_path: Path) -> None:
+def test_unreachable_newcomer_disturbs_nobody(lab: Lab, tmp_path: Path) -> None:
     lab.wall("node3", [PORT])
     job = Job(lab, tmp_path, *c10d(f"node1:{PORT}", "2:3", *CHECK))
     agents = [job.start(f"node{number}") for number in (1, 2)]

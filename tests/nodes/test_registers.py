@@ -42,10 +42,10 @@ def flags(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
     where = str(tmp_path / "meet")
     if request.param != "file":
         where = request.getfixturevalue("etcd").endpoint
-    return registered(request.param, where, tmp_path.name)
+    return register_flags(request.param, where, tmp_path.name)
 
 
-def registered(backend: str, where: str, job: str) -> tuple[str, ...]:
+def register_flags(backend: str, where: str, job: str) -> tuple[str, ...]:
     return (f"--rdzv-backend={backend}", f"--rdzv-endpoint={where}", f"--rdzv-id={job}")
 
 
@@ -61,7 +61,7 @@ def test_nodes_meet_by_a_register(flags: tuple[str, ...], here: OneMachine, tmp_
         (tmp_path / "stop").unlink()
 
 
-def test_the_others_go_on_without_a_killed_coordinator(
+def test_others_continue_without_killed_coordinator(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
     """Kill -9 of the node that coordinates: the others go on without it, at no restart."""
@@ -78,7 +78,7 @@ def test_the_others_go_on_without_a_killed_coordinator(
     assert [agent.wait() for agent in others] == [0, 0]
 
 
-def test_no_worker_notices_when_one_of_two_coordinators_is_killed(
+def test_workers_do_not_notice_coordinator_failover(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
     """The other `relight coordinator` takes over."""
@@ -102,7 +102,7 @@ def test_no_worker_notices_when_one_of_two_coordinators_is_killed(
     assert second[0].wait(LIMIT_S) == 0
 
 
-def test_a_coordinator_paused_past_its_lease_cannot_act(
+def test_coordinator_paused_past_its_lease_cannot_act(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
     """It was replaced and then continued: its group has ended."""
@@ -115,8 +115,8 @@ def test_a_coordinator_paused_past_its_lease_cannot_act(
     frozen, others, old = agents[0], agents[1:], job.counts()
     pause_outside_of_lock(job, frozen)
     job.until_runs(others, 2, generation=1)
-    job.until(lambda: sum(counts_on(job, name) for name in job.counts()) == 2)
-    assert not any(counts_on(job, name) for name in old)  # it does not run beside the others
+    job.until(lambda: sum(keeps_counting(job, name) for name in job.counts()) == 2)
+    assert not any(keeps_counting(job, name) for name in old)  # it does not run beside the others
     job.kill(frozen, signal.SIGCONT)
     job.until_runs(agents, 3, generation=2)
     assert job.stop() == [0, 0, 0]
@@ -148,11 +148,9 @@ def is_locked(path: Path) -> bool:
 
 
 @pytest.mark.needs_etcd
-def test_a_register_that_is_away_stops_nobody(
-    here: OneMachine, etcd: EtcdServer, tmp_path: Path
-) -> None:
+def test_register_outage_stops_nobody(here: OneMachine, etcd: EtcdServer, tmp_path: Path) -> None:
     """All of etcd is gone for ten seconds: workers run on, and afterwards it is as before."""
-    job = Job(here, tmp_path, *registered("etcd", etcd.endpoint, tmp_path.name), "--nnodes=2:3",
+    job = Job(here, tmp_path, *register_flags("etcd", etcd.endpoint, tmp_path.name), "--nnodes=2:3",
               "--rdzv-conf=last_call_timeout=1", "--max-restarts=1")  # fmt: skip
     agents = [job.start("agent0"), job.start("agent1")]
     job.until_runs(agents, 2)
@@ -174,13 +172,13 @@ def test_a_register_that_is_away_stops_nobody(
 
 @pytest.mark.needs_etcd
 @pytest.mark.needs_root
-def test_coordinator_lost_on_a_full_disk_is_replaced(here: OneMachine, tmp_path: Path) -> None:
+def test_coordinator_lost_on_full_disk_is_replaced(here: OneMachine, tmp_path: Path) -> None:
     """The next one takes its record once, and keeps it."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", disk], check=True)
     try:
-        job = Job(here, tmp_path, *registered("file", f"{disk}/meet", "job"), "--nnodes=2:3")
+        job = Job(here, tmp_path, *register_flags("file", f"{disk}/meet", "job"), "--nnodes=2:3")
         agents = [job.start("agent0")]
         job.until_says(agents[0], "this node coordinates the group now")
         agents += [job.start("agent1"), job.start("agent2")]
@@ -199,14 +197,14 @@ def test_coordinator_lost_on_a_full_disk_is_replaced(here: OneMachine, tmp_path:
 
 
 @pytest.mark.needs_etcd
-def test_coordinator_lost_while_etcd_is_full_is_replaced_once_there_is_room(
+def test_coordinator_lost_while_etcd_is_full_is_replaced_later(
     here: OneMachine, tmp_path: Path
 ) -> None:
     """With the alarm NOSPACE etcd takes no record: the nodes say so, and wait. Nobody takes over
     before it is disarmed.
     """
     with EtcdServer(tmp_path / "etcd", flags=["--quota-backend-bytes=1000000"]) as server:
-        meet = registered("etcd", server.endpoint, "job")
+        meet = register_flags("etcd", server.endpoint, "job")
         job = Job(here, tmp_path, *meet, "--nnodes=2:3", "--rdzv-conf=lease_ttl=5")
         agents = [job.start("agent0")]
         job.until_says(agents[0], "this node coordinates the group now")
@@ -235,9 +233,7 @@ def test_coordinator_lost_while_etcd_is_full_is_replaced_once_there_is_room(
 
 
 @pytest.mark.needs_root
-def test_node_that_meets_on_a_full_disk_says_so_and_ends_with_3(
-    here: OneMachine, tmp_path: Path
-) -> None:
+def test_node_meeting_on_full_disk_reports_it_and_exits_3(here: OneMachine, tmp_path: Path) -> None:
     """A record that can be written but not renewed makes nobody the coordinator."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -245,7 +241,7 @@ def test_node_that_meets_on_a_full_disk_says_so_and_ends_with_3(
     try:
         with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
             (disk / "filler").write_bytes(bytes(1 << 20))
-        meet = registered("file", f"{disk}/meet", "job")
+        meet = register_flags("file", f"{disk}/meet", "job")
         job = Job(here, tmp_path, *meet, "--nnodes=2", "--rdzv-conf=join_timeout=2")
         agent = job.start("agent0")
         assert agent.wait() == 3
@@ -254,12 +250,10 @@ def test_node_that_meets_on_a_full_disk_says_so_and_ends_with_3(
     assert f"{disk}/meet is full: {os.strerror(errno.ENOSPC)}" in agent.text
 
 
-def test_workers_and_newcomers_do_not_notice_the_loss_of_etcds_leader(
-    here: OneMachine, tmp_path: Path
-) -> None:
+def test_loss_of_etcd_leader_goes_unnoticed(here: OneMachine, tmp_path: Path) -> None:
     """Of three members of etcd the leader is killed: nobody stands still, and nodes still come."""
     with EtcdCluster(tmp_path / "etcd") as cluster:
-        flags = registered("etcd", cluster.endpoint, "job")
+        flags = register_flags("etcd", cluster.endpoint, "job")
         job = Job(here, tmp_path, *flags, "--nnodes=2:3", "--rdzv-conf=last_call_timeout=1")
         agents = [job.start("agent0"), job.start("agent1")]
         job.until_runs(agents, 2)
@@ -276,13 +270,11 @@ def test_workers_and_newcomers_do_not_notice_the_loss_of_etcds_leader(
 
 @pytest.mark.needs_hosts
 @pytest.mark.long
-def test_hosts_that_share_nothing_but_a_disk_meet_and_survive_a_loss(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_hosts_sharing_only_a_disk_meet_and_survive_a_loss(lab: Lab, tmp_path: Path) -> None:
     """On hosts of their own, with nothing in common but a directory, nodes find each other's
     addresses; when the coordinator's machine is cut off, the others go on after `lease_ttl`.
     """
-    flags = registered("file", str(tmp_path / "meet"), "job")
+    flags = register_flags("file", str(tmp_path / "meet"), "job")
     conf = "--rdzv-conf=last_call_timeout=9,lease_ttl=4"
     job = Job(lab, tmp_path, *flags, "--nnodes=2:3", conf)
     agents = [job.start("node1")]
@@ -305,7 +297,7 @@ def test_hosts_that_share_nothing_but_a_disk_meet_and_survive_a_loss(
 @pytest.mark.parametrize(
     ("where", "kind"), [("OUTPUT", "tcp-reset"), ("INPUT", "icmp-port-unreachable")]
 )
-def test_a_node_refused_by_a_firewall_takes_nothing_over(
+def test_node_refused_by_firewall_takes_nothing_over(
     lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path, where: str, kind: str
 ) -> None:
     """A node to which a firewall refuses the coordinator's port takes nothing over: it says that
@@ -336,7 +328,7 @@ def test_a_node_refused_by_a_firewall_takes_nothing_over(
 @pytest.mark.needs_iptables
 @pytest.mark.needs_etcd
 @pytest.mark.needs_hosts
-def test_a_coordinator_that_a_firewall_shuts_in_stands_still(
+def test_coordinator_shut_in_by_firewall_freezes(
     lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path
 ) -> None:
     """A host that coordinates begins to refuse everything, and the register's answers with it: it
@@ -355,11 +347,9 @@ def test_a_coordinator_that_a_firewall_shuts_in_stands_still(
     assert [agent.wait() for agent in agents[1:]] == [0, 0]
 
 
-def test_a_node_with_another_token_says_that_it_was_turned_away(
-    here: OneMachine, tmp_path: Path
-) -> None:
+def test_node_with_other_token_reports_its_rejection(here: OneMachine, tmp_path: Path) -> None:
     """A node with another token says that it was refused, also when the others have ended."""
-    flags = registered("file", str(tmp_path / "meet"), "job")
+    flags = register_flags("file", str(tmp_path / "meet"), "job")
     conf = "--rdzv-conf=last_call_timeout=1,join_timeout=6"
     job = Job(here, tmp_path, *flags, "--nnodes=1:2", conf)
     good = job.start("agent0", RELIGHT_TOKEN="one")
@@ -371,11 +361,9 @@ def test_a_node_with_another_token_says_that_it_was_turned_away(
     assert re.search("error: .* the last one refused this node: .*token", bad.text)
 
 
-def test_a_register_that_is_not_there_ends_the_job_after_the_join_timeout(
-    here: OneMachine, tmp_path: Path
-) -> None:
+def test_missing_register_ends_job_after_join_timeout(here: OneMachine, tmp_path: Path) -> None:
     """Who waits for it, and why, is said; the exit code is 3."""
-    flags = registered("etcd", "127.0.0.1:1", "job")
+    flags = register_flags("etcd", "127.0.0.1:1", "job")
     job = Job(here, tmp_path, *flags, "--nnodes=2", "--rdzv-conf=join_timeout=4")
     agent = job.start("agent0")
     job.until_says(agent, r"waiting for the coordinator at etcd 127.0.0.1:1: etcd at 127.0.0.1:1")
@@ -391,7 +379,7 @@ def flags_in_lab(lab: Lab, tmp_path: Path) -> tuple[str, ...]:
                "http://0.0.0.0:2379", "--advertise-client-urls", url]  # fmt: skip
     with (tmp_path / "etcd.log").open("wb") as log:
         lab["node4"].start(command, stdout=log, stderr=log)
-    return registered("etcd", url.removeprefix("http://"), "job")
+    return register_flags("etcd", url.removeprefix("http://"), "job")
 
 
 def reject(lab: Lab, host: str, chain: str, *what: str) -> None:
@@ -400,7 +388,7 @@ def reject(lab: Lab, host: str, chain: str, *what: str) -> None:
     assert lab[host].start(rule).wait(LIMIT_S) == 0
 
 
-def counts_on(job: Job, name: str) -> bool:
+def keeps_counting(job: Job, name: str) -> bool:
     before = job.counts()[name]
     time.sleep(0.3)
     return job.counts()[name] > before

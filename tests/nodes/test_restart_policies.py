@@ -10,9 +10,7 @@ from nodes.jobs import Job, c10d
 pytestmark = [pytest.mark.slow, pytest.mark.needs_hosts]
 
 
-def test_smart_ends_a_job_whose_rank_on_another_host_fails_again_in_the_same_way(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_smart_ends_job_on_repeated_failure_of_remote_rank(lab: Lab, tmp_path: Path) -> None:
     """Ranks keep their hosts; neither has the coordinator."""
     flags = ("--max-restarts=10", "--restart-policy=smart")
     job = Job(lab, tmp_path, *c10d("node1", "3"), *flags)
@@ -27,9 +25,7 @@ def test_smart_ends_a_job_whose_rank_on_another_host_fails_again_in_the_same_way
     assert all(f"exit code 1; {why}" in agent.text for agent in agents), job.report()
 
 
-def test_a_budget_over_time_counts_failures_on_all_hosts_and_outlives_its_coordinator(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_windowed_budget_spans_hosts_and_outlives_coordinator(lab: Lab, tmp_path: Path) -> None:
     """Two restarts an hour are used up on two hosts. The next coordinator does not know when they
     were, and keeps one.
     """

@@ -122,7 +122,7 @@ def begin(
     return job, agents
 
 
-def undisturbed(job: Job, agents: list[AgentOn], by: str = "") -> None:
+def assert_undisturbed(job: Job, agents: list[AgentOn], by: str = "") -> None:
     before = job.counts()
     job.until(lambda: all(job.counts()[name] > count for name, count in before.items()), by)
     for agent in agents:
@@ -142,25 +142,25 @@ def test_only_nodes_with_the_token_meet(lab: Lab, tmp_path: Path, theirs: str) -
     if not theirs:
         assert "set RELIGHT_TOKEN" in stranger.text
     job.until_says(agents[0], r"refused a connection from 10\.77\.0\.3:\d+: the peer .* token")
-    undisturbed(job, agents)
+    assert_undisturbed(job, agents)
     newcomer = job.start("node3", RELIGHT_TOKEN="right")
     job.until_runs([*agents, newcomer], 3, generation=1)
     job.tell("stop")
     assert [agent.wait() for agent in [*agents, newcomer]] == [0, 0, 0]
 
 
-def test_a_node_with_a_token_does_not_join_a_job_without_one(lab: Lab, tmp_path: Path) -> None:
+def test_node_with_token_does_not_join_job_without_one(lab: Lab, tmp_path: Path) -> None:
     """A node with a token does not join a job without one: it would be anybody's."""
     job, agents = begin(lab, tmp_path)
     careful = job.start("node3", GIVE_UP,
                         RELIGHT_TOKEN="right")  # fmt: skip
     assert careful.wait() in (2, 3)
     assert "token" in careful.text.splitlines()[-1], careful.text
-    undisturbed(job, agents)
+    assert_undisturbed(job, agents)
     assert job.stop()[:2] == [0, 0]
 
 
-def test_a_token_in_a_file_is_as_good_as_the_variable(lab: Lab, tmp_path: Path) -> None:
+def test_token_file_works_like_the_variable(lab: Lab, tmp_path: Path) -> None:
     """token_file is as good as RELIGHT_TOKEN, and white space around it does not count."""
     (tmp_path / "token").write_text("  right\n")
     job = Job(lab, tmp_path, *c10d("node1", "2"))
@@ -173,7 +173,7 @@ def test_a_token_in_a_file_is_as_good_as_the_variable(lab: Lab, tmp_path: Path) 
     assert not any("no token" in agent.text for agent in agents)
 
 
-def test_a_job_of_several_hosts_without_a_token_is_warned_once(lab: Lab, tmp_path: Path) -> None:
+def test_multi_host_job_without_token_warns_once(lab: Lab, tmp_path: Path) -> None:
     """Also where the endpoint is a loopback address: its host listens on all of its addresses."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     agents = [job.start("node1"), job.start("node2")]
@@ -223,7 +223,7 @@ def test_only_nodes_with_certificates_of_one_authority_meet(lab: Lab, tmp_path: 
         assert stranger.wait() in (2, 3), stranger.text
     assert "TLS" in plain.text.splitlines()[-1], plain.text
     assert "certificate" in other.text[other.text.index("relight: error: ") :], other.text
-    undisturbed(job, agents)
+    assert_undisturbed(job, agents)
     job.tell("fail.1")
     job.until_runs(agents, 2, generation=1)
     assert job.stop()[:2] == [0, 0]
@@ -240,7 +240,7 @@ def test_strangers_do_not_disturb_a_job(lab: Lab, tmp_path: Path) -> None:
         with (tmp_path / f"{kind}.txt").open("wb") as file:
             attacks.append(lab["node4"].start(command, stdout=file, stderr=subprocess.STDOUT))
     job.until(lambda: "2000" in (tmp_path / "idle.txt").read_text(), "2000 connections")
-    undisturbed(job, agents)
+    assert_undisturbed(job, agents)
     newcomer = job.start("node3", RELIGHT_TOKEN="right")
     job.until_runs([*agents, newcomer], 3, generation=1)
     (tmp_path / "over").touch()
@@ -337,7 +337,7 @@ for group in connections:
 """
 
 
-def lie(lab: Lab, tmp_path: Path, *connections: list[object]) -> None:
+def send_lies(lab: Lab, tmp_path: Path, *connections: list[object]) -> None:
     """Say something to the coordinator from another host, as a peer that it lets in; a number means
     to wait for so many seconds.
     """
@@ -348,13 +348,13 @@ def lie(lab: Lab, tmp_path: Path, *connections: list[object]) -> None:
     assert lab["node4"].start(command).wait(LIMIT_S) == 0
 
 
-def test_a_peer_that_talks_nonsense_does_not_disturb_the_group(lab: Lab, tmp_path: Path) -> None:
+def test_garbage_from_accepted_peer_does_not_disturb_the_group(lab: Lab, tmp_path: Path) -> None:
     """A peer that is let in and talks nonsense does not disturb the group; the next one joins."""
     job, agents = begin(lab, tmp_path)
     for what, messages in LIES.items():
         each = [[message, 0.05] for message in messages[:10]]
-        lie(lab, tmp_path, *each, [*messages, 0.1])
-        undisturbed(job, agents, what)
+        send_lies(lab, tmp_path, *each, [*messages, 0.1])
+        assert_undisturbed(job, agents, what)
         assert "settings with" not in agents[0].text, what  # it was let in
     newcomer = job.start("node3")
     job.until_runs([*agents, newcomer], 3, generation=1)
@@ -376,18 +376,18 @@ RECORD = {"asked": [], "at": {}, "rank": 0, "exitcode": 1e400, "report": {"kind"
     ],
     ids=["records", "a long reason", "no text", "several in one", "another place"],
 )
-def test_a_member_that_talks_nonsense_is_lost(lab: Lab, tmp_path: Path, lies: list[object]) -> None:
+def test_member_sending_garbage_is_lost(lab: Lab, tmp_path: Path, lies: list[object]) -> None:
     """It joined properly; the others go on without it."""
     job, agents = begin(lab, tmp_path)
     # The group with the liar is generation 1. It may be over before an agent has told of it.
-    lie(lab, tmp_path, [JOIN, READY, "until formed", *lies, 0.3])
+    send_lies(lab, tmp_path, [JOIN, READY, "until formed", *lies, 0.3])
     job.until(lambda: all("generation 2: 2 workers on 2 nodes" in agent.text for agent in agents),
               "the group without the liar")  # fmt: skip
     job.until(lambda: all(job.running(agent.host) for agent in agents), "workers")
     assert job.stop() == [0, 0]
 
 
-def test_a_node_that_is_turned_away_founds_no_group(lab: Lab, tmp_path: Path) -> None:
+def test_rejected_node_founds_no_group(lab: Lab, tmp_path: Path) -> None:
     """A node with a wrong token does not take over the endpoint when the job is done, and runs
     nothing.
     """
@@ -404,9 +404,7 @@ def test_a_node_that_is_turned_away_founds_no_group(lab: Lab, tmp_path: Path) ->
     assert "generation" not in wrong.text
 
 
-def test_a_job_waits_while_another_with_another_token_holds_the_endpoint(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_job_waits_while_another_token_holds_the_endpoint(lab: Lab, tmp_path: Path) -> None:
     """Then it has it."""
     first, agents = begin(lab, tmp_path, RELIGHT_TOKEN="first")
     place = tmp_path / "second"

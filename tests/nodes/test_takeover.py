@@ -22,9 +22,7 @@ def begin(lab: Lab, tmp_path: Path, nodes: str, *flags: str) -> tuple[Job, list[
 
 
 @pytest.mark.parametrize("how", ["kill", "cut"])
-def test_another_host_takes_over_when_the_coordinator_is_lost(
-    lab: Lab, tmp_path: Path, how: str
-) -> None:
+def test_another_host_takes_over_after_coordinator_loss(lab: Lab, tmp_path: Path, how: str) -> None:
     """The survivors go on as one group."""
     job, agents, coordinator = begin(lab, tmp_path, "2:4")
     others = [agent for agent in agents if agent is not coordinator]
@@ -46,7 +44,7 @@ def test_another_host_takes_over_when_the_coordinator_is_lost(
         assert [agent.wait() for agent in others] == [0, 0, 0]
 
 
-def test_a_frozen_coordinator_that_comes_back_steps_down(lab: Lab, tmp_path: Path) -> None:
+def test_thawed_coordinator_steps_down(lab: Lab, tmp_path: Path) -> None:
     """Stopped, replaced and continued, it finds out that it is out: never two live groups."""
     job, agents, coordinator = begin(lab, tmp_path, "2:4")
     others = [agent for agent in agents if agent is not coordinator]
@@ -58,7 +56,7 @@ def test_a_frozen_coordinator_that_comes_back_steps_down(lab: Lab, tmp_path: Pat
     assert job.stop() == [0, 0, 0, 0]
 
 
-def test_a_minority_with_the_former_coordinator_stands_still(lab: Lab, tmp_path: Path) -> None:
+def test_minority_with_former_coordinator_freezes(lab: Lab, tmp_path: Path) -> None:
     """The part with one of three hosts does not run, though the coordinator was there."""
     job, agents, coordinator = begin(lab, tmp_path, "1:4")
     lonely = [coordinator.host, "node4"]
@@ -72,16 +70,14 @@ def test_a_minority_with_the_former_coordinator_stands_still(lab: Lab, tmp_path:
     assert job.stop() == [0, 0, 0, 0]
 
 
-def test_two_hosts_of_three_are_enough_to_begin(lab: Lab, tmp_path: Path) -> None:
+def test_two_of_three_hosts_suffice_to_start(lab: Lab, tmp_path: Path) -> None:
     job = Job(lab, tmp_path, *c10d("node4,node1,node2", "2"))
     agents = [job.start("node1"), job.start("node2")]
     job.until_runs(agents, 2)
     assert job.stop() == [0, 0]
 
 
-def test_a_second_job_outlives_the_one_whose_node_coordinated_both(
-    lab: Lab, tmp_path: Path
-) -> None:
+def test_second_job_outlives_the_job_that_coordinated_it(lab: Lab, tmp_path: Path) -> None:
     """The job whose node coordinates two jobs ends at once; the other runs on without a restart."""
     jobs, started = [], []
     for name in ("first", "second"):

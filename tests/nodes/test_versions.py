@@ -141,7 +141,7 @@ def line_of(agent: "subprocess.Popen[bytes]", pattern: str) -> str:
     raise AssertionError(seen)
 
 
-def test_last_version_joins_this_coordinator(record: dict[str, Any], agent: Any) -> None:
+def test_previous_version_joins_this_coordinator(record: dict[str, Any], agent: Any) -> None:
     """A failure of it restarts the job, and the job ends well for both."""
     port = free_ports(1)[0]
     here = agent(f"127.0.0.1:{port}", 1)
@@ -151,7 +151,7 @@ def test_last_version_joins_this_coordinator(record: dict[str, Any], agent: Any)
     assert "2 workers on 2 nodes" in here.stderr.read().decode()
 
 
-def test_this_version_joins_a_coordinator_of_the_last(record: dict[str, Any], agent: Any) -> None:
+def test_this_version_joins_previous_coordinator(record: dict[str, Any], agent: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(LIMIT_S)
         here = agent(f"127.0.0.1:{server.getsockname()[1]}", 0)
@@ -171,7 +171,7 @@ def hello(version: str | None) -> bytes:
 @pytest.mark.parametrize(
     ("version", "named"), [("9.8.7", r"relight 9\.8\.7"), (None, "another version of relight")]
 )
-def test_agent_with_another_protocol_is_refused_and_told(
+def test_agent_with_other_protocol_is_refused_with_a_reason(
     version: str | None, named: str, agent: Any
 ) -> None:
     """The coordinator says who it is and what to do; the agent learns which version it needs."""
@@ -189,7 +189,7 @@ def test_agent_with_another_protocol_is_refused_and_told(
     assert f'"version":"{relight.__version__}"'.encode() in answer
 
 
-def test_agent_says_why_it_can_not_join_a_coordinator_with_another_protocol(agent: Any) -> None:
+def test_agent_explains_protocol_mismatch_with_coordinator(agent: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(LIMIT_S)
         here = agent(f"127.0.0.1:{server.getsockname()[1]}", 0)

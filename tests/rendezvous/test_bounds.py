@@ -24,12 +24,12 @@ from relight.rendezvous.conf import parse
         "lease_ttl=1e9",
     ],
 )
-def test_a_number_that_no_clock_could_count_is_refused(text: str) -> None:
+def test_setting_beyond_any_clock_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match=re.escape(f"--rdzv-conf: {text}: expected")):
         parse((tuple(text.split("=")),), "file")
 
 
-def test_two_values_that_are_too_much_together_are_refused() -> None:
+def test_product_of_settings_is_bounded() -> None:
     pairs = (("keep_alive_interval", f"{MOST_SECONDS:.0f}"), ("keep_alive_max_attempt", "2"))
     with pytest.raises(UsageError, match="it can be at most 2000000 s"):
         parse(pairs, "file")
@@ -39,16 +39,14 @@ def run(launch: Launch, *flags: str) -> "subprocess.CompletedProcess[str]":
     return launch("run", "--nnodes=2", *flags, "--no-python", "true")
 
 
-def test_a_path_is_refused_for_the_static_rendezvous(launch: Launch) -> None:
+def test_static_rendezvous_refuses_a_path(launch: Launch) -> None:
     """Only some backends meet in a directory; the static one says so."""
     result = run(launch, "--rdzv-endpoint=/tmp/x")
     assert result.returncode == 2
     assert "the static rendezvous meets at HOST:PORT" in result.stderr
 
 
-def test_a_job_without_an_id_gets_a_note_which_jobs_it_may_meet(
-    launch: Launch, tmp_path: Path
-) -> None:
+def test_job_without_id_gets_note_about_other_jobs(launch: Launch, tmp_path: Path) -> None:
     """A note says that jobs without an id are the same job to the register, and what to check
     when no node comes.
     """
@@ -67,7 +65,7 @@ def test_a_job_without_an_id_gets_a_note_which_jobs_it_may_meet(
         (["nosuchscript.py"], "there is no file nosuchscript.py"),
     ],
 )
-def test_relight_doctor_refuses_what_relight_run_would_refuse(
+def test_doctor_refuses_what_run_refuses(
     launch: Callable[..., object], argv: list[str], says: str
 ) -> None:
     result = launch("doctor", *argv)

@@ -38,7 +38,7 @@ class FullRegister:
         pass
 
 
-def test_register_that_can_not_be_renewed_makes_nobody_the_coordinator() -> None:
+def test_unrenewable_register_makes_nobody_coordinator() -> None:
     """Otherwise each process in turn would coordinate for a moment, without end."""
     loop, register, candidacy = Loop(), FullRegister(), Candidacy(15.0)
     answers: list[Answer] = []

@@ -82,7 +82,7 @@ def take(register: LeaderLock, value: str, ttl_s: float) -> None:
     wait_for(lambda: hold(register, value, ttl_s).ours, f"{value} to hold the register", LIMIT_S)
 
 
-def test_reading_an_empty_register_does_not_take_it(new: New) -> None:
+def test_reading_empty_register_does_not_take_it(new: New) -> None:
     """An empty value shows who holds the register, and leaves it free if no node does."""
     first, second = new(), new()
     assert first.hold("", LONG_S) == NOBODY
@@ -105,7 +105,7 @@ def test_reading_a_record_does_not_renew_it(new: New) -> None:
     wait_for(lapsed, "the end of the record", LIMIT_S)
 
 
-def test_who_comes_second_learns_of_the_first(new: New) -> None:
+def test_second_comer_learns_of_the_holder(new: New) -> None:
     """The register has one holder, and tells everybody else its value and revision."""
     first, second = new(), new()
     mine = first.hold("first", LONG_S)
@@ -114,7 +114,7 @@ def test_who_comes_second_learns_of_the_first(new: New) -> None:
     assert first.hold("first", LONG_S) == mine
 
 
-def test_one_of_many_threads_wins(new: New) -> None:
+def test_exactly_one_of_many_threads_wins(new: New) -> None:
     """Of many that ask at once, one gets the register, and all learn which."""
     registers = [new() for _ in range(8)]
     barrier = threading.Barrier(len(registers))
@@ -138,7 +138,7 @@ def test_one_of_many_threads_wins(new: New) -> None:
         registers[winner[0]].release()
 
 
-def test_one_of_many_processes_wins(hold_in_process: Callable[..., Holder]) -> None:
+def test_exactly_one_of_many_processes_wins(hold_in_process: Callable[..., Holder]) -> None:
     """Of several processes one gets the register and keeps it."""
     holders = [hold_in_process(f"p{number}", LONG_S) for number in range(4)]
     for holder in holders:
@@ -150,7 +150,7 @@ def test_one_of_many_processes_wins(hold_in_process: Callable[..., Holder]) -> N
 
 
 @pytest.mark.slow
-def test_renewals_keep_the_register_beyond_its_time_to_live(new: New) -> None:
+def test_renewals_keep_register_beyond_ttl(new: New) -> None:
     holder, other = new(), new()
     ttl_s = 1.5
 
@@ -174,7 +174,7 @@ def test_renewals_keep_the_register_beyond_its_time_to_live(new: New) -> None:
 
 
 @pytest.mark.parametrize("ttl_s", [0.7, 1.5])
-def test_a_register_is_free_after_its_time_to_live_and_not_before(new: New, ttl_s: float) -> None:
+def test_register_is_free_after_ttl_and_not_before(new: New, ttl_s: float) -> None:
     """A register that is not renewed goes to another, never before its time to live is over."""
     first, second = new(), new()
     first.hold("first", ttl_s)
@@ -185,7 +185,7 @@ def test_a_register_is_free_after_its_time_to_live_and_not_before(new: New, ttl_
     assert first.hold("", ttl_s).revision != made.revision
 
 
-def test_a_lapsed_record_shows_nobody(new: New) -> None:
+def test_lapsed_record_shows_nobody(new: New) -> None:
     """Once a record's time to live is over, every node sees a free register."""
     first, second = new(), new()
     first.hold("first", 2 * SHORT_S)
@@ -193,7 +193,7 @@ def test_a_lapsed_record_shows_nobody(new: New) -> None:
     wait_for(lambda: second.hold("", SHORT_S) == NOBODY, "the end of the record", LIMIT_S)
 
 
-def test_a_register_stays_held_after_close(new: New) -> None:
+def test_register_stays_held_after_close(new: New) -> None:
     """Closing gives nothing back: a holder's workers may still run."""
     first, second = new(), new()
     first.hold("first", LONG_S)
@@ -201,7 +201,7 @@ def test_a_register_stays_held_after_close(new: New) -> None:
     assert second.hold("second", LONG_S).value == "first"
 
 
-def test_release_gives_the_register_back(new: New) -> None:
+def test_release_frees_the_register(new: New) -> None:
     """After a release the register is free at once, and what comes next has another revision."""
     first, second = new(), new()
     before = first.hold("first", LONG_S)
@@ -212,7 +212,7 @@ def test_release_gives_the_register_back(new: New) -> None:
     assert again.revision != before.revision
 
 
-def test_a_register_of_another_cannot_be_released(new: New) -> None:
+def test_only_the_holder_can_release(new: New) -> None:
     first, second = new(), new()
     mine = first.hold("first", LONG_S)
     second.release()
@@ -221,7 +221,7 @@ def test_a_register_of_another_cannot_be_released(new: New) -> None:
     assert first.hold("", LONG_S) == mine
 
 
-def test_an_evicted_holder_learns_it_when_it_asks_next(new: New) -> None:
+def test_evicted_holder_learns_it_on_next_request(new: New) -> None:
     """The record is gone at once."""
     first, second = new(), new()
     dead = first.hold("first", LONG_S)
@@ -232,7 +232,7 @@ def test_an_evicted_holder_learns_it_when_it_asks_next(new: New) -> None:
     assert first.hold("first", LONG_S) == taken._replace(ours=False)
 
 
-def test_an_evicted_holder_that_is_back_has_another_revision(new: New) -> None:
+def test_evicted_holder_returns_with_another_revision(new: New) -> None:
     """A holder that was evicted and takes the register again sees that by its revision."""
     first, second = new(), new()
     before = first.hold("first", LONG_S)
@@ -242,7 +242,7 @@ def test_an_evicted_holder_that_is_back_has_another_revision(new: New) -> None:
     assert after.revision != before.revision
 
 
-def test_an_eviction_never_hits_a_successor(new: New) -> None:
+def test_eviction_never_hits_a_successor(new: New) -> None:
     """Neither does it if that is the same holder with the same value."""
     first, second = new(), new()
     second.evict(NOBODY)
@@ -257,7 +257,7 @@ def test_an_eviction_never_hits_a_successor(new: New) -> None:
 
 
 @pytest.mark.slow
-def test_a_holder_that_renews_is_not_evicted(new: New) -> None:
+def test_renewing_holder_is_not_evicted(new: New) -> None:
     """Who doubts that a holder lives removes nothing that is renewed while it looks on."""
     first, second = new(), new()
     mine = first.hold("first", LONG_S)
@@ -271,7 +271,7 @@ def test_a_holder_that_renews_is_not_evicted(new: New) -> None:
     assert second.hold("second", LONG_S) == mine._replace(ours=False)
 
 
-def test_a_holder_that_renews_no_more_is_evicted(new: New) -> None:
+def test_dead_holder_is_evicted(new: New) -> None:
     """Of those who doubt a dead holder one removes its record, not before its time to answer."""
     first, others = new(), [new(), new()]
     dead = first.hold("first", LONG_S)
@@ -286,7 +286,7 @@ def test_a_holder_that_renews_no_more_is_evicted(new: New) -> None:
     assert others[0].hold("second", LONG_S).ours
 
 
-def test_a_new_value_is_no_new_holder(new: New) -> None:
+def test_new_value_keeps_the_holder(new: New) -> None:
     """A holder may change what it wrote, and for how long, and stays the same holder."""
     first, second = new(), new()
     mine = first.hold("one", LONG_S)
@@ -297,7 +297,7 @@ def test_a_new_value_is_no_new_holder(new: New) -> None:
     assert second.hold("", LONG_S) == NOBODY
 
 
-def test_a_holder_that_renews_for_a_shorter_time_is_replaced_after_it(new: New) -> None:
+def test_shorter_ttl_on_renewal_takes_effect(new: New) -> None:
     first, second = new(), new()
     first.hold("first", LONG_S)
     first.hold("first", SHORT_S)
@@ -307,7 +307,7 @@ def test_a_holder_that_renews_for_a_shorter_time_is_replaced_after_it(new: New) 
 @pytest.mark.parametrize(
     "value", ["10.0.0.1:29400", 'a"b\\c', "zwölf ☃ 🎈", " x ", "x" * 1000, "🎈" * 1000, "%41&=+;"]
 )
-def test_other_nodes_read_the_value_that_was_written(new: New, value: str) -> None:
+def test_value_round_trips_to_other_nodes(new: New, value: str) -> None:
     """A value of up to 1000 characters is shown to others as it was written."""
     first, second = new(), new()
     first.hold(value, LONG_S)
@@ -315,7 +315,7 @@ def test_other_nodes_read_the_value_that_was_written(new: New, value: str) -> No
     assert first.hold(value, LONG_S).ours
 
 
-def test_every_id_is_a_register_of_its_own(
+def test_every_id_has_its_own_register(
     place: Place, registers: Callable[[Place], LeaderLock]
 ) -> None:
     """Every id is a register of its own, whatever is in it."""
@@ -333,7 +333,7 @@ def test_every_id_is_a_register_of_its_own(
         register.release()
 
 
-def test_a_killed_holder_is_replaced_after_its_time(
+def test_killed_holder_is_replaced_after_ttl(
     new: New, hold_in_process: Callable[..., Holder]
 ) -> None:
     """A holder that is killed is replaced after its time; nothing that it left is in the way."""
@@ -347,7 +347,7 @@ def test_a_killed_holder_is_replaced_after_its_time(
 
 
 @pytest.mark.slow
-def test_never_two_holders_may_act_at_once(
+def test_never_two_concurrent_holders(
     place: Place, hold_in_process: Callable[..., Holder]
 ) -> None:
     """However holders are killed and replaced, no two may act at once, and some one does soon."""
@@ -372,7 +372,7 @@ def test_never_two_holders_may_act_at_once(
     assert overlaps(made) == []
 
 
-def test_the_check_of_claims_sees_two_holders() -> None:
+def test_overlap_check_detects_two_holders() -> None:
     """Claims of two that overlap are found; those of one, or one after the other, are fine."""
     one, again = Claim(0, 2, "a", "1"), Claim(1, 3, "a", "1")
     assert overlaps([one, again, Claim(3, 4, "b", "2")]) == []

@@ -80,7 +80,7 @@ TRAINJOB = {
 }
 
 
-def asked(variables: dict[str, str], *flags: str) -> tuple[LaunchSpec, list[str]]:
+def resolve(variables: dict[str, str], *flags: str) -> tuple[LaunchSpec, list[str]]:
     """What `relight run FLAGS train.py` is asked for in an environment, and its notes."""
     env = Environment(variables)
     parsed = parse([*flags, "train.py"], env)
@@ -126,11 +126,11 @@ def without(variables: dict[str, str], *names: str) -> dict[str, str]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_a_job_without_a_flag_takes_all_from_the_cluster(
+def test_job_without_flags_uses_cluster_environment(
     variables: dict[str, str], nodes: int, rank: int, place: str, job: str
 ) -> None:
     """Nodes, the rank of this one, where they meet and the job's id."""
-    spec, _ = asked(variables)
+    spec, _ = resolve(variables)
     host, _, port = place.partition(":")
     assert (spec.nnodes.min_nodes, spec.nnodes.max_nodes) == (nodes, nodes)
     assert (spec.rdzv_backend, spec.node_rank, spec.master_addr) == ("static", rank, host)
@@ -178,7 +178,7 @@ def test_flags_take_precedence_over_the_cluster(
     variables: dict[str, str], flags: str, expected: str
 ) -> None:
     """What the user wrote, in a PET_ variable too, is kept; the rest is filled in around it."""
-    spec, _ = asked(variables, *flags.split())
+    spec, _ = resolve(variables, *flags.split())
     endpoint = spec.rdzv_endpoint
     at = endpoint.host if endpoint.port is None else f"{endpoint.host}:{endpoint.port}"
     found = {
@@ -224,20 +224,20 @@ def test_flags_take_precedence_over_the_cluster(
           "OMPI_MCA_orte_num_nodes": "1"}, ""),
     ],
 )  # fmt: skip
-def test_a_cluster_of_one_node_changes_nothing(variables: dict[str, str], note: str) -> None:
+def test_cluster_of_one_node_changes_nothing(variables: dict[str, str], note: str) -> None:
     """A job of one node, a worker's environment, or half of one changes nothing."""
-    plain, before = asked({})
-    spec, notes = asked(variables)
+    plain, before = resolve({})
+    spec, notes = resolve(variables)
     assert spec == plain
     assert notes == before if not note else note in notes[0]
 
 
-def test_a_step_of_one_node_may_have_ranks_for_several() -> None:
+def test_single_node_steps_with_ranks_form_one_job() -> None:
     """`srun -N1` for each node, with RANK and WORLD_SIZE, makes one job."""
     one = {**STEP, **dict.fromkeys((*OF_ONE_NODE, "SLURM_NNODES"), "1"), "SLURM_NODEID": "0"}
     one["SLURM_STEP_NODELIST"] = "gpu09"
-    assert asked(one)[0].nnodes.max_nodes == 1
-    spec, _ = asked({**one, **RANKS})
+    assert resolve(one)[0].nnodes.max_nodes == 1
+    spec, _ = resolve({**one, **RANKS})
     assert (spec.nnodes.max_nodes, spec.node_rank, spec.master_addr) == (4, 1, "head")
 
 
@@ -284,16 +284,16 @@ def test_a_step_of_one_node_may_have_ranks_for_several() -> None:
         ({**INDEXED, "NNODES": "2"}, "", "JOB_COMPLETION_INDEX=3 is not below NNODES=2"),
     ],
 )  # fmt: skip
-def test_variables_that_contradict_each_other_are_an_error(
+def test_contradictory_variables_are_an_error(
     variables: dict[str, str], flags: str, message: str
 ) -> None:
     """Variables that contradict each other, or can't be, are an error that names them."""
     with pytest.raises(UsageError) as caught:
-        asked(variables, *flags.split())
+        resolve(variables, *flags.split())
     assert message in caught.value.message
 
 
-def test_one_agent_a_gpu_is_an_error_that_says_how_to_start_one_a_node() -> None:
+def test_one_agent_per_gpu_error_shows_one_per_node_command() -> None:
     for variables, remedy in (
         ({**STEP, "SLURM_STEP_NUM_TASKS": "32", "SLURM_STEP_TASKS_PER_NODE": "8(x4)"},
          "srun --ntasks-per-node=1 relight run"),
@@ -301,7 +301,7 @@ def test_one_agent_a_gpu_is_an_error_that_says_how_to_start_one_a_node() -> None
          "mpirun --map-by ppr:1:node --bind-to none relight run"),
     ):  # fmt: skip
         with pytest.raises(UsageError) as caught:
-            asked(variables)
+            resolve(variables)
         assert remedy in caught.value.hint
 
 
@@ -314,31 +314,31 @@ def test_one_agent_a_gpu_is_an_error_that_says_how_to_start_one_a_node() -> None
         "--nnodes=4 --master-addr=x --node-rank=1",
     ],
 )
-def test_where_flags_say_all_a_broken_environment_is_at_most_a_note(flags: str) -> None:
+def test_broken_environment_is_ignored_if_flags_suffice(flags: str) -> None:
     broken = {**STEP, "SLURM_NODEID": "nonsense"}
-    spec, _ = asked(broken, *flags.split())
-    plain, _ = asked({}, *flags.split())
+    spec, _ = resolve(broken, *flags.split())
+    plain, _ = resolve({}, *flags.split())
     assert spec == plain
 
 
-def test_a_master_told_localhost_is_reached_at_its_own_name() -> None:
+def test_localhost_master_is_reached_by_its_own_name() -> None:
     """A master that is told `localhost` is reached by the others at its own name."""
     variables = {**PYTORCHJOB, "MASTER_ADDR": "localhost", "RANK": "0"}
-    assert asked(variables)[0].master_addr == "train-3"
-    assert asked(without(variables, "KUBERNETES_SERVICE_HOST"))[0].master_addr == "localhost"
+    assert resolve(variables)[0].master_addr == "train-3"
+    assert resolve(without(variables, "KUBERNETES_SERVICE_HOST"))[0].master_addr == "localhost"
 
 
-def test_a_pod_without_a_domain_reports_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_without_domain_reports_missing_service(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one, other pods can't be found."""
     monkeypatch.setattr("socket.getfqdn", lambda: "train-3")
-    spec, notes = asked(INDEXED, "--nnodes=4")
+    spec, notes = resolve(INDEXED, "--nnodes=4")
     assert spec.master_addr == "train-0"
     assert any("headless Service" in note for note in notes)
 
 
-def test_verbose_says_where_each_value_comes_from() -> None:
+def test_verbose_shows_source_of_each_value() -> None:
     """-v has a line for each value, those of flags and PET_ variables too."""
-    _, notes = asked({**STEP, "PET_NNODES": "2:4"}, "-v", "--rdzv-id=mine")
+    _, notes = resolve({**STEP, "PET_NNODES": "2:4"}, "-v", "--rdzv-id=mine")
     lines = [note for note in notes if ", from " in note]
     assert lines == [
         "nnodes=2:4, from PET_NNODES=2:4",
@@ -347,31 +347,31 @@ def test_verbose_says_where_each_value_comes_from() -> None:
         "rdzv-conf=is_host=0, from SLURM_NODEID=2",
         "rdzv-backend=c10d, from Slurm",
     ]
-    _, notes = asked({**STEP, "PET_NNODES": "3"}, "-v", "--nnodes=2")
+    _, notes = resolve({**STEP, "PET_NNODES": "3"}, "-v", "--nnodes=2")
     assert "nnodes=2, from the command line" in notes
 
 
-def test_a_note_says_that_the_environment_counts() -> None:
+def test_note_says_that_the_environment_decides() -> None:
     """Without -v one line says that the job is larger than what was typed."""
-    _, notes = asked(STEP)
+    _, notes = resolve(STEP)
     assert notes[0] == "4 nodes, as Slurm says (-v shows the variables used)"
-    _, notes = asked(STEP, "--nnodes=8")
+    _, notes = resolve(STEP, "--nnodes=8")
     assert "--nnodes=8 overrides SLURM_STEP_NUM_TASKS=4" in notes
 
 
 def test_workers_are_not_counted_as_nodes() -> None:
     """Beside PET_NNODES, the WORLD_SIZE of an operator that counts workers contradicts nothing."""
-    _, notes = asked(PYTORCHJOB_PET)
+    _, notes = resolve(PYTORCHJOB_PET)
     assert not any("overrides" in note for note in notes)
 
 
-def test_the_port_depends_on_the_job_alone() -> None:
+def test_port_depends_only_on_the_job() -> None:
     ports = {}
     for job in range(100):
         variables = {**STEP, "SLURM_JOB_ID": str(job)}
         nodes = [{**variables, "SLURM_NODEID": str(n), "SLURMD_NODENAME": f"gpu{n + 7:02}"}
                  for n in range(4)]  # fmt: skip
-        found = {asked(node)[0].master_port for node in nodes}
+        found = {resolve(node)[0].master_port for node in nodes}
         assert len(found) == 1
         ports[job] = found.pop()
     assert len(set(ports.values())) > 95
@@ -383,7 +383,7 @@ def test_the_port_depends_on_the_job_alone() -> None:
         st.one_of(st.sampled_from(["0", "1", "4", "a[1-4]", "1(x4)", ""]), st.text(max_size=8)),
     )
 )
-def test_no_environment_makes_relight_crash(variables: dict[str, str]) -> None:
+def test_no_environment_crashes_relight(variables: dict[str, str]) -> None:
     """Whatever is in the variables: an answer or an error for the user."""
     try:
         detect(variables, set(), "node1")
@@ -401,7 +401,7 @@ def test_no_environment_makes_relight_crash(variables: dict[str, str]) -> None:
         ("gpu-a100-[9-11],login", ["gpu-a100-9", "gpu-a100-10", "gpu-a100-11", "login"]),
     ],
 )
-def test_slurms_lists_of_hosts_are_read(text: str, hosts: list[str]) -> None:
+def test_expands_slurm_hostlists(text: str, hosts: list[str]) -> None:
     assert hostlist.expand(text) == hosts
 
 
@@ -425,7 +425,7 @@ def test_slurms_lists_of_hosts_are_read(text: str, hosts: list[str]) -> None:
         "a[1[2]]",
     ],
 )
-def test_text_that_is_no_list_of_hosts_is_refused(text: str) -> None:
+def test_malformed_hostlist_is_refused(text: str) -> None:
     """What is no list of hosts, or one of absurd length, is refused at once."""
     with pytest.raises(ValueError):
         hostlist.expand(text)
@@ -440,11 +440,11 @@ def test_text_that_is_no_list_of_hosts_is_refused(text: str) -> None:
         ("gpu-a[3:100]-07,gpu-b@0(2)", ["gpu-a100-07", "gpu-b"]),
     ],
 )
-def test_open_mpis_lists_of_hosts_are_read(text: str, hosts: list[str]) -> None:
+def test_expands_open_mpi_hostlists(text: str, hosts: list[str]) -> None:
     assert hostlist.expand_orte(text) == hosts
 
 
 @given(st.lists(st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True), min_size=1, max_size=9))
-def test_names_without_brackets_are_themselves(names: Iterable[str]) -> None:
+def test_names_without_brackets_expand_to_themselves(names: Iterable[str]) -> None:
     names = list(names)
     assert hostlist.expand(",".join(names)) == names

@@ -69,7 +69,7 @@ def hold(register: LeaderLock, value: str, ttl_s: float = LONG_S) -> Record:
 
 @pytest.mark.parametrize("how", [Fate(lose_reply=True), Fate(lose_request=True)])
 @pytest.mark.parametrize("number", range(6))
-def test_one_lost_answer_changes_no_holder(
+def test_single_lost_reply_changes_no_holder(
     place: Place, proxy: Proxy, registers: New, number: int, how: Fate
 ) -> None:
     """Whichever answer is lost once: the holder is known as such, and nobody else is."""
@@ -85,7 +85,7 @@ def test_one_lost_answer_changes_no_holder(
 
 @pytest.mark.parametrize("how", [Fate(lose_reply=True), Fate(lose_request=True)])
 @pytest.mark.parametrize("number", range(5))
-def test_a_register_that_answers_again_knows_what_is_its_own(
+def test_register_recognises_its_own_record_after_outage(
     place: Place, proxy: Proxy, registers: New, number: int, how: Fate
 ) -> None:
     """A register that can't be asked says so; once it can again, it knows what is its own."""
@@ -105,9 +105,7 @@ def test_a_register_that_answers_again_knows_what_is_its_own(
     assert second.hold("second", LONG_S).ours
 
 
-def test_a_change_whose_answer_is_lost_is_not_lost(
-    place: Place, proxy: Proxy, registers: New
-) -> None:
+def test_change_with_lost_reply_is_not_lost(place: Place, proxy: Proxy, registers: New) -> None:
     """A new value or time whose answer is lost leaves the holder the same, and is not lost."""
     first, second = registers(place._replace(endpoint=proxy.endpoint)), registers(place)
     mine = first.hold("one", LONG_S)
@@ -120,7 +118,7 @@ def test_a_change_whose_answer_is_lost_is_not_lost(
         assert second.hold("other", LONG_S) == mine._replace(value=value, ours=False)
 
 
-def test_a_repeated_eviction_does_not_hit_the_successor(
+def test_repeated_eviction_does_not_hit_the_successor(
     place: Place, proxy: Proxy, registers: New
 ) -> None:
     """The answer to the first one was lost."""
@@ -137,7 +135,7 @@ def test_a_repeated_eviction_does_not_hit_the_successor(
     assert second.hold("second", LONG_S) == alive._replace(ours=False)
 
 
-def test_an_eviction_that_is_overtaken_does_not_hit_the_new_hold(
+def test_overtaken_eviction_does_not_hit_the_new_hold(
     place: Place, proxy: Proxy, registers: New
 ) -> None:
     """If the holder takes the register again before an eviction arrives, it keeps it."""
@@ -156,7 +154,7 @@ def test_an_eviction_that_is_overtaken_does_not_hit_the_new_hold(
     assert second.hold("second", LONG_S) == again[0]._replace(ours=False)
 
 
-def test_a_request_that_arrives_late_takes_the_register_for_its_time_at_most(
+def test_late_request_takes_register_for_its_ttl_at_most(
     place: Place, proxy: Proxy, registers: New
 ) -> None:
     """A request that arrives after its sender gave up and released does not take the register for
@@ -225,7 +223,7 @@ def test_never_two_holders_on_a_bad_network(
 
 
 @pytest.mark.slow
-def test_the_holder_stays_the_holder_when_a_member_is_lost(
+def test_holder_survives_loss_of_any_member(
     cluster: EtcdCluster, backend: str, registers: New
 ) -> None:
     """Whichever member is lost and comes back, the holder stays the holder and can tell."""
@@ -242,7 +240,7 @@ def test_the_holder_stays_the_holder_when_a_member_is_lost(
 
 
 @pytest.mark.slow
-def test_the_holder_stays_the_holder_when_the_leader_is_lost(
+def test_holder_survives_loss_of_the_leader(
     cluster: EtcdCluster, backend: str, registers: New
 ) -> None:
     """The next election works."""
@@ -259,7 +257,7 @@ def test_the_holder_stays_the_holder_when_the_leader_is_lost(
 
 
 @pytest.mark.slow
-def test_a_frozen_member_costs_one_time_out(
+def test_frozen_member_costs_one_timeout(
     cluster: EtcdCluster, backend: str, registers: New
 ) -> None:
     """A member that is there and does not answer costs one time-out, then another is asked."""
@@ -280,7 +278,7 @@ def test_a_frozen_member_costs_one_time_out(
 
 
 @pytest.mark.slow
-def test_the_holder_stays_the_holder_when_all_members_come_back(
+def test_holder_survives_restart_of_all_members(
     cluster: EtcdCluster, backend: str, registers: New
 ) -> None:
     """While etcd is gone every call says so; back within its time the holder is the same."""
@@ -304,7 +302,7 @@ def test_the_holder_stays_the_holder_when_all_members_come_back(
 
 
 @pytest.mark.slow
-def test_a_member_without_a_majority_decides_nothing(
+def test_member_without_majority_decides_nothing(
     cluster: EtcdCluster, backend: str, registers: New
 ) -> None:
     """A member without a majority neither gives the register away nor says who holds it."""
@@ -328,7 +326,7 @@ def _rotated(cluster: EtcdCluster, first: int) -> str:
 # APIs.
 
 
-def test_the_two_names_meet_where_there_is_only_v2(
+def test_both_backends_meet_on_v2_only_cluster(
     server: EtcdServer, proxy: Proxy, registers: New
 ) -> None:
     """With a cluster below version 3 the backend etcd speaks v2, and meets etcd-v2 there."""
@@ -342,7 +340,7 @@ def test_the_two_names_meet_where_there_is_only_v2(
     assert not [request for request in proxy.requests if b"/v3" in request]
 
 
-def test_the_other_path_of_the_gateway_of_version_3_3_is_found(
+def test_finds_gateway_path_of_version_3_3(
     server: EtcdServer, proxy: Proxy, registers: New
 ) -> None:
     """In a cluster of version 3.3 the gateway has another path, and the keys are the same."""
@@ -354,7 +352,7 @@ def test_the_other_path_of_the_gateway_of_version_3_3_is_found(
     assert any(b"/v3beta/" in request for request in proxy.requests)
 
 
-def test_nothing_is_decided_while_a_cluster_is_starting(proxy: Proxy, registers: New) -> None:
+def test_nothing_is_decided_while_cluster_is_starting(proxy: Proxy, registers: New) -> None:
     """As long as the members have not agreed on a version, nothing is decided."""
     proxy.rewrite = lambda reply: reply.replace(
         b'Content-Length: 45\r\n\r\n{"etcdserver":"3.4.23","etcdcluster":"3.4.0"}',
@@ -368,7 +366,7 @@ def test_nothing_is_decided_while_a_cluster_is_starting(proxy: Proxy, registers:
     assert all(b"/version" in r or b"/v3/" in r for r in proxy.requests), proxy.requests
 
 
-def test_the_address_from_which_etcd_was_reached_is_known(
+def test_own_address_towards_etcd_is_known(
     server: EtcdServer, backend: str, registers: New
 ) -> None:
     register = registers(Place(backend, server.endpoint, "address"))
@@ -377,7 +375,7 @@ def test_the_address_from_which_etcd_was_reached_is_known(
     assert register.own_address == "127.0.0.1"
 
 
-def test_keys_stand_below_etcd_prefix_and_go_with_the_record(
+def test_keys_are_below_etcd_prefix_and_vanish_with_the_record(
     server: EtcdServer, registers: New
 ) -> None:
     """Keys stand below etcd_prefix, readable for operators, and go with the record."""
@@ -390,7 +388,7 @@ def test_keys_stand_below_etcd_prefix_and_go_with_the_record(
     assert server.ctl("get", "--prefix", "/my/") == ""
 
 
-def test_leases_that_are_no_longer_used_are_given_back(server: EtcdServer, registers: New) -> None:
+def test_unused_leases_are_revoked(server: EtcdServer, registers: New) -> None:
     """Leases that are no longer used are given back, not left to pile up."""
 
     def leases() -> set[str]:
@@ -405,9 +403,7 @@ def test_leases_that_are_no_longer_used_are_given_back(server: EtcdServer, regis
     assert leases() <= before
 
 
-def test_a_holder_whose_lease_was_revoked_takes_the_register_again(
-    server: EtcdServer, registers: New
-) -> None:
+def test_holder_with_revoked_lease_retakes_the_register(server: EtcdServer, registers: New) -> None:
     """It does so if nobody has the register."""
     place = Place("etcd", server.endpoint, "revoked")
     first, second = registers(place), registers(place)
@@ -420,7 +416,7 @@ def test_a_holder_whose_lease_was_revoked_takes_the_register_again(
     assert second.hold("second", LONG_S) == after._replace(ours=False)
 
 
-def test_a_key_of_somebody_else_is_an_error_and_stays(
+def test_foreign_key_is_an_error_and_stays(
     server: EtcdServer, backend: str, registers: New
 ) -> None:
     """What is no record in the key's place is an error that names the key, and stays."""

@@ -83,7 +83,7 @@ def impostor() -> Iterator[Callable[[bytes], str]]:
 
 @pytest.mark.parametrize("with_version", [False, True])
 @pytest.mark.parametrize("name", list(REPLIES))
-def test_nonsense_in_etcds_place_is_an_error_that_names_the_endpoint(
+def test_garbage_response_names_the_endpoint(
     impostor: Callable[[bytes], str], name: str, with_version: bool, backend: str, registers: New
 ) -> None:
     """Whatever answers in etcd's place, it is an error of one line that names the endpoint."""
@@ -96,7 +96,7 @@ def test_nonsense_in_etcds_place_is_an_error_that_names_the_endpoint(
         assert len(str(caught.value)) < 500
 
 
-def test_each_endpoint_that_was_tried_is_in_the_error(backend: str, registers: New) -> None:
+def test_error_lists_every_endpoint_tried(backend: str, registers: New) -> None:
     """Each endpoint that was tried is in the error, with its reason."""
     with socket.create_server(("127.0.0.1", 0)) as full:
         silent = f"127.0.0.1:{full.getsockname()[1]}"
@@ -122,22 +122,20 @@ def test_each_endpoint_that_was_tried_is_in_the_error(backend: str, registers: N
         ("[::1", "expected"),
     ],
 )
-def test_an_unreadable_endpoint_is_refused_before_anything_starts(
-    backend: str, endpoint: str, says: str
-) -> None:
+def test_invalid_endpoint_is_refused_up_front(backend: str, endpoint: str, says: str) -> None:
     with pytest.raises(UsageError, match=says):
         OPEN[backend](endpoint, "job", {})
 
 
 @pytest.mark.needs_etcd
-def test_urls_of_members_are_accepted(server: EtcdServer, registers: New, backend: str) -> None:
+def test_member_urls_are_accepted(server: EtcdServer, registers: New, backend: str) -> None:
     """Members may be given as the URLs that etcd itself prints."""
     place = Place(backend, f"http://{server.endpoint}/,http://127.0.0.1:1", "urls")
     assert registers(place).hold("value", 20).ours
 
 
 @pytest.mark.needs_etcd
-def test_an_endpoint_may_be_a_name_or_an_ipv6_address(
+def test_endpoint_may_be_a_name_or_ipv6_address(
     server: EtcdServer, registers: New, backend: str
 ) -> None:
     """An endpoint may be a name, or an address in brackets."""
@@ -148,7 +146,7 @@ def test_an_endpoint_may_be_a_name_or_an_ipv6_address(
     assert registers(Place(backend, f"[::1]:1,127.0.0.1:{port}", "names")).hold("", 9) == NOBODY
 
 
-def test_wrong_settings_are_refused_when_the_register_is_opened() -> None:
+def test_invalid_protocol_is_refused_when_opened() -> None:
     with pytest.raises(UsageError, match="protocol=ftp"):
         etcd.open("host", "job", {"protocol": "ftp"})
     with pytest.raises(UsageError, match="protocol=ftp"):
@@ -158,9 +156,7 @@ def test_wrong_settings_are_refused_when_the_register_is_opened() -> None:
 @pytest.mark.parametrize(
     "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", b"HTTP/1.1 200"]
 )
-def test_a_member_that_sends_a_byte_now_and_then_is_given_up(
-    backend: str, registers: New, head: bytes
-) -> None:
+def test_dripping_member_is_given_up(backend: str, registers: New, head: bytes) -> None:
     """A member that sends a byte now and then is given up as one that is silent."""
     ended = threading.Event()
 
@@ -193,7 +189,7 @@ def test_a_member_that_sends_a_byte_now_and_then_is_given_up(
 
 
 @pytest.mark.needs_etcd
-def test_no_directory_of_a_job_stays_in_etcd_v2(server: EtcdServer, registers: New) -> None:
+def test_release_removes_job_directory_from_etcd_v2(server: EtcdServer, registers: New) -> None:
     """After a release etcd-v2 has no directory of the job any more."""
 
     def jobs() -> str:

@@ -57,7 +57,7 @@ def pairs(backend: str, files: Certificates, *, client: bool = True) -> dict[str
 # TLS.
 
 
-def test_a_node_with_a_certificate_holds_the_register_over_tls(
+def test_client_certificate_holds_register_over_tls(
     tls: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
     """With the authority and a certificate of its own a node holds the register over TLS."""
@@ -72,7 +72,7 @@ def test_a_node_with_a_certificate_holds_the_register_over_tls(
     assert named.hold("", LONG_S).value == "first"
 
 
-def test_a_server_that_asks_for_no_certificates_is_verified(
+def test_server_not_asking_for_certificates_is_verified(
     tmp_path: Path, files: Certificates, backend: str, registers: New
 ) -> None:
     with EtcdServer(tmp_path / "etcd", v2=True, certificates=files) as server:
@@ -80,7 +80,7 @@ def test_a_server_that_asks_for_no_certificates_is_verified(
         assert registers(place, **pairs(backend, files, client=False)).hold("a", LONG_S).ours
 
 
-def test_a_server_of_another_authority_is_never_talked_to(
+def test_server_of_another_authority_is_never_used(
     tls: EtcdServer, strangers: Certificates, backend: str, registers: New
 ) -> None:
     register = registers(Place(backend, tls.endpoint, "tls"), **pairs(backend, strangers))
@@ -89,7 +89,7 @@ def test_a_server_of_another_authority_is_never_talked_to(
     assert f"{NAMES[backend]['ca']}=FILE" in e.value.hint
 
 
-def test_without_an_authority_those_of_the_system_decide(
+def test_system_authorities_apply_without_a_ca(
     tls: EtcdServer, backend: str, registers: New
 ) -> None:
     register = registers(Place(backend, tls.endpoint, "tls"), protocol="https")
@@ -97,7 +97,7 @@ def test_without_an_authority_those_of_the_system_decide(
         register.hold("a", LONG_S)
 
 
-def test_a_certificate_for_another_host_is_refused(
+def test_certificate_for_another_host_is_refused(
     tls: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
     """A certificate of the right authority for another host is refused."""
@@ -108,7 +108,7 @@ def test_a_certificate_for_another_host_is_refused(
 
 
 @pytest.mark.parametrize("of_whom", ["nobody", "strangers"])
-def test_a_node_without_a_valid_certificate_reports_it(
+def test_missing_or_foreign_client_certificate_is_reported(
     tls: EtcdServer,
     files: Certificates,
     strangers: Certificates,
@@ -139,7 +139,7 @@ def _refusal(register: LeaderLock) -> UsageError:
     raise AssertionError("no refusal")
 
 
-def test_tls_to_a_server_without_it_is_an_error_that_names_the_setting(
+def test_tls_to_plain_server_names_the_setting(
     server: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
     register = registers(Place(backend, server.endpoint, "tls"), **pairs(backend, files))
@@ -148,7 +148,7 @@ def test_tls_to_a_server_without_it_is_an_error_that_names_the_setting(
     assert caught.value.hint == "--rdzv-conf=protocol=http"
 
 
-def test_plain_http_to_a_tls_server_is_an_error_that_names_the_setting(
+def test_plain_http_to_tls_server_names_the_setting(
     tls: EtcdServer, backend: str, registers: New
 ) -> None:
     register = registers(Place(backend, tls.endpoint, "tls"))
@@ -157,7 +157,7 @@ def test_plain_http_to_a_tls_server_is_an_error_that_names_the_setting(
     assert caught.value.hint == "--rdzv-conf=protocol=https"
 
 
-def test_one_bad_member_of_several_does_no_harm(
+def test_one_bad_member_of_several_is_harmless(
     tls: EtcdServer, server: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
     """A member that can't be talked to does no harm as long as another can."""
@@ -167,7 +167,7 @@ def test_one_bad_member_of_several_does_no_harm(
     assert register.hold("a", LONG_S).ours
 
 
-def test_files_that_are_no_certificates_are_refused_by_their_setting(
+def test_invalid_certificate_files_are_refused_by_setting(
     files: Certificates, strangers: Certificates, backend: str, tmp_path: Path
 ) -> None:
     """They are found before anything starts."""
@@ -216,7 +216,7 @@ def user(tmp_path: Path, backend: str) -> Callable[..., dict[str, str]]:
     return settings
 
 
-def test_a_user_with_the_password_holds_evicts_and_releases(
+def test_user_with_password_holds_evicts_and_releases(
     users: dict[str, EtcdServer], backend: str, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
     place = Place(backend, users[backend].endpoint, "user")
@@ -230,7 +230,7 @@ def test_a_user_with_the_password_holds_evicts_and_releases(
 
 
 @pytest.mark.slow
-def test_a_session_that_has_ended_is_replaced_unseen(
+def test_expired_session_is_replaced_unnoticed(
     users: dict[str, EtcdServer], backend: str, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
     """A session that is over, or that a restarted server has forgotten, is replaced unseen."""
@@ -247,7 +247,7 @@ def test_a_session_that_has_ended_is_replaced_unseen(
     assert register.hold("a", LONG_S) == mine
 
 
-def test_a_wrong_password_is_an_error_that_does_not_show_it(
+def test_wrong_password_is_not_shown_in_error(
     users: dict[str, EtcdServer], backend: str, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
     """A wrong password or an unknown user is an error at once, without the password in it."""
@@ -260,7 +260,7 @@ def test_a_wrong_password_is_an_error_that_does_not_show_it(
         assert "guessed" not in caught.value.message + caught.value.hint
 
 
-def test_without_a_user_the_error_names_the_missing_settings(
+def test_missing_user_error_names_the_settings(
     users: dict[str, EtcdServer], backend: str, registers: New
 ) -> None:
     register = registers(Place(backend, users[backend].endpoint, "nobody"))
@@ -269,7 +269,7 @@ def test_without_a_user_the_error_names_the_missing_settings(
     assert "etcd_user=NAME,etcd_password_file=FILE" in caught.value.hint
 
 
-def test_a_missing_permission_is_reported_with_the_key(
+def test_missing_permission_names_the_key(
     users: dict[str, EtcdServer], registers: New, tmp_path: Path
 ) -> None:
     """A user who may not write the keys of jobs is told which key, for either API."""
@@ -288,7 +288,7 @@ def test_a_missing_permission_is_reported_with_the_key(
         register.hold("a", LONG_S)
 
 
-def test_a_server_without_users_takes_everybody(
+def test_server_without_users_accepts_everybody(
     server: EtcdServer, backend: str, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
     """A server without users takes everybody, also one with a password."""
@@ -296,7 +296,7 @@ def test_a_server_without_users_takes_everybody(
     assert register.hold("a", LONG_S).ours
 
 
-def test_a_missing_or_empty_password_file_is_refused(backend: str, tmp_path: Path) -> None:
+def test_missing_or_empty_password_file_is_refused(backend: str, tmp_path: Path) -> None:
     """It is found before anything starts."""
     empty = tmp_path / "empty"
     empty.write_text("\n")
@@ -309,7 +309,7 @@ def test_a_missing_or_empty_password_file_is_refused(backend: str, tmp_path: Pat
 # APIs that are switched off.
 
 
-def test_without_v2_the_error_says_how_to_start_etcd(tmp_path: Path, registers: New) -> None:
+def test_missing_v2_api_error_says_how_to_start_etcd(tmp_path: Path, registers: New) -> None:
     """Without --enable-v2 the error says to start etcd with it, or to use the other backend."""
     with EtcdServer(tmp_path / "etcd") as server:
         register = registers(Place("etcd-v2", server.endpoint, "job"))
@@ -320,9 +320,7 @@ def test_without_v2_the_error_says_how_to_start_etcd(tmp_path: Path, registers: 
         assert registers(Place("etcd", server.endpoint, "job")).hold("a", LONG_S).ours
 
 
-def test_without_the_gateway_the_error_says_how_to_start_etcd(
-    tmp_path: Path, registers: New
-) -> None:
+def test_missing_gateway_error_says_how_to_start_etcd(tmp_path: Path, registers: New) -> None:
     """Without the JSON gateway the error says to start etcd with it."""
     with EtcdServer(tmp_path / "etcd", flags=["--enable-grpc-gateway=false"]) as server:
         register = registers(Place("etcd", server.endpoint, "job"))

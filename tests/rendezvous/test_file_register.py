@@ -60,7 +60,7 @@ def python() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
         process.communicate(timeout=LIMIT_S)
 
 
-def test_the_directory_is_for_this_user_alone_and_left_with_a_lock(
+def test_directory_is_private_and_keeps_only_an_empty_lock(
     shared: Path, new: Callable[[], LeaderLock]
 ) -> None:
     """The directory is made for this user alone; after the job only an empty lock is left."""
@@ -76,7 +76,7 @@ def test_the_directory_is_for_this_user_alone_and_left_with_a_lock(
     assert [(path.name, path.stat().st_size) for path in shared.iterdir()] == [("job.lock", 0)]
 
 
-def test_a_directory_that_is_there_stays_as_it_is(
+def test_existing_directory_keeps_its_permissions(
     shared: Path, new: Callable[[], LeaderLock]
 ) -> None:
     """The permissions of a directory that the user made are the user's."""
@@ -85,7 +85,7 @@ def test_a_directory_that_is_there_stays_as_it_is(
     assert stat.S_IMODE(shared.stat().st_mode) == 0o755
 
 
-def test_a_directory_removed_during_a_job_fails_no_call(
+def test_directory_removed_during_job_fails_no_call(
     shared: Path, new: Callable[[], LeaderLock]
 ) -> None:
     """If the directory is removed, the next node that asks takes the register; no call fails."""
@@ -98,7 +98,7 @@ def test_a_directory_removed_during_a_job_fails_no_call(
     assert after.revision != before.revision
 
 
-def test_a_newcomer_waits_the_whole_time_to_live_of_an_old_record(
+def test_newcomer_waits_full_ttl_of_old_record(
     new: Callable[[], LeaderLock],
 ) -> None:
     """A node that has just come waits for the whole time to live, however old the record is."""
@@ -111,7 +111,7 @@ def test_a_newcomer_waits_the_whole_time_to_live_of_an_old_record(
     assert third.hold("third", SHORT_S).value == "second"
 
 
-def test_the_longer_of_two_times_to_live_counts(new: Callable[[], LeaderLock]) -> None:
+def test_longer_of_two_ttls_counts(new: Callable[[], LeaderLock]) -> None:
     """A node that was given a shorter time to live than the holder waits for the holder's."""
     first, second = new(), new()
     first.hold("first", LONG_S)
@@ -120,7 +120,7 @@ def test_the_longer_of_two_times_to_live_counts(new: Callable[[], LeaderLock]) -
     assert second.hold("second", SHORT_S).value == "first"
 
 
-def test_a_record_counts_whatever_the_time_of_its_file(
+def test_file_times_are_ignored(
     shared: Path, new: Callable[[], LeaderLock]
 ) -> None:
     """Times of files are not looked at: a record from the future or the past counts alike."""
@@ -143,7 +143,7 @@ def test_a_record_counts_whatever_the_time_of_its_file(
     ],
     ids=lambda text: repr(text[:70]),
 )  # fmt: skip
-def test_an_unreadable_record_is_taken_after_the_time_to_live(
+def test_unreadable_record_is_taken_after_ttl(
     shared: Path, new: Callable[[], LeaderLock], text: str
 ) -> None:
     """What can't be read counts as somebody's: taken once it was the same for the whole time."""
@@ -162,7 +162,7 @@ def test_an_unreadable_record_is_taken_after_the_time_to_live(
     assert second.hold("second", SHORT_S).value == "first"
 
 
-def test_an_unreadable_record_can_be_evicted(shared: Path, new: Callable[[], LeaderLock]) -> None:
+def test_unreadable_record_can_be_evicted(shared: Path, new: Callable[[], LeaderLock]) -> None:
     """An eviction hits what was seen, and nothing that was written since."""
     shared.mkdir()
     (shared / "job").write_text("what")
@@ -184,7 +184,7 @@ time.sleep(100)
 """
 
 
-def test_a_lock_that_is_kept_is_an_error_that_names_its_holder(
+def test_stuck_lock_error_names_its_holder(
     shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     """A lock that is not given back is an error that names its holder; a kill gives it back."""
@@ -200,7 +200,7 @@ def test_a_lock_that_is_kept_is_an_error_that_names_its_holder(
     assert register.hold("a", LONG_S).ours
 
 
-def test_a_lock_kept_by_another_thread_is_an_error(
+def test_lock_held_by_another_thread_is_an_error(
     shared: Path, new: Callable[[], LeaderLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread of this process that does not come back is an error, no hang."""
@@ -224,7 +224,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_a_killed_holder_leaves_a_whole_record_and_a_free_lock(
+def test_killed_holder_leaves_intact_record_and_free_lock(
     shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     """A holder that is killed while it writes leaves a whole record and a free lock."""
@@ -244,7 +244,7 @@ def test_a_killed_holder_leaves_a_whole_record_and_a_free_lock(
 
 
 @pytest.mark.slow
-def test_a_stopped_holder_that_goes_on_finds_that_it_is_replaced(
+def test_resumed_holder_notices_its_replacement(
     shared: Path, new: Callable[[], LeaderLock], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     """A holder that was stopped and goes on finds that it is replaced, and does not come back."""
@@ -270,7 +270,7 @@ def test_a_stopped_holder_that_goes_on_finds_that_it_is_replaced(
     assert register.hold("other", LONG_S) == mine
 
 
-def test_a_holder_frozen_while_it_wrote_does_not_overwrite_the_next(
+def test_holder_frozen_while_writing_does_not_overwrite_successor(
     new: Callable[[], LeaderLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A node that was frozen while it wrote does not overwrite a record written meanwhile."""
@@ -286,13 +286,13 @@ def test_a_holder_frozen_while_it_wrote_does_not_overwrite_the_next(
 
 
 @pytest.mark.parametrize("endpoint", ["", "shared", "./shared", "~/shared", "host:29400", "/a\0b"])
-def test_a_relative_path_is_refused_before_anything_starts(endpoint: str) -> None:
+def test_relative_path_is_refused_up_front(endpoint: str) -> None:
     """A path that is another one on each node is refused before anything starts."""
     with pytest.raises(UsageError, match="expected the full path of a directory"):
         file.open(endpoint, "job", {})
 
 
-def test_only_the_last_directory_of_the_path_is_made(tmp_path: Path) -> None:
+def test_only_last_directory_of_path_is_created(tmp_path: Path) -> None:
     """Only the last directory of the path is made: what is above it is a disk that is missing."""
     register = file.open(str(tmp_path / "disk" / "jobs"), "job", {})
     with pytest.raises(UsageError, match=f"there is no directory {tmp_path}/disk") as caught:
@@ -301,14 +301,14 @@ def test_only_the_last_directory_of_the_path_is_made(tmp_path: Path) -> None:
     assert not (tmp_path / "disk").exists()
 
 
-def test_a_path_that_leads_to_a_file_is_an_error(tmp_path: Path) -> None:
+def test_path_to_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UsageError, match=f"rdzv-endpoint={path}: Not a directory"):
             file.open(str(path), "job", {}).hold("a", LONG_S)
 
 
-def test_no_link_in_the_directory_is_followed(shared: Path, tmp_path: Path) -> None:
+def test_symlinks_are_not_followed(shared: Path, tmp_path: Path) -> None:
     """Nothing is read or written through links that somebody has put there."""
     shared.mkdir()
     target = tmp_path / "target"
@@ -347,7 +347,7 @@ def open_directory() -> Iterator[Path]:
         yield path
 
 
-def test_a_directory_that_may_not_be_written_can_be_looked_at(open_directory: Path) -> None:
+def test_read_only_directory_can_be_read(open_directory: Path) -> None:
     """Without the permission to write, looking works, and holding says what is missing."""
     shared = open_directory / "shared"
     assert file.open(str(shared), "other", {}).hold("a", LONG_S).ours
@@ -439,7 +439,7 @@ def test_full_disk_ends_no_hold(tmp_path: Path) -> None:
     ("number", "never"),
     [(errno.EIO, False), (errno.ESTALE, False), (errno.EROFS, True), (errno.ENOTSUP, True)],
 )
-def test_passing_errors_of_disks_are_retried_and_lasting_ones_end_the_job(
+def test_only_transient_disk_errors_are_retried(
     new: Callable[[], LeaderLock], monkeypatch: pytest.MonkeyPatch, number: int, never: bool
 ) -> None:
     """A disk's trouble of a moment is asked again; what no waiting will change ends the job."""

@@ -58,18 +58,18 @@ def test_absurd_values_are_refused_in_a_short_line(variables: dict[str, str]) ->
 
 
 @pytest.mark.parametrize("daemon", [f"1.{LONG};x", "1.²;x"])
-def test_absurd_daemon_numbers_count_as_none(daemon: str) -> None:
+def test_absurd_daemon_number_counts_as_none(daemon: str) -> None:
     """A daemon's number that can't be is none: where rank 0 is, is not known."""
     found = detect({**MPI, "OMPI_MCA_orte_local_daemon_uri": daemon}, set(), "host")
     assert found.host is None
 
 
 @pytest.mark.parametrize("step", [LONG, "²"])
-def test_absurd_step_numbers_are_those_of_no_step_of_srun(step: str) -> None:
+def test_absurd_step_number_is_no_srun_step(step: str) -> None:
     assert detect({**STEP, "SLURM_STEP_ID": step}, set(), "host").nnodes is None
 
 
-def test_as_many_hosts_as_slurm_can_have_are_listed() -> None:
+def test_hostlist_is_limited_to_slurm_maximum() -> None:
     """As many hosts as Slurm can have are listed; one more is refused."""
     assert len(hostlist.expand(f"n[1-{hostlist.MOST_HOSTS}]")) == hostlist.MOST_HOSTS
     with pytest.raises(ValueError, match="more than 65536 hosts"):

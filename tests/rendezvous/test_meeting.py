@@ -14,14 +14,14 @@ from relight.rendezvous.file import FileRegister
 BARRIER = "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"
 
 
-def met(*flags: str, **variables: str) -> tuple[Meeting, GroupSettings]:
+def arrange_job(*flags: str, **variables: str) -> tuple[Meeting, GroupSettings]:
     endpoint = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1", "--rdzv-id=j")
     spec = to_spec(parse([*endpoint, *flags, "train.py"], Environment({})))
     return arrange(spec, Environment(variables))[:2]
 
 
 @pytest.mark.parametrize(("hosts", "count"), [("node1", 1), ("node1,node2,node3", 0)])
-def test_a_takeover_alone_without_effect_gives_a_note(hosts: str, count: int) -> None:
+def test_ineffective_takeover_alone_gives_a_note(hosts: str, count: int) -> None:
     """Only several hosts of an endpoint elect a coordinator."""
     flags = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={hosts}", "--rdzv-id=j"]
     flags.append("--rdzv-conf=takeover=alone")
@@ -33,47 +33,47 @@ def test_a_takeover_alone_without_effect_gives_a_note(hosts: str, count: int) ->
     ("conf", "variable", "seconds"),
     [("", "", 300), ("", "7", 7), ("", "0", 0), ("exit_barrier_timeout=0", "7", 0)],
 )
-def test_the_exit_barrier_is_that_of_rdzv_conf_or_of_torchruns_variable(
+def test_exit_barrier_is_set_by_rdzv_conf_or_torchrun_variable(
     conf: str, variable: str, seconds: float
 ) -> None:
     """How long a node that is done waits: by --rdzv-conf, else by torchrun's variable, also 0 s."""
-    assert met(f"--rdzv-conf={conf}", **{BARRIER: variable})[1].exit_barrier_s == seconds
+    assert arrange_job(f"--rdzv-conf={conf}", **{BARRIER: variable})[1].exit_barrier_s == seconds
 
 
-def test_a_job_without_an_id_has_no_name_for_people() -> None:
+def test_job_without_id_has_no_display_name() -> None:
     """What stands for no id (none) is not told as one."""
-    assert met()[0].who == "job j"
-    assert met("--rdzv-id=none")[0].who == "the job"
+    assert arrange_job()[0].who == "job j"
+    assert arrange_job("--rdzv-id=none")[0].who == "the job"
 
 
-def test_an_exit_barrier_that_is_no_time_is_refused() -> None:
+def test_invalid_exit_barrier_is_refused() -> None:
     with pytest.raises(UsageError, match=f"{BARRIER}=-1: expected a number of seconds from 0"):
-        met(**{BARRIER: "-1"})
+        arrange_job(**{BARRIER: "-1"})
 
 
 @pytest.mark.parametrize(
     ("conf", "seconds"), [("", 600), ("join_timeout=9", 9), ("read_timeout=3,join_timeout=9", 6)]
 )
-def test_read_timeout_ends_the_search_for_an_endpoint(conf: str, seconds: float) -> None:
+def test_read_timeout_limits_search_for_endpoint(conf: str, seconds: float) -> None:
     """read_timeout, where it is given, ends the search as in torchrun: after twice that time."""
-    assert met(f"--rdzv-conf={conf}")[0].seek_s == seconds
+    assert arrange_job(f"--rdzv-conf={conf}")[0].seek_s == seconds
 
 
 @pytest.mark.parametrize("endpoint", ["store", "sub/store"])
-def test_a_c10d_store_in_a_file_is_the_backend_file(
+def test_c10d_file_store_maps_to_file_backend(
     endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A c10d store in a file is the backend `file` at that path, from here if it is relative."""
     monkeypatch.chdir(tmp_path)
     flags = f"--rdzv-endpoint={endpoint}", "--rdzv-conf=store_type=FILE,read_timeout=3"
-    meeting, _ = met(*flags)
+    meeting, _ = arrange_job(*flags)
     assert isinstance(meeting.register, FileRegister)
     assert meeting.where == f"file {tmp_path}/{endpoint}"
     assert meeting.hosts == ()
 
 
 @pytest.mark.parametrize("text", ["::1", "[::1]"])
-def test_master_addr_takes_an_ipv6_address_with_or_without_brackets(text: str) -> None:
+def test_master_addr_accepts_ipv6_with_or_without_brackets(text: str) -> None:
     flags = ["--nnodes=2", f"--master-addr={text}", "--master-port=29500", "train.py"]
     meeting, _, _ = arrange(to_spec(parse(flags, Environment({}))), Environment({}))
     assert meeting.hosts == (("::1", 29500),)

@@ -27,7 +27,7 @@ def test_nodes_meet_by_a_plug_in(tmp_path: Path) -> None:
         assert [agent.wait() for agent in agents[1:]] == [0, 0]
 
 
-def refused(launch: Launch, *flags: str) -> str:
+def refusal(launch: Launch, *flags: str) -> str:
     result: subprocess.CompletedProcess[str] = launch(
         "run", "--nnodes=2", "--rdzv-id=x", *flags, "--no-python", "true", PYTHONPATH=PLUGIN
     )
@@ -36,24 +36,24 @@ def refused(launch: Launch, *flags: str) -> str:
     return result.stderr
 
 
-def test_unknown_names_list_the_known_ones(launch: Launch) -> None:
+def test_unknown_backend_error_lists_known_names(launch: Launch) -> None:
     """A backend that is nobody's is refused with all names, those of plug-ins included."""
-    text = refused(launch, "--rdzv-backend=sqlit", "--rdzv-endpoint=/x.db")
+    text = refusal(launch, "--rdzv-backend=sqlit", "--rdzv-endpoint=/x.db")
     assert "static, c10d, etcd, etcd-v2, file, broken, sqlite; did you mean sqlite?" in text
     assert "relight.rendezvous" in text
 
 
-def test_a_plug_in_that_cannot_be_loaded_is_an_error_of_one_line(launch: Launch) -> None:
-    text = refused(launch, "--rdzv-backend=broken", "--rdzv-endpoint=/x")
+def test_broken_plug_in_is_a_one_line_error(launch: Launch) -> None:
+    text = refusal(launch, "--rdzv-backend=broken", "--rdzv-endpoint=/x")
     assert "the plug-in relight_nowhere:open can't be loaded: ModuleNotFoundError" in text
 
 
-def test_a_plug_in_refuses_an_endpoint_before_anything_starts(launch: Launch) -> None:
-    text = refused(launch, "--rdzv-backend=sqlite", "--rdzv-endpoint=/x")
+def test_plug_in_can_refuse_endpoint_up_front(launch: Launch) -> None:
+    text = refusal(launch, "--rdzv-backend=sqlite", "--rdzv-endpoint=/x")
     assert "--rdzv-endpoint=/x: expected the path of a .db file" in text
 
 
-def test_an_unknown_backend_is_refused_for_one_node_too(launch: Launch) -> None:
+def test_unknown_backend_is_refused_for_a_single_node(launch: Launch) -> None:
     """Also where nobody is to be met."""
     result = launch("run", "--rdzv-backend=c10", "--no-python", "true")
     assert result.returncode == 2

@@ -37,11 +37,11 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD.keys())
-def test_anything_but_a_record_is_refused(text: str) -> None:
+def test_malformed_record_is_refused(text: str) -> None:
     assert CoordinatorAddress.of(text) is None
 
 
-def test_a_record_of_a_coordinator_is_read_as_it_was_written() -> None:
+def test_coordinator_record_round_trips() -> None:
     """What a coordinator writes down is read as it was written."""
     contact = CoordinatorAddress("gpu-01", ("10.0.0.1", "fd77::1", "gpu-01.example"), 29400)
     assert CoordinatorAddress.of(contact.to_text()) == contact
@@ -83,7 +83,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         process.wait(LIMIT_S)
 
 
-def test_agents_go_on_when_an_invalid_record_has_lapsed(
+def test_agents_continue_when_invalid_record_lapses(
     tmp_path: Path, start: Callable[..., Path]
 ) -> None:
     """Agents and coordinators report an invalid record, and go on when it has lapsed."""
@@ -97,7 +97,7 @@ def test_agents_go_on_when_an_invalid_record_has_lapsed(
     assert "Traceback" not in agent.read_text() + standby.read_text()
 
 
-def test_a_refusal_at_a_loopback_address_does_not_evict_another_host(
+def test_loopback_refusal_does_not_evict_another_host(
     tmp_path: Path, start: Callable[..., Path]
 ) -> None:
     """A refusal at an address that is every machine's own says nothing of another machine: its
@@ -116,7 +116,7 @@ def test_a_refusal_at_a_loopback_address_does_not_evict_another_host(
         assert "coordinating job" not in standby.read_text()
 
 
-def test_a_pipe_in_place_of_the_record_is_refused_at_once(tmp_path: Path, launch: Launch) -> None:
+def test_fifo_in_place_of_record_is_refused_immediately(tmp_path: Path, launch: Launch) -> None:
     """A pipe, which would block the process that opens it, is refused at once."""
     (tmp_path / "meet").mkdir()
     os.mkfifo(tmp_path / "meet" / "job")
@@ -126,7 +126,7 @@ def test_a_pipe_in_place_of_the_record_is_refused_at_once(tmp_path: Path, launch
     assert "job in it is not a regular file\nhint: remove it" in result.stderr
 
 
-def test_a_directory_that_takes_no_files_is_refused_at_once(launch: Launch) -> None:
+def test_directory_without_files_is_refused_immediately(launch: Launch) -> None:
     result = launch("run", "--rdzv-backend=file", "--rdzv-endpoint=/proc", "--rdzv-id=job",
                     "--nnodes=2", "--no-python", "true")  # fmt: skip
     assert result.returncode == 2
@@ -174,7 +174,7 @@ def plug_ins(tmp_path: Path) -> str:
         ("none", "Register.hold returned None, not a Record"),
     ],
 )
-def test_a_plug_in_that_breaks_its_promise_is_named(
+def test_misbehaving_plug_in_is_named(
     plug_ins: str, launch: Launch, verb: str, backend: str, says: str
 ) -> None:
     """Nothing is started."""
@@ -187,7 +187,7 @@ def test_a_plug_in_that_breaks_its_promise_is_named(
 
 
 @pytest.mark.slow
-def test_a_register_that_blocks_is_named(plug_ins: str, launch: Launch) -> None:
+def test_blocking_register_is_named(plug_ins: str, launch: Launch) -> None:
     """A register that does not come back is named, and the join timeout counts."""
     flags = ("--rdzv-backend=blocks", "--rdzv-endpoint=/x", "--rdzv-id=job", "--nnodes=2")
     result = launch("run", *flags, "--rdzv-conf=join_timeout=7", "--no-python", "true",

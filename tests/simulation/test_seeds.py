@@ -15,14 +15,14 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize("first", range(0, 80, 10))
-def test_no_simulated_seed_breaks_an_invariant_or_hangs(first: int) -> None:
+def test_no_seed_breaks_an_invariant_or_hangs(first: int) -> None:
     """The invariants in `watch` hold in every run, and the job comes to its end."""
     for seed in range(first, first + 10):
         _, _, wrong = play(seed)
         assert not wrong, wrong
 
 
-def test_a_short_run_of_seeds_breaks_no_invariant_and_ends() -> None:
+def test_short_run_of_seeds_breaks_no_invariant() -> None:
     """The same, for `make quick`."""
     for seed in range(1000, 1012):
         _, _, wrong = play(seed)
@@ -33,7 +33,7 @@ def test_a_short_run_of_seeds_breaks_no_invariant_and_ends() -> None:
     "seed",
     [8_008_351, 8_021_866, 8_039_925, 8_050_320, 8_873_896, 202_094, 216_425, 220_422, 222_215],
 )
-def test_a_seed_that_has_found_a_defect_finds_none_now(seed: int) -> None:
+def test_seeds_of_past_defects_pass(seed: int) -> None:
     """A preempted coordinator told nobody the end; a node lost while its coordinator was suspended
     was waited for; a coordinator that had lost its last node went on although its register was
     silent; a preempted node whose workers failed came back, without a restart counted, and so did
@@ -45,7 +45,7 @@ def test_a_seed_that_has_found_a_defect_finds_none_now(seed: int) -> None:
     assert not wrong, wrong
 
 
-def test_the_same_seed_gives_the_same_run() -> None:
+def test_same_seed_gives_the_same_run() -> None:
     """A run can be replayed from its seed in another process, whatever its hash seed is."""
 
     def digests(hash_seed: str) -> str:
@@ -62,7 +62,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
     assert first == second
 
 
-def test_a_seed_that_fails_shows_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_seed_shows_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong comes with the seed's number and the last events before."""
     monkeypatch.setattr(Watch, "settled", lambda self: "it is Monday")
     _, _, wrong = play(1)
@@ -71,7 +71,7 @@ def test_a_seed_that_fails_shows_its_log(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "all trouble ends" in wrong
 
 
-def test_each_mutant_breaks_a_line_that_is_there_once() -> None:
+def test_each_mutant_matches_exactly_one_line() -> None:
     """A rule that was rewritten needs its mutant rewritten."""
     for mutant in MUTANTS:
         text = (ROOT / "src" / "relight" / mutant.module).read_text()

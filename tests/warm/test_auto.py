@@ -76,7 +76,7 @@ before = {*sys.modules, *getattr(sys.meta_path[0], "_hidden", ())}
 """
 
 
-def test_the_second_generation_has_what_the_first_imported(
+def test_second_generation_preloads_what_the_first_imported(
     run: Callable[..., Path], script: Script
 ) -> None:
     """Installed modules that the first generation imported are there; the user's own are not, and
@@ -101,7 +101,7 @@ except ImportError:
 
 
 @pytest.mark.needs_root
-def test_without_privileges_workers_have_the_usual_priority(run: Callable[..., Path]) -> None:
+def test_unprivileged_warm_workers_have_usual_priority(run: Callable[..., Path]) -> None:
     """Where nothing leads back from SCHED_IDLE, workers that are forked warm are not idle ones."""
     logs = run(
         BEFORE + "import csv, os\nprint(os.sched_getscheduler(0), os.getpriority(0, 0))",
@@ -113,7 +113,7 @@ def test_without_privileges_workers_have_the_usual_priority(run: Callable[..., P
     assert warm == cold + "csv\n"
 
 
-def test_a_users_module_on_pythonpath_is_not_preloaded(
+def test_user_module_on_pythonpath_is_not_preloaded(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
     """Modules that are not installed stay the user's own, wherever they are found."""
@@ -125,7 +125,7 @@ def test_a_users_module_on_pythonpath_is_not_preloaded(
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv\n"
 
 
-def test_packages_of_a_cluster_are_installed_ones(
+def test_site_packages_on_pythonpath_count_as_installed(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
     """A directory site-packages on PYTHONPATH counts as such; what is left out is told."""
@@ -140,7 +140,7 @@ def test_packages_of_a_cluster_are_installed_ones(
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv own tomllib\n"
 
 
-def test_a_watched_worker_sees_environment_path_and_modules_as_ever(
+def test_watched_worker_sees_usual_environment_path_and_modules(
     run: Callable[..., Path],
 ) -> None:
     logs = run(
@@ -159,9 +159,7 @@ assert os.path.basename(sys._getframe().f_code.co_filename) == "train.py"
     assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
 
 
-def test_an_interpreter_that_starts_slowly_is_waited_for(
-    run: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_slow_interpreter_start_is_awaited(run: Callable[..., Path], tmp_path: Path) -> None:
     """A worker that has imported nothing when it is first looked at is looked at again."""
     venv.create(tmp_path / "env", symlinks=True)
     (installed,) = (tmp_path / "env" / "lib").glob("python3*/site-packages")
@@ -170,7 +168,7 @@ def test_an_interpreter_that_starts_slowly_is_waited_for(
     assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
 
 
-def test_the_users_sitecustomize_is_run_in_watched_and_forked_workers(
+def test_user_sitecustomize_runs_in_watched_and_forked_workers(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
     (tmp_path / "lib").mkdir()
@@ -180,7 +178,7 @@ def test_the_users_sitecustomize_is_run_in_watched_and_forked_workers(
     assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
 
 
-def test_a_package_that_is_not_fit_is_left_out(
+def test_unfit_package_is_left_out(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
     """The workers' own virtual environment counts; what starts a thread there is done without."""
@@ -205,7 +203,7 @@ NEVER = (*SOON[:2], SOON[2].replace("0.3, 0.5", "1000, 1000"))
 """Starts a launcher that takes too long to learn what workers import."""
 
 
-def test_the_next_job_of_a_script_knows_what_to_import(
+def test_next_job_of_a_script_knows_what_to_import(
     run: Callable[..., Path], start: Start, tmp_path: Path, script: Script
 ) -> None:
     """It need not learn it again, nor try a module again that is not fit, but still reports it."""
@@ -231,7 +229,7 @@ def test_the_next_job_of_a_script_knows_what_to_import(
     assert (tmp_path / "tried").read_text() == tried + "x"  # by the first, cold, worker
 
 
-def test_a_module_with_an_odd_name_is_not_preloaded(
+def test_module_with_odd_name_is_not_preloaded(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
     """importlib.import_module takes names that no import statement can have."""
@@ -246,7 +244,7 @@ def test_a_module_with_an_odd_name_is_not_preloaded(
     assert not events(logs, "PreloadWithout")
 
 
-def test_a_script_that_was_seen_to_set_variables_starts_cold(
+def test_script_known_to_set_variables_starts_cold(
     run: Callable[..., Path], start: Start, script: Script, tmp_path: Path
 ) -> None:
     """Also where the next job would wait for the modules, and nothing in its text says so."""
@@ -263,7 +261,7 @@ def test_a_script_that_was_seen_to_set_variables_starts_cold(
 
 
 @pytest.mark.needs_root
-def test_the_lowest_priority_does_not_last_for_ever() -> None:
+def test_import_priority_rises_over_time() -> None:
     """On a busy machine an import at the lowest priority gets a quarter of a processor after a
     while, also in a copy that goes on in its place, and in the end the usual priority.
     """

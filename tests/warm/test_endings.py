@@ -195,7 +195,7 @@ FIRST = {
 @pytest.mark.parametrize(
     "name", [pytest.param(x, marks=[] if x in FIRST else [pytest.mark.long]) for x in SCRIPTS]
 )
-def test_a_script_ends_the_same_cold_and_warm(
+def test_script_ends_the_same_cold_and_warm(
     name: str, launch: Launch, tmp_path: Path, script: Script
 ) -> None:
     """Its exit code, stdout and stderr are the same."""
@@ -245,7 +245,7 @@ if __name__ == "__main__":
 @pytest.mark.needs_torch
 @pytest.mark.long
 @pytest.mark.parametrize("name", TORCH_SCRIPTS)
-def test_a_script_with_torch_ends_the_same_preloaded_and_not(
+def test_torch_script_ends_the_same_cold_and_preloaded(
     name: str, launch: Launch, tmp_path: Path, script: Script
 ) -> None:
     """Seeds, threads, autograd, processes of loaders and of torch.multiprocessing, an error."""
@@ -254,7 +254,7 @@ def test_a_script_with_torch_ends_the_same_preloaded_and_not(
 
 
 @pytest.mark.slow
-def test_numpy_draws_other_numbers_in_each_worker(launch: Launch, script: Script) -> None:
+def test_numpy_generator_is_reseeded_in_each_worker(launch: Launch, script: Script) -> None:
     """The global generator of numpy is seeded again in each worker."""
     path = script("import numpy\nprint(numpy.random.rand())")
     result = launch("run", "--preload=numpy", "-v", "--nproc-per-node=3", path)
@@ -264,7 +264,7 @@ def test_numpy_draws_other_numbers_in_each_worker(launch: Launch, script: Script
 
 @pytest.mark.parametrize("name", ["exception", "sys.exit(3)", "print_stack", "syntax error",
                                   "multiprocessing spawn", "multiprocessing forkserver"])  # fmt: skip
-def test_a_module_ends_the_same_cold_and_warm(
+def test_module_ends_the_same_cold_and_warm(
     name: str, launch: Launch, tmp_path: Path, script: Script
 ) -> None:
     script(SCRIPTS[name], "training.py")
@@ -273,7 +273,7 @@ def test_a_module_ends_the_same_cold_and_warm(
     assert cold == end_of(MODULES, launch, tmp_path, arguments)
 
 
-def test_what_imports_print_is_printed_by_each_worker(
+def test_import_output_is_printed_by_each_worker(
     launch: Launch, tmp_path: Path, script: Script
 ) -> None:
     """Warnings and texts of imported modules reach every worker's streams, as in a cold start."""

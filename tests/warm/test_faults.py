@@ -36,7 +36,7 @@ def test_workers_keep_the_descriptor_of_libffi(
     assert result.stdout == f"{library}\n"
 
 
-def test_an_interpreter_whose_start_leaves_something_open_is_not_forked(
+def test_interpreter_leaving_files_open_is_not_forked(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """What the interpreter's own sitecustomize leaves open can't be forked either."""
@@ -48,9 +48,7 @@ def test_an_interpreter_whose_start_leaves_something_open_is_not_forked(
     assert "the start of the interpreter opens /dev/null" in result.stderr
 
 
-def test_a_module_beside_the_script_takes_precedence_over_a_preloaded_one(
-    launch: Launch, script: Script
-) -> None:
+def test_local_module_takes_precedence_over_preloaded_one(launch: Launch, script: Script) -> None:
     """A script that has a module of its own by a preloaded name gets its own."""
     script("x = 'mine'", "csv.py")
     path = script("import csv\nprint(csv.x)")
@@ -59,7 +57,7 @@ def test_a_module_beside_the_script_takes_precedence_over_a_preloaded_one(
     assert "the script would import another csv" in result.stderr
 
 
-def test_a_module_that_is_there_already_counts_as_preloaded(
+def test_broken_module_does_not_prevent_preloading_others(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """One of two modules is broken, the other one is preloaded anyway."""
@@ -73,7 +71,7 @@ def test_a_module_that_is_there_already_counts_as_preloaded(
     assert "not used" not in result.stderr
 
 
-def test_with_a_wrapper_as_python_exec_workers_start_cold(
+def test_wrapper_as_python_exec_starts_workers_cold(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """PYTHON_EXEC may be a program that starts Python; then workers start cold, each through it."""
@@ -85,7 +83,7 @@ def test_with_a_wrapper_as_python_exec_workers_start_cold(
     assert "only an interpreter can be forked" in result.stderr
 
 
-def test_an_isolated_interpreter_does_not_run_the_script_unasked(
+def test_isolated_interpreter_runs_the_script_only_once(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """Where sitecustomize is not imported, the script runs once a worker and not once more."""
@@ -98,7 +96,7 @@ def test_an_isolated_interpreter_does_not_run_the_script_unasked(
     assert "it starts without sitecustomize" in result.stderr
 
 
-def test_a_program_that_is_no_python_starts_cold(launch: Launch) -> None:
+def test_preload_has_no_effect_with_no_python(launch: Launch) -> None:
     """--no-python says that --preload has no effect."""
     result = launch("run", "--preload=json", "--no-python", "true")
     assert result.returncode == 0
@@ -136,7 +134,7 @@ def marker() -> str:
 
 @pytest.mark.parametrize("life", ["long", "short"])
 @pytest.mark.parametrize("victim", ["agent", "warm spawner"])
-def test_no_process_outlives_a_killed_agent_or_warm_spawner(
+def test_no_process_outlives_killed_agent_or_warm_spawner(
     victim: str, life: str, start: Start, script: Script, marker: str
 ) -> None:
     """SIGKILL for the agent, or for the warm spawner, at random moments: nothing is left."""
@@ -161,7 +159,7 @@ def test_no_process_outlives_a_killed_agent_or_warm_spawner(
         wait_until_gone(marker, LIMIT_S)
 
 
-def test_a_killed_warm_spawner_is_replaced(
+def test_killed_warm_spawner_is_replaced(
     start: Start, script: Script, tmp_path: Path, marker: str
 ) -> None:
     """SIGKILL for it in the middle of a generation: the next start is cold, the one after warm."""
@@ -225,7 +223,7 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_a_ddp_job_survives_10_kills_of_10(warm_torch: WarmTorch) -> None:
+def test_ddp_job_survives_10_of_10_kills(warm_torch: WarmTorch) -> None:
     """With torch preloaded, each of 10 restarts is warm, and the result is that of a cold start."""
     result = warm_torch.run(DDP, "--nproc-per-node=2", "--max-restarts=10", "-v")
     assert result.returncode == 0, result.stderr
@@ -234,7 +232,7 @@ def test_a_ddp_job_survives_10_kills_of_10(warm_torch: WarmTorch) -> None:
 
 
 @pytest.mark.slow
-def test_more_workers_than_descriptors_fit_in_a_message_start_warm(
+def test_descriptors_exceeding_one_message_reach_warm_workers(
     launch: Launch, script: Script
 ) -> None:
     """More descriptors than fit into one message reach the workers they are for."""

@@ -103,7 +103,7 @@ UNFIT = {
 }  # fmt: skip
 
 
-def test_each_worker_has_a_temporary_directory_of_its_own(
+def test_each_worker_has_its_own_temporary_directory(
     launch: Launch, script: Script, library: Library, tmp_path: Path
 ) -> None:
     """A TemporaryDirectory that an import makes is another one in each worker, and goes with it."""
@@ -122,7 +122,7 @@ def test_each_worker_has_a_temporary_directory_of_its_own(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_a_module_that_workers_cannot_share_is_left_out(
+def test_module_unfit_for_sharing_is_left_out(
     launch: Launch, script: Script, library: Library
 ) -> None:
     """Modules that workers can't share are left out, and what needs them; all else is there."""
@@ -151,7 +151,7 @@ def test_a_module_that_workers_cannot_share_is_left_out(
     assert f"it needs {names['a lock']}" in why["tries"]
 
 
-def test_what_a_module_needs_that_is_left_out_is_tried_together(
+def test_unfit_dependencies_are_found_in_few_trials(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """Of 100 modules that one imports which does not fit, all that fit are there, after a few
@@ -187,7 +187,7 @@ if preload is not None:
     assert (tmp_path / "trials").read_text().count("one") < 15
 
 
-def test_only_an_import_that_reads_all_variables_is_searched() -> None:
+def test_only_import_reading_all_variables_is_searched() -> None:
     """A search of all that was imported takes seconds: names alone, which most look for, can't have
     left a value.
     """
@@ -222,7 +222,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_process_that_an_import_made_unfit_is_not_forked(
+def test_process_made_unfit_by_import_is_not_forked(
     what: str, launch: Launch, script: Script, library: Library
 ) -> None:
     """A process that can't fork workers is not used; one learns why."""
@@ -247,7 +247,7 @@ def test_a_process_that_an_import_made_unfit_is_not_forked(
     ids=["end of sys.path", "another variable", "memory of its own", "a prefix", "a copy",
          "a name"],
 )  # fmt: skip
-def test_an_import_with_harmless_effects_is_used(
+def test_harmless_import_effects_allow_forking(
     text: str, launch: Launch, script: Script, library: Library
 ) -> None:
     """What each worker would get from its own import just so is no reason to start cold."""
@@ -255,7 +255,7 @@ def test_an_import_with_harmless_effects_is_used(
     assert "workers start with preloaded modules" in result.stderr, result.stderr
 
 
-def test_a_variable_that_sitecustomize_reads_is_noticed(
+def test_variable_read_by_sitecustomize_is_noticed(
     launch: Launch, script: Script, library: Library
 ) -> None:
     """What reads a worker's variable before any module is imported is noticed too."""
@@ -265,7 +265,7 @@ def test_a_variable_that_sitecustomize_reads_is_noticed(
     assert "sitecustomize reads RANK when it is imported" in result.stderr
 
 
-def test_a_fork_that_hangs_is_given_up(launch: Launch, script: Script, library: Library) -> None:
+def test_hanging_fork_is_given_up(launch: Launch, script: Script, library: Library) -> None:
     """Workers that are not forked in time start cold, in the same generation."""
     found = library("import os, time\nos.register_at_fork(before=lambda: time.sleep(1000))")
     result = launch("run", "--preload=culprit", "--max-restarts=1", "-v", script(FAILS_ONCE),
@@ -278,7 +278,7 @@ def test_a_fork_that_hangs_is_given_up(launch: Launch, script: Script, library: 
     )
 
 
-def test_an_import_that_hangs_is_named(start: Start, script: Script, library: Library) -> None:
+def test_hanging_import_is_named(start: Start, script: Script, library: Library) -> None:
     """Who waits for the first generation learns which module is being imported."""
     agent = start("run", "--preload=json,culprit", script(SAYS_RAN), command=IMPATIENT,
                   variables=library("import time\ntime.sleep(1000)"))  # fmt: skip
@@ -291,7 +291,7 @@ def test_an_import_that_hangs_is_named(start: Start, script: Script, library: Li
 
 
 @pytest.mark.parametrize("end", ["1 / 0", "os._exit(3)", "pass", "time.sleep(1000)"])
-def test_no_process_that_an_import_started_is_left(
+def test_failed_import_leaves_no_process(
     end: str,
     start: Start,
     script: Script,
@@ -324,7 +324,7 @@ subprocess.run(["sh", "-c", "setsid sleep {marker} >&- 2>&- &"])
     assert marked(marker) == []
 
 
-def test_few_descriptors_are_enough_for_many_workers(launch: Launch, script: Script) -> None:
+def test_few_descriptors_suffice_for_many_workers(launch: Launch, script: Script) -> None:
     """The agent takes what descriptors it may have; its workers keep the limit of the user."""
     path = script("import resource\nprint(resource.getrlimit(7)[0])")
     limited = ("sh", "-c", f'ulimit -Sn 64; {ONE_PROCESSOR} -m relight "$@"', "sh")
@@ -335,7 +335,7 @@ def test_few_descriptors_are_enough_for_many_workers(launch: Launch, script: Scr
         assert ("workers start with preloaded modules" in result.stderr) == bool(flags)
 
 
-def test_too_few_descriptors_are_named(launch: Launch, script: Script) -> None:
+def test_descriptor_shortage_is_named(launch: Launch, script: Script) -> None:
     """Where even the hard limit does not do, the hint says which limit it is."""
     limited = ("sh", "-c", 'ulimit -n 64; exec "$0" -m relight "$@"', sys.executable)
     result = launch("run", "--nproc-per-node=100", script(SAYS_RAN), command=limited)
@@ -343,9 +343,7 @@ def test_too_few_descriptors_are_named(launch: Launch, script: Script) -> None:
     assert "ulimit -n" in result.stderr, result.stderr
 
 
-def test_a_job_whose_directory_was_removed_starts_warm(
-    start: Start, script: Script, tmp_path: Path
-) -> None:
+def test_job_in_removed_directory_starts_warm(start: Start, script: Script, tmp_path: Path) -> None:
     """A job whose working directory was removed starts its workers warm, as it would cold."""
     (tmp_path / "gone").mkdir()
     path = script(SAYS_RAN)
@@ -357,18 +355,14 @@ def test_a_job_whose_directory_was_removed_starts_warm(
     assert b"workers start with preloaded modules" in errors
 
 
-def test_a_module_beside_the_script_cannot_be_preloaded_and_one_learns_why(
-    launch: Launch, script: Script
-) -> None:
+def test_preloading_local_module_is_refused_with_a_reason(launch: Launch, script: Script) -> None:
     """Who names a module of their own learns why it is not found."""
     script("", "own.py")
     result = launch("run", "--preload=own", "--", script(SAYS_RAN))
     assert "modules beside the script are not preloaded" in result.stderr
 
 
-def test_a_main_module_has_an_absolute_file(
-    launch: Launch, script: Script, library: Library
-) -> None:
+def test_main_module_has_absolute_file(launch: Launch, script: Script, library: Library) -> None:
     """An import that looks at `__main__.__file__` sees what it would see in a worker."""
     found = library("import __main__\nfile = __main__.__file__")
     script("import culprit\nprint(culprit.file == __file__)")
@@ -377,7 +371,7 @@ def test_a_main_module_has_an_absolute_file(
     assert "workers start with preloaded modules" in result.stderr
 
 
-def test_streams_stay_as_an_import_has_set_them(
+def test_stream_settings_of_imports_are_kept(
     launch: Launch, script: Script, library: Library
 ) -> None:
     """Line buffering that a module has switched on is on in the worker."""
@@ -388,7 +382,7 @@ def test_streams_stay_as_an_import_has_set_them(
     assert "workers start with preloaded modules" in result.stderr
 
 
-def test_output_of_an_import_beyond_a_limit_is_counted(
+def test_excessive_import_output_is_truncated_and_counted(
     launch: Launch, library: Library, script: Script
 ) -> None:
     """Each worker shows the beginning, and a line says how much is left out."""
@@ -402,7 +396,7 @@ def test_output_of_an_import_beyond_a_limit_is_counted(
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_what_an_import_has_started_ends_with_the_agent(
+def test_processes_started_by_imports_end_with_the_agent(
     how: str, start: Start, script: Script, library: Library, marker: str
 ) -> None:
     """An agent that is killed while --preload imports leaves no process of the import."""
@@ -423,7 +417,7 @@ def test_what_an_import_has_started_ends_with_the_agent(
     wait_until_gone(marker, LIMIT_S)
 
 
-def test_generators_without_a_seed_are_seeded_again(
+def test_unseeded_generators_are_reseeded(
     launch: Launch, script: Script, library: Library, tmp_path: Path
 ) -> None:
     """A generator that an import has made draws other numbers in each worker, unless seeded; the

@@ -24,31 +24,6 @@ def is_warm(events: str) -> bool:
     return '"event": "WorkersWarm", "warm": true' in events
 
 
-def both(
-    launch: Launch, *arguments: str | Path, **options: object
-) -> "list[subprocess.CompletedProcess[str]]":
-    """Run a job cold and warm; return both results, without relight's own lines."""
-    results = []
-    for preload in ("off", MODULES):
-        result = launch("run", f"--preload={preload}", "-v", *arguments, **options)
-        lines = result.stderr.splitlines(keepends=True)
-        warm = any("workers start with preloaded modules" in line for line in lines)
-        assert warm == (preload != "off"), result.stderr
-        result.stderr = "".join(lines)
-        results.append(result)
-    return results
-
-
-def own(stderr: str) -> list[str]:
-    """What the workers have written to stderr."""
-    lines = stderr.splitlines()
-    begin = max(i for i, line in enumerate(lines) if " is pid " in line) + 1
-    end = next(
-        i for i, line in enumerate(lines) if i >= begin and line.startswith("relight: local rank")
-    )
-    return lines[begin:end]
-
-
 def observations(tmp_path: Path, run: Callable[[str], None], ranks: int = 2) -> list[list[Seen]]:
     """The observations of each rank, cold and warm."""
     found = []
@@ -75,7 +50,7 @@ def compare(cold: list[Seen], warm: list[Seen]) -> None:
 
 @pytest.mark.parametrize("form", ["file", "module", "relative import", "directory", "safe path",
                                   "launch", "dev mode", "C locale", "pythonpath"])  # fmt: skip
-def test_a_script_sees_the_same_cold_and_warm(form: str, launch: Launch, tmp_path: Path) -> None:
+def test_script_sees_the_same_cold_and_warm(form: str, launch: Launch, tmp_path: Path) -> None:
     """More than 40 observations of a process are equal, in each way to name the script."""
     package = tmp_path / "package"
     package.mkdir()
@@ -119,7 +94,7 @@ def test_a_script_sees_the_same_cold_and_warm(form: str, launch: Launch, tmp_pat
     compare(*observations(tmp_path, run))
 
 
-def test_a_script_sees_the_same_cold_and_warm_on_a_terminal(tmp_path: Path) -> None:
+def test_script_on_a_terminal_sees_the_same_cold_and_warm(tmp_path: Path) -> None:
     """Streams that are terminals are the same as well."""
 
     def run(preload: str) -> None:

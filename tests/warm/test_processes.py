@@ -151,7 +151,7 @@ def parent(pid: int) -> int:
 # What takes it.
 
 
-def test_the_next_job_takes_it_whatever_its_arguments(shell: Shell) -> None:
+def test_next_job_takes_warm_process_whatever_its_arguments(shell: Shell) -> None:
     """Also several jobs at once; each worker has its own arguments."""
     shell.script.write_text("import json, sys, os\nprint(os.environ['RANK'], sys.argv[1:])\n")
     pid = shell.make()
@@ -171,7 +171,7 @@ def test_the_next_job_takes_it_whatever_its_arguments(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("form", ["module", "directory", "archive"])
-def test_every_way_to_name_a_script_has_one(shell: Shell, form: str) -> None:
+def test_every_way_to_name_a_script_supports_warm_process(shell: Shell, form: str) -> None:
     package = shell.folder / "package"
     package.mkdir()
     (package / "__main__.py").write_text("import sys\nprint('main', sys.argv[1:])\n")
@@ -184,14 +184,14 @@ def test_every_way_to_name_a_script_has_one(shell: Shell, form: str) -> None:
     assert TOOK in result.stderr and result.stdout == "main ['x']\n"
 
 
-def test_jobs_that_preload_nothing_take_none(shell: Shell) -> None:
+def test_jobs_without_preload_take_no_warm_process(shell: Shell) -> None:
     shell.make()
     for flags in ((), ("--preload=json", "--run-path"), ("--preload=json", "--numa-binding=node")):
         result = shell.relight("run", "-v", *flags, shell.script)
         assert result.stdout == "trains\n" and TOOK not in result.stderr, flags
 
 
-def test_a_job_leaves_one_for_the_next_one(shell: Shell) -> None:
+def test_keep_warm_leaves_process_for_next_job(shell: Shell) -> None:
     """--keep-warm alone means the modules that the script imports, also after a short job."""
     shell.script.write_text("import decimal, json\nprint('trains')\n")
     first = shell.relight("run", "--keep-warm", "-v", shell.script)
@@ -206,7 +206,7 @@ def test_a_job_leaves_one_for_the_next_one(shell: Shell) -> None:
     assert "preload" not in third.stderr
 
 
-def test_a_job_leaves_one_with_all_modules_that_its_worker_has_imported(shell: Shell) -> None:
+def test_warm_process_gets_all_modules_imported_by_worker(shell: Shell) -> None:
     (shell.packages / "one.py").write_text("")
     (shell.packages / "two.py").write_text("")
     shell.script.write_text("import one\n")
@@ -221,7 +221,7 @@ def test_a_job_leaves_one_with_all_modules_that_its_worker_has_imported(shell: S
     assert shell.pids() == shell.pids() and first not in shell.pids()
 
 
-def test_only_one_is_made_at_a_time(shell: Shell) -> None:
+def test_only_one_warm_process_is_made_at_a_time(shell: Shell) -> None:
     """A job that begins while it imports waits for it and takes it, instead of making another."""
     (shell.packages / "slow.py").write_text(
         "import os, time\nopen('began', 'w')\n"
@@ -245,7 +245,7 @@ def test_only_one_is_made_at_a_time(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("how", ["stop", "stop by pid", "while"])
-def test_one_that_does_not_end_its_imports_is_ended(shell: Shell, how: str) -> None:
+def test_warm_process_stuck_in_imports_is_ended(shell: Shell, how: str) -> None:
     """By its user, or when the process has ended that it must not outlive: the job that has started
     it is long over.
     """
@@ -276,7 +276,7 @@ def test_one_that_does_not_end_its_imports_is_ended(shell: Shell, how: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["file", "module", "directory"])
-def test_a_script_sees_the_same_cold_and_taken(shell: Shell, kind: str) -> None:
+def test_script_sees_the_same_cold_and_taken(shell: Shell, kind: str) -> None:
     """The process was made from another session, with other arguments, variables and streams, and
     the script was edited since.
     """
@@ -303,7 +303,7 @@ def test_a_script_sees_the_same_cold_and_taken(shell: Shell, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_script_ends_the_same_cold_and_taken(shell: Shell) -> None:
+def test_script_ends_the_same_cold_and_taken(shell: Shell) -> None:
     """All 71 ways to end, of one file that is edited between the jobs of one process."""
     pid = shell.make(modules=ENDING_MODULES)
     (shell.folder / "neighbour.py").write_text("x = 3\n")
@@ -380,7 +380,7 @@ def made_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         ("READER_OF_PREFIX", (), {"READER_OF_PREFIX": "secret"}),
     ],
 )
-def test_what_differs_is_named_and_the_job_starts_as_ever(
+def test_mismatch_is_named_and_job_starts_cold(
     made_shell: Shell, fact: str, under: tuple[str, ...], variables: dict[str, str]
 ) -> None:
     if under[:1] == ("INHERITING",):
@@ -399,7 +399,7 @@ def test_what_differs_is_named_and_the_job_starts_as_ever(
     assert "secret" not in line
 
 
-def test_signals_that_belong_to_the_c_library_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signals_reserved_by_libc_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are ignored or not, by how a shell or make has started a process, until it has a thread
     (nptl(7)).
     """
@@ -414,12 +414,12 @@ def test_signals_that_belong_to_the_c_library_do_not_count(monkeypatch: pytest.M
 
 @pytest.mark.needs_root
 @pytest.mark.parametrize("kind", ["net", "uts", "ipc", "mount"])
-def test_another_namespace_does_not_fit(made_shell: Shell, kind: str) -> None:
+def test_other_namespace_does_not_fit(made_shell: Shell, kind: str) -> None:
     result = made_shell.job(modules="json,reader", under=("unshare", f"--{kind}"))
     assert "does not fit: namespace " in result.stderr and TOOK not in result.stderr
 
 
-def test_another_interpreter_directory_or_module_does_not_fit(
+def test_other_interpreter_directory_or_module_does_not_fit(
     shell: Shell, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     shell.make()
@@ -444,7 +444,7 @@ def test_another_interpreter_directory_or_module_does_not_fit(
         "sitecustomize",
     ],
 )
-def test_a_changed_package_is_seen_at_once(shell: Shell, change: str) -> None:
+def test_changed_package_is_detected_immediately(shell: Shell, change: str) -> None:
     """Also within the same second, with the same size; such a process ends."""
     module = shell.packages / "package.py"
     data = shell.folder / "data.txt"
@@ -493,7 +493,7 @@ def test_a_changed_package_is_seen_at_once(shell: Shell, change: str) -> None:
         wait(lambda: is_gone(pid))
 
 
-def test_a_variable_that_a_module_of_a_pth_file_may_have_read_counts(
+def test_variables_quoted_by_pth_modules_count_as_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is read before anything can be watched, so any name that such a module quotes counts."""
@@ -506,7 +506,7 @@ def test_a_variable_that_a_module_of_a_pth_file_may_have_read_counts(
     assert file_tracer._words_of_modules() >= {"MYMODE"}
 
 
-def test_what_does_not_matter_may_change(shell: Shell) -> None:
+def test_irrelevant_changes_still_fit(shell: Shell) -> None:
     """The script, its neighbours, compiled files, and other variables."""
     shell.make()
     shell.script.write_text("import json, neighbour\nprint('edited', neighbour.x)\n")
@@ -517,7 +517,7 @@ def test_what_does_not_matter_may_change(shell: Shell) -> None:
     assert TOOK in result.stderr and result.stdout == "edited 1\n"
 
 
-def test_a_file_that_changes_while_it_is_imported_spoils_it(shell: Shell) -> None:
+def test_file_changed_while_imported_spoils_warm_process(shell: Shell) -> None:
     (shell.packages / "self_writing.py").write_text(
         "import time\ntime.sleep(0.1)\nopen(__file__, 'a').write('# more\\n')\n"
     )
@@ -527,7 +527,7 @@ def test_a_file_that_changes_while_it_is_imported_spoils_it(shell: Shell) -> Non
     assert not shell.list()
 
 
-def test_an_import_that_reads_the_arguments_is_left_to_each_worker(shell: Shell) -> None:
+def test_import_reading_arguments_is_left_to_each_worker(shell: Shell) -> None:
     (shell.packages / "reads.py").write_text("import sys\nwords = sys.argv[1:]\n")
     shell.script.write_text("import json, reads\nprint(reads.words)\n")
     made = shell.relight("warm", "start", "--preload=json,reads", shell.script)
@@ -539,7 +539,7 @@ def test_an_import_that_reads_the_arguments_is_left_to_each_worker(shell: Shell)
 # Nothing of it is a hole.
 
 
-def test_no_variable_or_argument_of_a_job_is_seen_in_another(shell: Shell) -> None:
+def test_variables_and_arguments_do_not_leak_between_jobs(shell: Shell) -> None:
     """Neither in the environment nor in proc(5), of all processes that stay or come."""
     shell.script.write_text(
         "import os, pathlib\n"
@@ -565,7 +565,7 @@ def test_no_variable_or_argument_of_a_job_is_seen_in_another(shell: Shell) -> No
     assert TOOK in result.stderr and result.stdout == "ok\n"
 
 
-def test_the_directory_is_the_users_alone(shell: Shell) -> None:
+def test_warm_directory_must_be_private(shell: Shell) -> None:
     """One that others can enter is not used, and the job runs as ever."""
     shell.make()
     folder = shell.runtime / "relight"
@@ -582,7 +582,7 @@ def test_the_directory_is_the_users_alone(shell: Shell) -> None:
 
 
 @pytest.mark.needs_root
-def test_another_user_gets_no_answer(shell: Shell) -> None:
+def test_other_users_get_no_answer(shell: Shell) -> None:
     """Even where the modes of the directory and of the socket have been opened."""
     shell.make()
     folder = shell.runtime / "relight"
@@ -608,7 +608,7 @@ def test_another_user_gets_no_answer(shell: Shell) -> None:
     assert shell.takes()
 
 
-def test_nonsense_on_the_socket_does_no_harm(shell: Shell) -> None:
+def test_garbage_on_the_socket_is_harmless(shell: Shell) -> None:
     pid = shell.make()
     (path,) = (x for x in (shell.runtime / "relight").iterdir() if stat.S_ISSOCK(x.stat().st_mode))
     folder = os.open(path.parent, os.O_PATH)
@@ -669,7 +669,7 @@ def pids_of(process: "subprocess.Popen[str]", workers: int) -> list[int]:
         ("warm process", "guard"),
     ],
 )
-def test_whatever_is_killed_no_worker_stays(shell: Shell, victims: str, stopped: str) -> None:
+def test_no_worker_survives_any_kill(shell: Shell, victims: str, stopped: str) -> None:
     """Nor what it has started in a session of its own; and the process serves the next job."""
     pid = shell.make()
     text = shell.script.read_text()
@@ -704,7 +704,7 @@ def test_whatever_is_killed_no_worker_stays(shell: Shell, victims: str, stopped:
         assert not shell.takes()
 
 
-def test_workers_are_restarted_in_a_taken_job(shell: Shell) -> None:
+def test_taken_job_restarts_its_workers(shell: Shell) -> None:
     """By the same process; if that is killed, without it."""
     pid = shell.make()
     shell.script.write_text(
@@ -729,7 +729,7 @@ def test_workers_are_restarted_in_a_taken_job(shell: Shell) -> None:
 # Its end.
 
 
-def test_it_ends_after_its_time_without_use(shell: Shell) -> None:
+def test_warm_process_ends_when_unused(shell: Shell) -> None:
     """Not while a job runs."""
     pid = shell.make("--keep-warm=0.02", str(shell.script))  # 1.2 s
     shell.script.write_text("import time\ntime.sleep(2.5)\n")
@@ -739,7 +739,7 @@ def test_it_ends_after_its_time_without_use(shell: Shell) -> None:
     assert not list((shell.runtime / "relight").glob("[!lj]*"))
 
 
-def test_it_ends_with_a_process(shell: Shell) -> None:
+def test_warm_process_ends_with_watched_process(shell: Shell) -> None:
     other = subprocess.Popen(["sleep", "1000"])
     pid = shell.make(f"--keep-warm=while:{other.pid}", str(shell.script))
     assert shell.takes()
@@ -749,7 +749,7 @@ def test_it_ends_with_a_process(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("what", ["socket", "directory"])
-def test_it_ends_when_no_job_can_find_it_any_more(shell: Shell, what: str) -> None:
+def test_warm_process_ends_when_unreachable(shell: Shell, what: str) -> None:
     """As at logout, when the user's directory is removed."""
     pid = shell.make()
     folder = shell.runtime / "relight"
@@ -761,7 +761,7 @@ def test_it_ends_when_no_job_can_find_it_any_more(shell: Shell, what: str) -> No
     wait(lambda: is_gone(pid))
 
 
-def test_it_ends_when_it_is_told_to(shell: Shell) -> None:
+def test_warm_stop_ends_process_after_current_job(shell: Shell) -> None:
     """After the job that uses it; it takes no other."""
     pid = shell.make()
     shell.script.write_text("import time\nprint('pids', flush=True)\ntime.sleep(1000)\n")
@@ -778,7 +778,7 @@ def test_it_ends_when_it_is_told_to(shell: Shell) -> None:
     wait(lambda: is_gone(pid))
 
 
-def test_a_user_has_at_most_three(shell: Shell) -> None:
+def test_user_has_at_most_three_warm_processes(shell: Shell) -> None:
     """The one that was idle for longest goes."""
     scripts = [shell.folder / f"{name}.py" for name in "abcd"]
     pids = []
@@ -792,7 +792,7 @@ def test_a_user_has_at_most_three(shell: Shell) -> None:
     assert set(shell.pids()) == {pids[0], pids[2], pids[3]}
 
 
-def test_an_idle_one_never_wakes_up(shell: Shell) -> None:
+def test_idle_warm_process_never_wakes_up(shell: Shell) -> None:
     pid = shell.make()
     shell.list()
 
@@ -806,7 +806,7 @@ def test_an_idle_one_never_wakes_up(shell: Shell) -> None:
     assert switches() == before
 
 
-def test_it_ends_at_logout_and_serves_no_other_session(shell: Shell) -> None:
+def test_warm_process_is_bound_to_its_login_session(shell: Shell) -> None:
     """A session as pam_loginuid(8) begins one: it ends with its first process."""
     login = 'echo 0 > /proc/self/loginuid && "$@" && echo made && read word'
     command = [*RELIGHT, "warm", "start", "--preload=json", str(shell.script)]
@@ -827,7 +827,7 @@ def test_it_ends_at_logout_and_serves_no_other_session(shell: Shell) -> None:
     wait(lambda: is_gone(pid))
 
 
-def test_it_ends_when_memory_gets_scarce(tmp_path: Path) -> None:
+def test_warm_process_ends_on_memory_pressure(tmp_path: Path) -> None:
     """A socket with urgent data stands in for the kernel's file, as real pressure would harm other
     tests: poll(2) shows both alike.
     """
@@ -864,7 +864,7 @@ process.run(ours, os.getppid())
         process.stdout.close()
 
 
-def test_it_asks_the_kernel_about_scarce_memory() -> None:
+def test_memory_pressure_is_watched_through_the_kernel() -> None:
     """Where /proc/pressure is writable. Real pressure would harm other tests."""
     from relight.preload import warm_process
 
@@ -881,7 +881,7 @@ def test_it_asks_the_kernel_about_scarce_memory() -> None:
 # relight warm.
 
 
-def test_relight_warm_shows_what_is_there(shell: Shell) -> None:
+def test_warm_command_lists_processes(shell: Shell) -> None:
     assert "you have no warm processes" in shell.relight("warm").stderr
     pid = shell.make()
     assert shell.takes()
@@ -913,14 +913,16 @@ def test_relight_warm_shows_what_is_there(shell: Shell) -> None:
         (("run", "--keep-warm=until:3", "train.py"), "while:PID with the pid"),
     ],
 )
-def test_wrong_words_are_refused_by_name(shell: Shell, words: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments_are_refused_by_name(
+    shell: Shell, words: tuple[str, ...], said: str
+) -> None:
     result = shell.relight(*words)
     assert result.returncode == 2, result.stderr
     assert said in result.stderr and "Traceback" not in result.stderr
     assert not shell.list()
 
 
-def test_one_is_made_ahead_only_once(shell: Shell) -> None:
+def test_second_warm_start_reuses_existing_process(shell: Shell) -> None:
     pid = shell.make()
     again = shell.relight("warm", "start", "--preload=json", shell.script)
     assert again.returncode == 0 and f"there is one already: pid {pid}" in again.stderr
@@ -929,7 +931,7 @@ def test_one_is_made_ahead_only_once(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_start_leaves_nothing(shell: Shell, number: signal.Signals) -> None:
+def test_interrupted_warm_start_leaves_nothing(shell: Shell, number: signal.Signals) -> None:
     (shell.packages / "endless.py").write_text(
         "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(1000)\n"
     )
@@ -943,7 +945,7 @@ def test_an_interrupted_start_leaves_nothing(shell: Shell, number: signal.Signal
     wait(lambda: is_gone(int((shell.folder / "pid").read_text())))
 
 
-def test_calls_of_a_function_take_it(shell: Shell) -> None:
+def test_function_calls_take_the_warm_process(shell: Shell) -> None:
     """As long as the caller runs; the first call leaves it."""
     (shell.packages / "package.py").write_text("value = 1\n")
     shell.script.write_text("""
@@ -983,7 +985,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("kind", ["silent", "slow"])
-def test_one_that_does_not_answer_keeps_nobody_from_another(shell: Shell, kind: str) -> None:
+def test_unresponsive_warm_process_does_not_block_another(shell: Shell, kind: str) -> None:
     """A process hangs, or sends its answer byte by byte, on a socket that looks newer."""
     shell.make()
     (path,) = (path for path in (shell.runtime / "relight").iterdir() if path.is_socket())
@@ -1006,7 +1008,7 @@ def test_one_that_does_not_answer_keeps_nobody_from_another(shell: Shell, kind: 
         hanging.kill()
 
 
-def test_imports_that_take_too_long_are_ended() -> None:
+def test_endless_imports_are_ended() -> None:
     code = (
         "import os, time\nfrom relight.preload import guard\n"
         "guard.IMPORT_LIMIT_S = 0.5\n"
@@ -1021,7 +1023,7 @@ def test_imports_that_take_too_long_are_ended() -> None:
 
 
 @pytest.mark.parametrize("what", ["directory", "descriptors"])
-def test_who_asks_it_during_a_job_does_the_job_no_harm(shell: Shell, what: str) -> None:
+def test_querying_warm_process_does_not_disturb_job(shell: Shell, what: str) -> None:
     """Also where it can't look at its files any more: the job's directory was removed, or all
     descriptors are in use.
     """
@@ -1058,14 +1060,14 @@ def test_who_asks_it_during_a_job_does_the_job_no_harm(shell: Shell, what: str) 
         assert job.wait(LIMIT_S) == 0
 
 
-def test_a_long_list_of_modules_is_shortened(shell: Shell) -> None:
+def test_long_module_list_is_shortened(shell: Shell) -> None:
     names = "json,csv,decimal,fractions,statistics,colorsys,tomllib,wave"
     shell.make(modules=names)
     line = shell.relight("warm").stdout.splitlines()[1]
     assert "json,csv,decimal,fractions,statistics and 3 more" in line
 
 
-def test_flags_that_can_have_no_effect_are_refused_or_noted(shell: Shell) -> None:
+def test_ineffective_keep_warm_flags_are_refused_or_noted(shell: Shell) -> None:
     result = shell.relight("run", "--keep-warm=while:4194305", shell.script)
     assert result.returncode == 2
     assert "there is no process 4194305" in result.stderr
@@ -1077,7 +1079,7 @@ def test_flags_that_can_have_no_effect_are_refused_or_noted(shell: Shell) -> Non
     assert "--keep-warm has no effect with --no-python" in result.stderr
 
 
-def test_the_second_start_of_a_short_script_knows_its_modules(shell: Shell) -> None:
+def test_second_start_of_short_script_knows_its_modules(shell: Shell) -> None:
     """It has ended before a process could import them beside it."""
     module = shell.packages / "slow.py"
     module.write_text("import time\ntime.sleep(0.1)\n")

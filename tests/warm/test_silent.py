@@ -52,7 +52,7 @@ def socket_of(shell: Shell) -> Path:
     return path
 
 
-def test_a_stopped_one_is_named_and_ends_when_it_is_told_to(shell: Shell) -> None:
+def test_suspended_warm_process_is_named_and_stoppable(shell: Shell) -> None:
     """Also if as many have asked it as the system lets wait."""
     pid = shell.make()
     os.kill(pid, signal.SIGSTOP)
@@ -70,7 +70,7 @@ def test_a_stopped_one_is_named_and_ends_when_it_is_told_to(shell: Shell) -> Non
     wait(lambda: is_gone(pid))
 
 
-def test_one_that_does_not_answer_is_killed(shell: Shell) -> None:
+def test_unresponsive_warm_process_is_killed(shell: Shell) -> None:
     """A debugger holds it, so SIGCONT is of no use."""
     pid = shell.make()
     with running(TRACER, pid):
@@ -79,7 +79,7 @@ def test_one_that_does_not_answer_is_killed(shell: Shell) -> None:
     wait(lambda: is_gone(pid))
 
 
-def test_one_that_does_not_answer_is_not_killed_during_a_job(shell: Shell) -> None:
+def test_unresponsive_warm_process_is_not_killed_during_job(shell: Shell) -> None:
     """The job would end with it."""
     pid = shell.make()
     shell.script.write_text("import time\nprint('pids', flush=True)\ntime.sleep(1000)\n")
@@ -95,7 +95,7 @@ def test_one_that_does_not_answer_is_not_killed_during_a_job(shell: Shell) -> No
     job.stdout.close()
 
 
-def test_another_program_that_listens_there_is_named_and_not_killed(shell: Shell) -> None:
+def test_foreign_listener_is_named_but_not_killed(shell: Shell) -> None:
     shell.make()
     path = socket_of(shell)
     with running(LISTENER, path.with_name(path.name.partition(".")[0] + ".other")) as other:
@@ -106,7 +106,7 @@ def test_another_program_that_listens_there_is_named_and_not_killed(shell: Shell
 
 
 @pytest.mark.needs_freezer
-def test_one_that_sigkill_does_not_end_is_an_error(shell: Shell) -> None:
+def test_warm_process_surviving_sigkill_is_an_error(shell: Shell) -> None:
     pid = shell.make()
     folder = Path(f"/sys/fs/cgroup/freezer/relight-warm-{pid}")
     folder.mkdir()

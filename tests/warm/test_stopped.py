@@ -39,7 +39,7 @@ os.waitpid(pid, 0x40000000)  # its end
 """
 
 
-def holder(agent: int, name: str = "spawner of") -> int:
+def spawner_pid(agent: int, name: str = "spawner of") -> int:
     """The pid of the process that holds the workers of this agent."""
     for pid in below(agent):
         try:
@@ -70,12 +70,12 @@ def agent(
     process = start("run", *request.param, "--nproc-per-node=2", "--shutdown-timeout=300",
                     script(TREE), marker, stderr=subprocess.DEVNULL)  # fmt: skip
     wait_until_up(marker, 7)  # the agent, two workers, two sleeps each
-    stop(holder(process.pid))
+    stop(spawner_pid(process.pid))
     return process
 
 
 @pytest.mark.parametrize("agent", KINDS, ids=IDS, indirect=True)
-def test_the_user_can_stop_a_job_whose_spawner_was_stopped(
+def test_job_with_stopped_spawner_can_be_terminated(
     agent: "subprocess.Popen[bytes]",
     marker: str,
 ) -> None:
@@ -86,7 +86,7 @@ def test_the_user_can_stop_a_job_whose_spawner_was_stopped(
 
 
 @pytest.mark.parametrize("agent", KINDS, ids=IDS, indirect=True)
-def test_a_stopped_spawner_wakes_and_cleans_up_when_the_agent_is_killed(
+def test_stopped_spawner_cleans_up_when_agent_is_killed(
     agent: "subprocess.Popen[bytes]",
     marker: str,
 ) -> None:
@@ -96,7 +96,7 @@ def test_a_stopped_spawner_wakes_and_cleans_up_when_the_agent_is_killed(
     wait_until_gone(marker, LIMIT_S)
 
 
-def test_a_spawner_that_a_debugger_holds_is_killed(
+def test_spawner_held_by_debugger_is_killed(
     start: Start,
     script: Script,
     marker: str,
@@ -104,7 +104,7 @@ def test_a_spawner_that_a_debugger_holds_is_killed(
     """A spawner that SIGCONT does not wake goes a second after the job must end, with all."""
     agent = start("run", "--shutdown-timeout=300", script(TREE), marker, stderr=subprocess.DEVNULL)
     wait_until_up(marker, 4)
-    tracer = start("-c", HOLD, str(holder(agent.pid)), command=(sys.executable,))
+    tracer = start("-c", HOLD, str(spawner_pid(agent.pid)), command=(sys.executable,))
     assert tracer.stdout is not None
     assert tracer.stdout.readline() == b"held\n"
     for _ in range(2):
@@ -114,7 +114,7 @@ def test_a_spawner_that_a_debugger_holds_is_killed(
     assert marked(marker) == []
 
 
-def test_workers_that_were_never_started_are_not_told_as_killed() -> None:
+def test_never_started_workers_are_not_reported_as_killed() -> None:
     """Where the process that should start the workers breaks, the reason says so, not SIGKILL."""
 
     def fork(plans: object, scratch: str) -> tuple[int, socket.socket]:
@@ -156,7 +156,7 @@ def test_signals_to_the_spawner_end_nothing(
     while not (tmp_path / "up0").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    pid = holder(agent.pid)
+    pid = spawner_pid(agent.pid)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGABRT):
         os.kill(pid, number)
     (tmp_path / "go").touch()

@@ -44,7 +44,7 @@ SETS = {
 
 
 @pytest.mark.parametrize("what", SETS)
-def test_what_a_script_sets_before_an_import_is_obeyed(
+def test_variable_set_before_import_is_respected(
     what: str, launch: Launch, script: Script, library: dict[str, str]
 ) -> None:
     """A worker that was forked with the module becomes a cold one, in the same process."""
@@ -63,7 +63,7 @@ print(numpy._core._multiarray_umath.__cpu_features__.get("X86_V3", False))
 """
 
 
-def test_compiled_code_sees_what_was_put_past_os_environ(launch: Launch, script: Script) -> None:
+def test_putenv_is_respected_by_compiled_code(launch: Launch, script: Script) -> None:
     """os.putenv alone is obeyed where a cold worker would: by what reads with getenv."""
     result = launch("run", "--preload=numpy", "-v", script(NUMPY))
     assert "workers start with preloaded modules" in result.stderr
@@ -78,7 +78,7 @@ def test_compiled_code_sees_what_was_put_past_os_environ(launch: Launch, script:
      'os.environ["LIBRARY_MODE"] = "1"\ndel os.environ["LIBRARY_MODE"]', ""],
     ids=["another", "late", "undone", "nothing"],
 )  # fmt: skip
-def test_a_variable_that_no_module_has_read_does_no_harm(
+def test_variable_read_by_no_module_is_harmless(
     text: str, launch: Launch, script: Script, library: dict[str, str]
 ) -> None:
     """What no module has read, or what is set after the import, is no reason to start again."""
@@ -87,7 +87,7 @@ def test_a_variable_that_no_module_has_read_does_no_harm(
     assert "starts again" not in stderr
 
 
-def test_a_script_that_has_written_a_file_is_not_started_again(
+def test_script_that_wrote_a_file_is_not_restarted(
     launch: Launch, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
     """A script that has written a file goes on, and is told that the variable comes too late."""
@@ -98,7 +98,7 @@ def test_a_script_that_has_written_a_file_is_not_started_again(
     assert "continues with the value at import time" in stderr
 
 
-def test_modules_are_out_of_sight_until_they_are_imported(
+def test_modules_stay_hidden_until_imported(
     launch: Launch, script: Script, library: dict[str, str]
 ) -> None:
     """A worker has the modules when it imports them, and can be asked where they are."""
@@ -118,7 +118,7 @@ print([type(finder).__name__ for finder in sys.meta_path if "Deferred" in repr(f
     assert run(launch, library, script(text))[0] == "[]\n"
 
 
-def test_modules_below_a_preloaded_module_come_with_it(
+def test_submodules_come_with_their_preloaded_module(
     launch: Launch, script: Script, library: dict[str, str]
 ) -> None:
     """Modules that compiled code has put below one that is no package, as torch._C has, are there
@@ -143,7 +143,7 @@ sys.exit(restart != "{last}")
 """
 
 
-def test_the_next_process_imports_with_what_the_first_workers_set(
+def test_next_process_imports_with_variables_of_first_workers(
     start: Start, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
     """The first generation starts cold; what it writes is there when the modules are imported."""
@@ -160,7 +160,7 @@ def test_the_next_process_imports_with_what_the_first_workers_set(
     assert b"again" not in errors
 
 
-def test_a_variable_that_changes_in_each_attempt_starts_workers_cold(
+def test_variable_changing_every_attempt_starts_workers_cold(
     start: Start, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
     """A variable that gets another value in each attempt can't be taken over; one learns why."""
@@ -187,7 +187,7 @@ print(library.__file__.split(os.sep)[-2], library.below.WHO, flush=True)
 
 
 @pytest.mark.parametrize("before", ["", 'os.mkdir("once")'])
-def test_a_package_that_the_script_puts_first_on_its_path_is_imported(
+def test_package_put_first_on_path_is_imported(
     launch: Launch, script: Script, library: dict[str, str], before: str, tmp_path: Path
 ) -> None:
     """Also by a script that can't be started again, and with the modules below it."""
@@ -202,7 +202,7 @@ def test_a_package_that_the_script_puts_first_on_its_path_is_imported(
     assert ("restarts without preloaded modules" in stderr) == (not before)
 
 
-def test_a_directory_above_the_installed_packages_hides_no_other_one(
+def test_directory_above_installed_packages_hides_no_package(
     launch: Launch, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
     """As with a virtual environment in the project's directory."""
@@ -213,7 +213,7 @@ def test_a_directory_above_the_installed_packages_hides_no_other_one(
     assert run(launch, library, path)[0] == "third {}\n"
 
 
-def test_another_path_to_the_same_packages_is_no_other_package(
+def test_alias_of_package_path_is_the_same_package(
     launch: Launch, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "lib64").symlink_to("site-packages")
@@ -235,7 +235,7 @@ print(user.value, sys.modules["library"] is mine, flush=True)
 
 
 @pytest.mark.parametrize("before", ["", 'os.mkdir("once")'])
-def test_what_a_script_puts_into_sys_modules_stays_there(
+def test_module_put_into_sys_modules_stays(
     launch: Launch, script: Script, library: dict[str, str], before: str
 ) -> None:
     """A script that can be started again has its own module used by others, too."""

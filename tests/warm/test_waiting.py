@@ -44,7 +44,7 @@ class WarmJob(Job):
         self.until(lambda: events(logs, "PreloadReady"), f"warm modules, {logs}")
 
 
-def test_a_node_that_waits_for_others_begins_with_its_modules_imported(tmp_path: Path) -> None:
+def test_waiting_node_starts_with_its_modules_imported(tmp_path: Path) -> None:
     with OneMachine() as machine:
         job = WarmJob(machine, tmp_path)
         agent, logs = job.start_warm("first")
@@ -56,7 +56,7 @@ def test_a_node_that_waits_for_others_begins_with_its_modules_imported(tmp_path:
         assert job.stop() == [0, 0]
 
 
-def test_a_spare_replaces_a_lost_node_with_its_modules_imported(tmp_path: Path) -> None:
+def test_spare_replaces_lost_node_with_its_modules_imported(tmp_path: Path) -> None:
     with OneMachine() as machine:
         job = WarmJob(machine, tmp_path)
         agents = [job.start("first"), job.start("second")]
@@ -72,9 +72,7 @@ def test_a_spare_replaces_a_lost_node_with_its_modules_imported(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("where", ["train.py", "conf.py"])
-def test_the_first_workers_of_a_script_that_sets_variables_are_cold(
-    tmp_path: Path, where: str
-) -> None:
+def test_script_setting_variables_starts_cold_after_waiting(tmp_path: Path, where: str) -> None:
     """Nothing is imported while the node waits: that would be done without these variables."""
     with OneMachine() as machine:
         job = WarmJob(machine, tmp_path)
@@ -100,7 +98,7 @@ subprocess.run([sys.executable, "-c", child])
 """
 
 
-def test_the_workers_of_a_node_that_waited_have_the_usual_environment(tmp_path: Path) -> None:
+def test_workers_of_waiting_node_have_usual_environment(tmp_path: Path) -> None:
     """Nothing of relight's is in it, and nothing reports the imports of their children."""
     with OneMachine() as machine:
         job = WarmJob(machine, tmp_path)
