@@ -270,7 +270,7 @@ class Load:
             pid=10_000 + node.number,
             exitcode=-15,
             at=-0.012345,
-            asked=15,
+            stop_signal=15,
             report=None,
             last_lines=(),
             evidence="",

@@ -124,7 +124,7 @@ class Play:
         (self.directory / "worker.py").write_text(WORKER)
         self.agents: list[subprocess.Popen[bytes]] = []
         self.hit: dict[int, set[str]] = {node: set() for node in range(self.plan.nodes)}
-        self.asked: set[int] = set()
+        self.stop_signal: set[int] = set()
         self.log: list[str] = []
         self.done = 0
         self.begin = time.monotonic()
@@ -247,7 +247,7 @@ class Play:
             if self.agents[deed.node].poll() is not None:
                 return
             if deed.number == signal.SIGTERM:
-                self.asked.add(deed.node)
+                self.stop_signal.add(deed.node)
         _send(pid, deed.number)
         self.done += 1
         stopped.append(pid)
@@ -285,7 +285,7 @@ class Play:
                 continue
             self._say(f"node {node} has ended with {code}")
             fine = {0}
-            if node in self.asked:
+            if node in self.stop_signal:
                 fine = {0, 143, -signal.SIGTERM}
             if "agent" in self.hit[node]:
                 fine |= {-signal.SIGKILL} if self._is_killed(node) else set()

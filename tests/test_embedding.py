@@ -98,7 +98,7 @@ def test_a_failure_has_a_time_of_day_and_its_place_in_the_order(tmp_path: Path) 
     assert result.cause is not None
     assert result.cause.at < 0
     first, second = sorted(result.failures, key=lambda each: each.at)
-    assert (first.rank, first.asked, second.rank) == (1, 0, 0)
+    assert (first.rank, first.stop_signal, second.rank) == (1, 0, 0)
     assert first.at < second.at <= 0
     for each in (result.cause, *result.failures):
         when = datetime.strptime(each.when, "%Y-%m-%d %H:%M:%S%z").timestamp()

@@ -63,7 +63,7 @@ def test_a_dump_that_torch_has_made_is_read(warm_torch: WarmTorch) -> None:
     """Of gloo, which records as NCCL does."""
     assert warm_torch.run(GLOO).returncode == 0
     failure = Failure(
-        rank=0, local_rank=0, host="a", pid=1, exitcode=1, at=0.0, asked=0, report=None,
+        rank=0, local_rank=0, host="a", pid=1, exitcode=1, at=0.0, stop_signal=0, report=None,
         last_lines=(), evidence="", log="",
     )  # fmt: skip
     env = Environment({"TORCH_FR_DUMP_TEMP_FILE": f"{warm_torch.folder}/trace_"})

@@ -357,7 +357,7 @@ def test_without_a_log_a_mistake_is_raised() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        loop.attempt(divide, "a test")
+        loop.run_guarded(divide, "a test")
     loop.close()
 
 

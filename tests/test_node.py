@@ -71,11 +71,11 @@ class Journal:
     def record(self, event: object) -> None:
         pass
 
-    def waits_for(self, what: object) -> bool:
+    def set_status(self, what: object) -> bool:
         del what
         return False
 
-    def goes_on(self) -> None:
+    def clear_status(self) -> None:
         pass
 
 
@@ -182,7 +182,7 @@ def test_a_node_whose_generation_is_stopped_before_its_workers_start_is_ready_ag
 ) -> None:
     node.get_ready(PORT, GenerationResult())
     node.received(formed())
-    node.received(StopWorkers(FIRST, "a node left", gently=False))
+    node.received(StopWorkers(FIRST, "a node left", checkpoint_first=False))
     assert link.sent == [
         NodeReady(NO_GENERATION, PORT, (), ()),
         NodeReady(FIRST, PORT, (), ()),
@@ -195,7 +195,7 @@ def test_messages_of_another_generation_change_nothing(node: Node, link: Link) -
     node.received(formed())
     link.sent.clear()
     other = GenerationId(0, "another group")
-    node.received(StopWorkers(other, "a node left", gently=False))
+    node.received(StopWorkers(other, "a node left", checkpoint_first=False))
     node.received(CheckpointLimit(other, 3))
     node.received(formed(other))
     assert node.state == formed()
@@ -266,7 +266,7 @@ def test_a_new_coordinator_hears_of_the_generation_whose_workers_have_ended(
 ) -> None:
     """Until this node knows that the others have gone on without it."""
     node.set_lease(clock.time + 1)
-    node.runs(Workers())
+    node.attach_workers(Workers())
     node.get_ready(PORT, GenerationResult())
     place = PLACE.group_rank, PLACE.group_world_size
     assert node.announce() == Announce(FIRST, 0, *place, False, (1,), lapsed=False, ended=True)
@@ -280,7 +280,7 @@ def test_a_node_that_gives_up_keeps_its_failures_and_sends_no_report(
     node: Node, link: Link
 ) -> None:
     end = JobEnded(1, "its health check failed", (), None)
-    node.give_up(node.last_report(GenerationResult(succeeded_ranks=(1,))), end)
+    node.abort(node.last_report(GenerationResult(succeeded_ranks=(1,))), end)
     assert node.end == end
     assert isinstance(node.state, NodeReady)
     assert not link.sent
@@ -299,11 +299,13 @@ def test_a_question_reaches_who_answers_it(node: Node) -> None:
 
 def test_a_new_coordinator_hears_whether_workers_save(node: Node) -> None:
     workers = Workers()
-    node.runs(workers)
+    node.attach_workers(workers)
     heard = []
-    for gently in (None, True, False):  # they run, save, and have no time left
-        if gently is not None:
-            workers.stop(StopWorkers(FIRST, "a node is preempted", gently=gently))
+    for checkpoint_first in (None, True, False):  # they run, save, and have no time left
+        if checkpoint_first is not None:
+            workers.stop(
+                StopWorkers(FIRST, "a node is preempted", checkpoint_first=checkpoint_first)
+            )
         announce = node.announce()
         assert announce is not None
         heard.append(announce.saves)
@@ -321,7 +323,7 @@ def test_workers_save_alone_if_the_group_does_not_say_when(
 ) -> None:  # fmt: skip
     """Two seconds after a coordinator was heard last; later in any case."""
     workers = Workers()
-    node.runs(workers)
+    node.attach_workers(workers)
     Interruption(job, clock, journal, node)
     begun = clock.time
     if silent_since is not None:
@@ -333,7 +335,7 @@ def test_workers_save_alone_if_the_group_does_not_say_when(
     clock.on_signals[signal.SIGTERM](signal.SIGTERM)
     clock.run_until(lambda: bool(workers.stops), 60.0)
     (stop,) = workers.stops
-    assert (stop.generation, stop.gently) == (FIRST, True)
+    assert (stop.generation, stop.checkpoint_first) == (FIRST, True)
     assert clock.time - begun == pytest.approx(seconds)
     assert stop.limit_s == pytest.approx(job.grace_s - (clock.time - begun))
 
@@ -342,10 +344,12 @@ def test_workers_that_the_group_has_told_to_save_are_not_told_again(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any
 ) -> None:
     workers = Workers()
-    node.runs(workers)
+    node.attach_workers(workers)
     Interruption(job, clock, journal, node)
     clock.on_signals[signal.SIGTERM](signal.SIGTERM)
-    told = StopWorkers(FIRST, "a node is preempted", gently=True, checkpoint_at=8, limit_s=30.0)
+    told = StopWorkers(
+        FIRST, "a node is preempted", checkpoint_first=True, checkpoint_at=8, limit_s=30.0
+    )
     node.received(told)
     link.silent_since = clock.time
     clock.run_until(lambda: False, 10.0)
@@ -356,7 +360,7 @@ def test_workers_that_the_group_has_told_to_save_are_not_told_again(
 def test_a_node_that_has_saved_stays_for_the_others(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any, what: str
 ) -> None:
-    node.runs(Workers())
+    node.attach_workers(Workers())
     node.preempt("got SIGTERM")
     begun, over = clock.time, []
     if what == "all have saved":
@@ -379,11 +383,11 @@ def test_a_preempted_node_whose_workers_were_stopped_is_not_to_blame(
     """It leaves at once: they have not saved, and their ends are no failure of this node."""
     workers = Workers()
     workers.ended_well = False
-    node.runs(workers)
+    node.attach_workers(workers)
     node.preempt("got SIGTERM")
     stopped = Failure(
         rank=0, local_rank=0, host="host", pid=1, exitcode=-signal.SIGTERM, at=0.0,
-        asked=signal.SIGTERM, report=None, last_lines=(), evidence="", log="",
+        stop_signal=signal.SIGTERM, report=None, last_lines=(), evidence="", log="",
     )  # fmt: skip
     begun = clock.time
     services: Any = SimpleNamespace(loop=clock, journal=journal)

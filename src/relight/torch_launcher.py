@@ -401,7 +401,7 @@ def _first(result: RunResult) -> Failure | None:
     """Return this node's failure that came first; the root cause if it is on another node, and
     nothing failed here.
     """
-    own = sorted(result.failures, key=lambda each: (bool(each.asked), each.at))
+    own = sorted(result.failures, key=lambda each: (bool(each.stop_signal), each.at))
     cause = result.cause
     if cause is not None and any((each.rank, each.pid) == (cause.rank, cause.pid) for each in own):
         return cause

@@ -137,7 +137,7 @@ def test_headline_without_a_worker_is_the_reason() -> None:
 def test_worker_that_exits_like_a_timeout_does_not_hang() -> None:
     root = Failure(0, 0, "h", 1, EXIT_HUNG, 0.0, 0, None, (), "", "")
     assert not JobEnded(EXIT_HUNG, "the workers failed", ("x",), root).hung
-    assert JobEnded(EXIT_HUNG, "no progress", ("x",), root._replace(asked=15)).hung
+    assert JobEnded(EXIT_HUNG, "no progress", ("x",), root._replace(stop_signal=15)).hung
 
 
 def test_container_without_a_termination_log_gets_none(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def record(rank: int = 0, *, exitcode: int = 7, asked: int = 0, host: str = "a")
     """How a worker ended, as a node reports it."""
     return Failure(
         rank=rank, local_rank=0, host=host, pid=100 + rank, exitcode=exitcode, at=-0.5,
-        asked=asked, report=None, last_lines=(), evidence="", log="", when="12:00:00",
+        stop_signal=asked, report=None, last_lines=(), evidence="", log="", when="12:00:00",
     )  # fmt: skip
 
 
@@ -205,8 +205,12 @@ class Table:
                     found[key] = [n for _, n in sorted(places[key].items())]
                 case CheckpointLimit(which, limit):
                     found.setdefault(f"limit {limit} {which.number}:", []).append(node)
-                case StopWorkers(which, _, gently, at, _, takes_stacks):
-                    how = f"at {at} " if at else "gently " * gently + "look and " * takes_stacks
+                case StopWorkers(which, _, checkpoint_first, at, _, capture_stacks):
+                    how = (
+                        f"at {at} "
+                        if at
+                        else "gently " * checkpoint_first + "look and " * capture_stacks
+                    )
                     found.setdefault(f"{how}stop {which.number}:", []).append(node)
                 case SlowRanks(which, slow_nodes):
                     named = ", ".join(f"{n.host} {n.ranks}" for n in slow_nodes) or "none"

@@ -32,7 +32,7 @@ def judge(*ends: Failure, succeeded: tuple[int, ...] = (), world_size: int = 0) 
 
 def stopped(rank: int = 0, doing: WorkerState | None = None, **known: Any) -> Failure:
     """A worker that was asked to stop two seconds before its end."""
-    known = {"exitcode": -TERM, "asked": TERM, "asked_s": 2.0, "at": 3.0, **known}
+    known = {"exitcode": -TERM, "stop_signal": TERM, "stopping_s": 2.0, "at": 3.0, **known}
     return end(rank, doing=doing, **known)
 
 

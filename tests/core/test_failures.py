@@ -46,8 +46,8 @@ def test_equal_signals_and_exit_codes_are_one_cause() -> None:
     assert len(diagnose(killed).same) == 1
     assert diagnose(killed).headline().startswith("ranks 0-1 were killed by SIGSEGV")
     assert diagnose([end(0, 3), end(1, 4)]).same == ()
-    assert diagnose([end(0, 143), end(1, 143, asked=TERM)]).same == ()
-    told = [end(r, 4, asked=r * TERM, last_lines=("no /data",)) for r in (0, 1)]
+    assert diagnose([end(0, 143), end(1, 143, stop_signal=TERM)]).same == ()
+    told = [end(r, 4, stop_signal=r * TERM, last_lines=("no /data",)) for r in (0, 1)]
     assert len(diagnose(told).same) == 1
 
 
@@ -84,7 +84,7 @@ def test_equal_signals_and_exit_codes_are_one_cause() -> None:
         (end(exitcode=-ABRT, last_lines=AT_EXIT), "was killed by SIGABRT"),
         (end(exitcode=-KILL, evidence="out of memory"), "was killed by SIGKILL: out of memory"),
         (end(exitcode=-TERM), "was killed by SIGTERM: relight did not send it"),
-        (end(exitcode=-TERM, asked=TERM), "was killed by SIGTERM"),
+        (end(exitcode=-TERM, stop_signal=TERM), "was killed by SIGTERM"),
         (end(exitcode=137), "exited with code 137, as a shell reports SIGKILL"),
         (end(exitcode=130), "exited with code 130"),
     ],
@@ -101,10 +101,10 @@ def test_headline_names_exception_only_if_it_ended_the_worker(
     [
         (end(exitcode=7), 7),
         (end(exitcode=-40), 168),
-        (end(exitcode=-TERM, asked=TERM, report=error()), 1),
+        (end(exitcode=-TERM, stop_signal=TERM, report=error()), 1),
         (end(exitcode=-ABRT, report=error(), last_lines=AT_EXIT), 1),
         (end(exitcode=-ABRT, last_lines=AT_EXIT), 134),
-        (end(exitcode=-SEGV, asked=TERM, report=CRASHED), 139),
+        (end(exitcode=-SEGV, stop_signal=TERM, report=CRASHED), 139),
         (end(exitcode=9, report=error(kind=FailureKind.RECORDED)), 9),
     ],
 )
@@ -117,10 +117,10 @@ def test_report_has_known_parts_in_fixed_order() -> None:
     """What, where, who and when, why, what followed."""
     root = end(3, at=303.5, report=error(), log="/srv/logs/3/stderr.log")
     others = [
-        end(0, -TERM, 304.0, asked=TERM),
-        end(1, 1, 303.9, asked=TERM, report=LOST),
-        end(2, -KILL, 304.0, asked=KILL),
-        end(4, -TERM, 304.0, asked=TERM),
+        end(0, -TERM, 304.0, stop_signal=TERM),
+        end(1, 1, 303.9, stop_signal=TERM, report=LOST),
+        end(2, -KILL, 304.0, stop_signal=KILL),
+        end(4, -TERM, 304.0, stop_signal=TERM),
     ]
     lines = diagnose([root, *others]).render(formed_at=0.5, ended="11:42:07", verdict="the end")
     assert lines == [
@@ -153,9 +153,9 @@ def test_succeeded_ranks_not_blamed_for_own_connection_error() -> None:
 @pytest.mark.parametrize(
     ("failures", "succeeded_ranks", "expected"),
     [
-        ([end(report=LOST), end(2, -TERM, asked=TERM)], (), "rank 2 still ran"),
+        ([end(report=LOST), end(2, -TERM, stop_signal=TERM)], (), "rank 2 still ran"),
         (
-            [end(report=LOST), end(2, -TERM, asked=TERM, doing=REDUCES)],
+            [end(report=LOST), end(2, -TERM, stop_signal=TERM, doing=REDUCES)],
             (),
             "when it failed, rank 2 in all_reduce (train.py:8)",
         ),
@@ -172,7 +172,7 @@ def test_succeeded_ranks_not_blamed_for_own_connection_error() -> None:
                 end(
                     2,
                     -TERM,
-                    asked=TERM,
+                    stop_signal=TERM,
                     report=PRINTED,
                     doing=WorkerState(" in wait (a.py:4)", (), False),
                 ),
@@ -264,7 +264,7 @@ def test_cut_text_ends_at_sentence_or_word(text: str, expected: str) -> None:
 )
 def test_long_consequence_line_keeps_its_reason(message: str, shown: str, later: float) -> None:
     """It takes a second row first."""
-    failures = [end(9, report=error()), *(end(n, -TERM, later, asked=TERM,
+    failures = [end(9, report=error()), *(end(n, -TERM, later, stop_signal=TERM,
                 report=error(message, "RuntimeError")) for n in range(0, 9, 2))]  # fmt: skip
     lines = diagnose(failures).render(formed_at=0, ended="11:42:07", verdict="over")
     (line,) = [line for line in lines if "raised RuntimeError" in line]
@@ -312,7 +312,7 @@ ENDS = st.builds(
     rank=st.just(0),
     exitcode=st.sampled_from([1, 2, 7, 127, 137, 255, -2, -6, -9, -11, -15, -40]),
     at=st.floats(0, 1e6),
-    asked=st.sampled_from([0, 0, 15, 9]),
+    stop_signal=st.sampled_from([0, 0, 15, 9]),
     host=st.sampled_from(["vm", "gpu-node-17.cluster.example.com" * 3]),
     report=st.none() | REPORTS,
     last_lines=st.lists(TEXT.map(lambda text: text.replace("\n", "")), max_size=3).map(tuple),
@@ -361,7 +361,7 @@ def test_any_failures_fit_25_rows_with_each_rank_once(ends: list[Failure]) -> No
 
 
 def stopped(rank: int, doing: WorkerState | None) -> Failure:
-    return end(rank, -TERM, asked=TERM, doing=doing)
+    return end(rank, -TERM, stop_signal=TERM, doing=doing)
 
 
 def test_ranks_at_same_location_send_one_stack() -> None:

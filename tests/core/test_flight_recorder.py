@@ -107,7 +107,7 @@ def test_hang_report_includes_flight_recorder() -> None:
 
 def test_only_timeout_reports_include_flight_recorder() -> None:
     lines = ("RuntimeError: Timed out waiting 1000ms for recv operation to complete",)
-    known = [failure(0, entry(1))._replace(last_lines=lines), failure(1)._replace(asked=15)]
+    known = [failure(0, entry(1))._replace(last_lines=lines), failure(1)._replace(stop_signal=15)]
     text = failure_text.diagnose(known).render(formed_at=0.0, ended="12:00", verdict="no restarts")
     assert "  rank 1 has entered none" in text
     known[0] = known[0]._replace(last_lines=("ValueError: bad",))
@@ -121,7 +121,10 @@ def test_timeout_report_fits_25_rows(size: int) -> None:
     groups = [[entry(each, group=str(group)) for group in range(8)] for each in range(1, 6)]
     known = [
         failure(rank, *entries)._replace(
-            last_lines=lines, log="/logs" * size, evidence="full disk" * size, asked=15 * (rank > 0)
+            last_lines=lines,
+            log="/logs" * size,
+            evidence="full disk" * size,
+            stop_signal=15 * (rank > 0),
         )
         for rank, entries in enumerate(groups)
     ]

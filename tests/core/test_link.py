@@ -60,7 +60,7 @@ class Played:
         (heartbeat,) = self.step(Opened("10.0.0.1:29400"))
         assert heartbeat == SendHeartbeat(1, over_connection=True, as_datagram=False)
         self.step(Echoed(1))
-        assert self.step(Heard(lets_run=True)) == [LetWorkersRun(self.now + LEASE_S)]
+        assert self.step(Heard(confirms_lease=True)) == [LetWorkersRun(self.now + LEASE_S)]
         assert self.link.state is LinkState.CONNECTED
         return self
 
@@ -85,9 +85,9 @@ def test_echo_renews_no_lease_before_confirmation() -> None:
     played.step(Tick())
     played.step(Opened("x"))
     assert played.step(Echoed(1), 0.01) == []
-    assert played.step(Heard(lets_run=False)) == []
+    assert played.step(Heard(confirms_lease=False)) == []
     assert played.link.state is LinkState.JOINING
-    assert played.step(Heard(lets_run=True)) == [LetWorkersRun(100.0 + LEASE_S)]
+    assert played.step(Heard(confirms_lease=True)) == [LetWorkersRun(100.0 + LEASE_S)]
 
 
 def test_new_connection_sends_datagrams_until_one_is_answered() -> None:
@@ -147,7 +147,7 @@ def test_second_connection_replaces_a_silent_one() -> None:
     silent_until(played, 3.0)
     assert not any(isinstance(each, LetWorkersRun) for each in played.step(Opened("10.0.0.2:1")))
     assert played.link.state is LinkState.JOINING
-    assert LetWorkersRun(played.now + LEASE_S) in played.step(Heard(lets_run=True))
+    assert LetWorkersRun(played.now + LEASE_S) in played.step(Heard(confirms_lease=True))
 
 
 def test_remote_refusal_of_second_connection_shortens_lease() -> None:
@@ -256,7 +256,7 @@ def test_remote_refusal_shortens_lease() -> None:
     assert LetWorkersRun(until) in played.lost(Refusal.HINT, 1.0)
     assert not any(isinstance(each, LetWorkersRun) for each in played.lost(Refusal.HINT, 1.0))
     played.step(Opened("x"))
-    assert LetWorkersRun(played.now + LEASE_S) in played.step(Heard(lets_run=True))
+    assert LetWorkersRun(played.now + LEASE_S) in played.step(Heard(confirms_lease=True))
 
 
 def test_refusal_after_unconfirmed_coordinator_renews_nothing() -> None:
@@ -276,7 +276,7 @@ def test_endpoint_host_keeps_unexpired_lease() -> None:
     played = Played().connected()
     played.lost()
     assert played.step(Hosting(FOR_EVER), LEASE_S + 0.5) == [Disconnect()]
-    assert played.step(Heard(lets_run=True)) == [LetWorkersRun(FOR_EVER)]
+    assert played.step(Heard(confirms_lease=True)) == [LetWorkersRun(FOR_EVER)]
 
 
 def test_endpoint_host_defers_to_recent_coordinator() -> None:
@@ -286,7 +286,7 @@ def test_endpoint_host_defers_to_recent_coordinator() -> None:
     played.step(Opened("x"), 0.1)
     played.lost()
     assert played.step(Hosting(FOR_EVER), 0.1) == [Disconnect()]
-    assert played.step(Heard(lets_run=True)) == [LetWorkersRun(FOR_EVER)]
+    assert played.step(Heard(confirms_lease=True)) == [LetWorkersRun(FOR_EVER)]
 
 
 def test_host_workers_run_as_long_as_last_answered_node() -> None:
@@ -294,7 +294,7 @@ def test_host_workers_run_as_long_as_last_answered_node() -> None:
     played = Played().connected()
     played.lost()
     assert played.step(Hosting(110.0), 0.5) == [Disconnect()]
-    assert played.step(Heard(lets_run=True)) == [LetWorkersRun(110.0 + LEASE_S)]
+    assert played.step(Heard(confirms_lease=True)) == [LetWorkersRun(110.0 + LEASE_S)]
     assert played.step(Hosting(111.0), 1.0) == [LetWorkersRun(111.0 + LEASE_S)]
     assert played.step(SteppedDown(3.0), 1.0) == [LetWorkersRun(played.now + LEASE_S)]
     assert played.link.state is LinkState.SEEKING
@@ -375,7 +375,7 @@ def test_every_state_explains_itself_and_left_is_final() -> None:
     assert "looking for the coordinator at there" in played.link.explain(played.now)
     played.step(Opened("x"))
     assert "has not yet confirmed" in played.link.explain(played.now)
-    played.step(Heard(lets_run=True))
+    played.step(Heard(confirms_lease=True))
     assert "connected" in played.link.explain(played.now)
     played.step(Hosting(FOR_EVER))
     assert "coordinates" in played.link.explain(played.now)

@@ -36,7 +36,7 @@ def test_full_group_forms_immediately() -> None:
 
 def test_first_generation_waits_for_last_call() -> None:
     """Between the minimum and the maximum the first generation waits for quiet after the last."""
-    table(2, 4, last_call_s=5.0).play("""
+    table(2, 4, settle_timeout_s=5.0).play("""
         0 a joins
         1 b joins
         5.9 -
@@ -101,7 +101,7 @@ def test_two_agents_on_one_host_are_two_nodes() -> None:
 
 def test_earliest_nodes_win_when_too_many_join() -> None:
     """Who came first is in the first generation, even if all became ready at the same time."""
-    game = table(1, 2, last_call_s=1.0)
+    game = table(1, 2, settle_timeout_s=1.0)
     game.play("""
         0 b c offers
         0.2 a joins
@@ -156,7 +156,7 @@ def test_failure_restarts_all_with_same_ranks() -> None:
 
 def test_restart_below_maximum_waits_for_nobody() -> None:
     """Between minimum and maximum a restart forms as soon as the members are ready."""
-    table(2, 8, last_call_s=5.0).play("""
+    table(2, 8, settle_timeout_s=5.0).play("""
         0 a b joins
         5 -
         -> form 0: a b
@@ -287,7 +287,7 @@ def test_exit_barrier_timeout_releases_done_node() -> None:
 
 def test_ending_job_admits_nobody() -> None:
     """Newcomers do not stop workers when others have succeeded already."""
-    table(1, 3, last_call_s=5.0).play("""
+    table(1, 3, settle_timeout_s=5.0).play("""
         0 a b joins
         5 -
         -> form 0: a b
@@ -380,7 +380,7 @@ def test_node_with_other_nnodes_is_rejected() -> None:
 
 def test_static_ranks_are_kept_in_any_arrival_order() -> None:
     """Nodes that bring their ranks keep them in any order of arrival, and all are waited for."""
-    table(1, 3, ordered=True, last_call_s=1.0).play("""
+    table(1, 3, ordered=True, settle_timeout_s=1.0).play("""
         0 node2 joins
         1 node1 joins
         9 node0 joins
@@ -417,7 +417,7 @@ def test_numbered_nodes_take_the_place_of_their_number() -> None:
     """Replica N is node N in any order of arrival, also if it joins a running group. A replacement
     has the place of the lost node, whether it has its number or none; no node waits for a number.
     """
-    table(1, 3, last_call_s=1.0).play("""
+    table(1, 3, settle_timeout_s=1.0).play("""
         0 task2 joins
         0 task1 joins
         1 -
@@ -512,7 +512,7 @@ def test_impossible_generation_number_does_not_spoil_the_next() -> None:
 
 
 def test_every_state_explains_its_wait() -> None:
-    game = table(2, 4, last_call_s=5.0, join_timeout_s=600.0)
+    game = table(2, 4, settle_timeout_s=5.0, join_timeout_s=600.0)
     game.play("0 gpu-01 joins")
     assert game.group.explain(48) == (
         "1 of at least 2 nodes have joined: gpu-01; waiting for 1 more (join timeout in 9 min 12 s)"

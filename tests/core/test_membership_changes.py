@@ -62,7 +62,7 @@ def test_replacement_takes_place_of_lost_node() -> None:
 
 def test_last_call_admits_newcomers_together() -> None:
     """Nodes that come within the last call are admitted in one new generation."""
-    game = table(1, 8, 0, last_call_s=5.0).play("""
+    game = table(1, 8, 0, settle_timeout_s=5.0).play("""
         0 b joins
         5 -
         -> form 0: b
@@ -79,7 +79,7 @@ def test_last_call_admits_newcomers_together() -> None:
 
 def test_node_completing_the_group_is_admitted_immediately() -> None:
     """There is nobody to wait for when the maximum is reached."""
-    table(1, 3, last_call_s=5.0).play("""
+    table(1, 3, settle_timeout_s=5.0).play("""
         0 a joins
         5 -
         -> form 0: a
@@ -93,7 +93,7 @@ def test_node_completing_the_group_is_admitted_immediately() -> None:
 
 def test_stop_for_newcomer_lets_workers_checkpoint() -> None:
     """That of a failure does not."""
-    table(1, 2, gently=True, last_call_s=5.0).play("""
+    table(1, 2, checkpoint_first=True, settle_timeout_s=5.0).play("""
         0 a joins
         5 -
         -> form 0: a
@@ -171,7 +171,7 @@ def test_saved_node_is_released_once_all_have_saved() -> None:
 
 def test_preempted_node_leaves_after_checkpoint() -> None:
     """The others go on without it, and no restart is counted."""
-    game = table(1, 3, last_call_s=1.0).play("""
+    game = table(1, 3, settle_timeout_s=1.0).play("""
         0 a b c joins
         -> form 0: a b c
         1 b preempted

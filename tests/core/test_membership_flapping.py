@@ -9,7 +9,7 @@ from relight.core.ranks import NO_GENERATION, GenerationId
 
 def test_departed_node_does_not_delay_start() -> None:
     """The last call counts from the arrival of the last node that is still here."""
-    table(2, 4, last_call_s=5.0).play("""
+    table(2, 4, settle_timeout_s=5.0).play("""
         0 a b joins
         3 x/1 joins
         4 x/1 lost
@@ -20,7 +20,7 @@ def test_departed_node_does_not_delay_start() -> None:
 
 def test_death_after_last_call_ends_the_wait() -> None:
     """As soon as it has gone, the group forms."""
-    table(2, 4, last_call_s=5.0).play("""
+    table(2, 4, settle_timeout_s=5.0).play("""
         0 a b joins
         3 x/1 joins
         5.5 x/1 lost
@@ -30,7 +30,7 @@ def test_death_after_last_call_ends_the_wait() -> None:
 
 def test_crash_looping_node_delays_start_by_one_last_call() -> None:
     """It is no news any more when it comes for the third time."""
-    game = table(2, 4, last_call_s=5.0)
+    game = table(2, 4, settle_timeout_s=5.0)
     game.play("0 a b joins")
     began = 0.0
     for number in range(20):
@@ -47,7 +47,7 @@ def test_crash_looping_node_delays_start_by_one_last_call() -> None:
 
 def test_last_call_is_bounded_despite_steady_arrivals() -> None:
     """Three times as long as it takes without any: then those who are here begin."""
-    game = table(1, 90, last_call_s=5.0)
+    game = table(1, 90, settle_timeout_s=5.0)
     for number in range(30):
         game.wait(number)
         for event in game.events(f"n{number}", "joins"):
@@ -59,7 +59,7 @@ def test_last_call_is_bounded_despite_steady_arrivals() -> None:
 
 def test_flapping_node_is_admitted_only_after_it_stays() -> None:
     """Each time twice as long: the job would restart for it again and again. It is told why."""
-    game = table(2, 4, last_call_s=5.0).play("""
+    game = table(2, 4, settle_timeout_s=5.0).play("""
         0 a b joins
         5 -
         -> form 0: a b
@@ -80,7 +80,7 @@ def test_flapping_node_is_admitted_only_after_it_stays() -> None:
 
 def test_flapping_node_is_left_out_of_a_restart() -> None:
     """A failure elsewhere does not let it in before."""
-    table(2, 4, last_call_s=5.0).play("""
+    table(2, 4, settle_timeout_s=5.0).play("""
         0 a b joins
         5 -
         -> form 0: a b
@@ -101,7 +101,7 @@ def test_flapping_node_is_left_out_of_a_restart() -> None:
 
 def test_flapping_node_is_admitted_when_needed() -> None:
     """Without it there would be no group."""
-    table(2, 2, last_call_s=5.0).play("""
+    table(2, 2, settle_timeout_s=5.0).play("""
         0 a joins
         1 x/1 joins
         -> form 0: a x/1
@@ -120,7 +120,7 @@ def test_flapping_node_is_admitted_when_needed() -> None:
 
 def test_long_lived_node_is_not_flapping() -> None:
     """Coming and going is a matter of seconds."""
-    table(1, 3, last_call_s=5.0).play("""
+    table(1, 3, settle_timeout_s=5.0).play("""
         0 a joins
         5 -
         -> form 0: a
@@ -213,7 +213,7 @@ def test_old_group_continues_when_it_arrives_after_spares() -> None:
 
 def test_complete_unknown_generation_waits_for_last_call_only() -> None:
     """All nodes that can have been in it are here, without workers: no other node runs any."""
-    game = table(1, 3, last_call_s=1.0, rejoin_s=9.0)
+    game = table(1, 3, settle_timeout_s=1.0, rejoin_grace_s=9.0)
     for node in ("a", "b", "c"):
         game.step(Received(node, game.join(node)))
         game.step(Received(node, NodeReady(formed(4), 29500, (), ())))
@@ -222,7 +222,7 @@ def test_complete_unknown_generation_waits_for_last_call_only() -> None:
 
 def test_generations_sharing_a_number_are_not_one() -> None:
     """As many are here as may be, but each of the two can lack one, whose workers may run."""
-    game = table(1, 2, last_call_s=1.0, rejoin_s=2.0)
+    game = table(1, 2, settle_timeout_s=1.0, rejoin_grace_s=2.0)
     for node, coordinator in (("a", 1), ("b", 2)):
         game.step(Received(node, game.join(node)))
         game.step(Received(node, NodeReady(formed(4, coordinator), 29500, (), ())))
@@ -235,7 +235,7 @@ def test_generations_sharing_a_number_are_not_one() -> None:
 
 def test_wait_for_unknown_generation_ends_with_its_leases() -> None:
     """Two of three that can have been in it are here: the third may run until then."""
-    game = table(1, 3, last_call_s=1.0, rejoin_s=2.0)
+    game = table(1, 3, settle_timeout_s=1.0, rejoin_grace_s=2.0)
     for node in ("a", "b"):
         game.step(Received(node, game.join(node)))
         game.step(Received(node, NodeReady(formed(4), 29500, (), ())))
@@ -255,7 +255,7 @@ def join_nodes_of_former_coordinator(game: Table, names: str) -> None:
 
 def test_nodes_of_former_coordinator_wait_for_its_leases() -> None:
     """They were never told of a generation: it had none, or did not need them."""
-    game = table(2, 3, last_call_s=0.1, rejoin_s=1.0, lost_after_s=1.75)
+    game = table(2, 3, settle_timeout_s=0.1, rejoin_grace_s=1.0, lost_after_s=1.75)
     join_nodes_of_former_coordinator(game, "st")
     game.play("""
         1.7 -
@@ -266,7 +266,7 @@ def test_nodes_of_former_coordinator_wait_for_its_leases() -> None:
 
 def test_one_node_of_former_coordinator_makes_all_wait() -> None:
     """The others have just started."""
-    game = table(2, 3, last_call_s=0.1, rejoin_s=1.0, lost_after_s=1.75).play("""
+    game = table(2, 3, settle_timeout_s=0.1, rejoin_grace_s=1.0, lost_after_s=1.75).play("""
         0 s joins
     """)
     join_nodes_of_former_coordinator(game, "t")
@@ -290,7 +290,7 @@ def test_full_group_waits_for_leases_of_former_coordinator() -> None:
 
 def test_replaced_connection_is_no_former_coordinator() -> None:
     """The same coordinator has sent this node its messages."""
-    game = table(2, 3, last_call_s=0.1, lost_after_s=1.75).play("""
+    game = table(2, 3, settle_timeout_s=0.1, lost_after_s=1.75).play("""
         0 s joins
     """)
     join_nodes_of_former_coordinator(game, "s")

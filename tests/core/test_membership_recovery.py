@@ -12,7 +12,7 @@ from relight.core.ranks import NO_GENERATION
 
 def running_group_with_new_coordinator(most: int = 3, least: int = 2) -> Table:
     """Return a table whose coordinator is new, and nodes a, b and c in generation 1, restart 1."""
-    game = table(least, most, rejoin_s=2.0).play("""
+    game = table(least, most, rejoin_grace_s=2.0).play("""
         0 a b c joins
         -> form 0: a b c
         1 a failed
@@ -445,7 +445,7 @@ def test_stopped_nodes_wait_for_possible_successor_group() -> None:
     """The coordinator before may have formed another generation, and a node that runs it may come:
     not all that there may be are here. It is the one that goes on, and they are let in.
     """
-    old = table(1, 3, rejoin_s=2.0, last_call_s=0.1).play("""
+    old = table(1, 3, rejoin_grace_s=2.0, settle_timeout_s=0.1).play("""
         0 a b joins
         0.1 -
         -> form 0: a b
@@ -473,7 +473,7 @@ def test_stopped_nodes_wait_for_possible_successor_group() -> None:
 
 
 def test_final_failure_ends_job_after_takeover() -> None:
-    game = table(2, 2, max_restarts=0, rejoin_s=2.0).play("""
+    game = table(2, 2, max_restarts=0, rejoin_grace_s=2.0).play("""
         0 a b joins
         -> form 0: a b
     """)

@@ -104,7 +104,7 @@ def test_explanation_names_silent_nodes() -> None:
 
 
 def test_no_node_is_admitted_while_another_is_silent() -> None:
-    table(1, 4, last_call_s=1.0, lost_after_s=10.0).play("""
+    table(1, 4, settle_timeout_s=1.0, lost_after_s=10.0).play("""
         0 a b c joins
         1 -
         -> form 0: a b c
@@ -146,7 +146,7 @@ def test_generation_forms_without_survivor_that_stays_silent() -> None:
 
 
 def test_silent_newcomer_is_not_awaited() -> None:
-    table(2, 3, last_call_s=5.0, lost_after_s=20.0).play("""
+    table(2, 3, settle_timeout_s=5.0, lost_after_s=20.0).play("""
         0 a b joins
         1 b silent
         9 c joins

@@ -8,7 +8,7 @@ from relight.core.group.messages import Note, WaitReason
 
 def running_group(nodes: str = "a b c", least: int = 2) -> Table:
     """Return a table with a generation of nodes that may take 10 s to get ready."""
-    game = table(least, len(nodes.split()), rejoin_s=2.0)
+    game = table(least, len(nodes.split()), rejoin_grace_s=2.0)
     game.stop_s = 10.0
     return game.play(f"""
         0 {nodes} joins

@@ -35,7 +35,7 @@ def end(rank: int = 0, exitcode: int = 1, at: float = 0.0, **known: Any) -> Fail
         "local_rank": rank,
         "host": "vm",
         "pid": 100 + rank,
-        "asked": 0,
+        "stop_signal": 0,
         "report": None,
         "last_lines": (),
         "evidence": "",

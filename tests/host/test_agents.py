@@ -109,9 +109,7 @@ def test_lists_agent_waiting_for_nodes(
     assert agent_processes.arguments(found.command) == [*meet, str(tmp_path / "train.py")]
 
 
-def test_orphan_of_a_worker_is_no_worker(
-    start: Start, script: Callable[[str], Path]
-) -> None:
+def test_orphan_of_a_worker_is_no_worker(start: Start, script: Callable[[str], Path]) -> None:
     text = "import os, time\nos.system('sleep 600 & sleep 600 &')\n" + SLEEPS
     job = start("run", script(text))
     assert job.stdout is not None

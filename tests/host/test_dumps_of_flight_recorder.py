@@ -32,7 +32,7 @@ class Attack:
 
 def read(env: dict[str, str], since: float = 0.0) -> tuple[Collective, ...] | None:
     failure = Failure(
-        rank=3, local_rank=0, host="a", pid=1, exitcode=1, at=0.0, asked=0, report=None,
+        rank=3, local_rank=0, host="a", pid=1, exitcode=1, at=0.0, stop_signal=0, report=None,
         last_lines=(), evidence="", log="",
     )  # fmt: skip
     return with_collectives([failure], Environment(env), since)[0].collectives

@@ -362,7 +362,7 @@ def test_garbage_from_accepted_peer_does_not_disturb_the_group(lab: Lab, tmp_pat
     assert job.stop() == [0, 0, 0]
 
 
-RECORD = {"asked": [], "at": {}, "rank": 0, "exitcode": 1e400, "report": {"kind": 1}}
+RECORD = {"stop_signal": [], "at": {}, "rank": 0, "exitcode": 1e400, "report": {"kind": 1}}
 
 
 @pytest.mark.parametrize(

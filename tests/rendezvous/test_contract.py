@@ -347,9 +347,7 @@ def test_killed_holder_is_replaced_after_ttl(
 
 
 @pytest.mark.slow
-def test_never_two_concurrent_holders(
-    place: Place, hold_in_process: Callable[..., Holder]
-) -> None:
+def test_never_two_concurrent_holders(place: Place, hold_in_process: Callable[..., Holder]) -> None:
     """However holders are killed and replaced, no two may act at once, and some one does soon."""
     rng = random.Random(5)
     holders = [hold_in_process(f"p{number}", SHORT_S) for number in range(3)]

@@ -120,9 +120,7 @@ def test_longer_of_two_ttls_counts(new: Callable[[], LeaderLock]) -> None:
     assert second.hold("second", SHORT_S).value == "first"
 
 
-def test_file_times_are_ignored(
-    shared: Path, new: Callable[[], LeaderLock]
-) -> None:
+def test_file_times_are_ignored(shared: Path, new: Callable[[], LeaderLock]) -> None:
     """Times of files are not looked at: a record from the future or the past counts alike."""
     first, second = new(), new()
     for moment in (0, 2**33):

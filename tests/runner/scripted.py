@@ -28,7 +28,7 @@ class Scripted:
     capabilities = Capabilities(survives_caller=True, since=True, files=True)
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.stop_signal: list[Any] = []
         self.jobs: dict[str, Request] = {}
         self.states: list[AppState] = [AppState.RUNNING]
         self.others: list[JobSummary] = []
@@ -56,7 +56,7 @@ class Scripted:
         return app_id
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        self.asked.append(("status", tuple(app_ids)))
+        self.stop_signal.append(("status", tuple(app_ids)))
         if self.is_out_of_reach:
             raise MachineError("scripted does not answer")
         if refused := self.refused & set(app_ids):
@@ -66,25 +66,25 @@ class Scripted:
         return {id: AppStatus(state, "", (replica,)) for id in app_ids if id in self.jobs}
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        self.asked.append(("logs", app_id, query))
+        self.stop_signal.append(("logs", app_id, query))
         if app_id not in self.jobs:
             raise UsageError(f"no job {app_id}")
         return iter(self.lines)
 
     def cancel(self, app_id: str) -> None:
-        self.asked.append(("cancel", app_id))
+        self.stop_signal.append(("cancel", app_id))
         self.states = [AppState.CANCELLED]
 
     def delete(self, app_id: str) -> None:
-        self.asked.append(("delete", app_id))
+        self.stop_signal.append(("delete", app_id))
         self.jobs.pop(app_id, None)
 
     def list(self, cfg: Mapping[str, Any]) -> Sequence[JobSummary]:
-        self.asked.append(("list", dict(cfg)))
+        self.stop_signal.append(("list", dict(cfg)))
         return self.others
 
     def close(self) -> None:
-        self.asked.append("close")
+        self.stop_signal.append("close")
 
 
 ONLY = Scripted()

@@ -68,7 +68,7 @@ def test_a_dry_run_leaves_nothing(
     shown = json.loads(json.dumps(job.to_json()))
     assert list(shown) == ["scheduler", "cfg", "app", "request"]
     assert shown["cfg"] == {"queue": "main", "secret": None}
-    assert (scheduler.jobs, scheduler.asked) == ({}, [])
+    assert (scheduler.jobs, scheduler.stop_signal) == ({}, [])
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -171,7 +171,7 @@ def test_the_status_of_a_job_is_the_schedulers(
     """A job that nobody knows is an error."""
     handle = runner.submit(*ECHO)
     assert runner.status(handle).state is AppState.RUNNING
-    assert scheduler.asked == [("status", ("1",))]
+    assert scheduler.stop_signal == [("status", ("1",))]
     with pytest.raises(UsageError, match="there is no job scripted://relight/2"):
         runner.status("scripted://relight/2")
     with pytest.raises(UsageError, match="there is no scheduler nosuch"):
@@ -197,7 +197,7 @@ def test_wait_returns_how_the_job_ended(runner: Runner, scheduler: scripted.Scri
     scheduler.states = [AppState.PENDING, AppState.RUNNING, AppState.FAILED]
     found = runner.wait(handle)
     assert (found.state, found.exitcode) == (AppState.FAILED, 3)
-    assert scheduler.asked == [("status", ("1",))] * 3
+    assert scheduler.stop_signal == [("status", ("1",))] * 3
     assert runner.describe(handle)["state"] == "FAILED"
 
 
@@ -224,7 +224,7 @@ def test_a_wait_that_times_out_leaves_the_job_running(
     handle = runner.submit(*ECHO)
     with pytest.raises(TimeoutError, match=r"scripted://relight/1 is RUNNING after 0\.05 s"):
         runner.wait(handle, timeout=0.05)
-    assert ("cancel", "1") not in scheduler.asked
+    assert ("cancel", "1") not in scheduler.stop_signal
     with pytest.raises(TimeoutError):
         runner.wait(handle, timeout=0)
     scheduler.states = [AppState.SUCCEEDED]
@@ -236,7 +236,7 @@ def test_cancel_stops_a_job_that_runs(runner: Runner, scheduler: scripted.Script
     handle = runner.submit(*ECHO)
     assert runner.cancel(handle).state is AppState.CANCELLED
     assert runner.cancel(handle).state is AppState.CANCELLED
-    assert scheduler.asked.count(("cancel", "1")) == 1
+    assert scheduler.stop_signal.count(("cancel", "1")) == 1
     with pytest.raises(UsageError, match="there is no job"):
         runner.cancel("scripted://relight/9")
 
@@ -274,7 +274,7 @@ def test_a_job_that_is_just_being_sent_can_be_cancelled_and_deleted(
     )
     stopping.start()
     assert waiting.wait(LIMIT_S)
-    assert not {"cancel", "delete"} & {each[0] for each in scheduler.asked}
+    assert not {"cancel", "delete"} & {each[0] for each in scheduler.stop_signal}
     go.set()
     stopping.join(60)
     sending.join(60)
@@ -291,7 +291,7 @@ def test_a_deleted_job_is_in_neither_scheduler_nor_records(
     """Neither the scheduler nor the records know the job any more."""
     handle = runner.submit(*ECHO)
     runner.delete(handle)
-    assert ("delete", "1") in scheduler.asked
+    assert ("delete", "1") in scheduler.stop_signal
     assert os.listdir(tmp_path / "state" / "jobs") == []
     for call in (runner.delete, runner.status, runner.describe):
         with pytest.raises(UsageError, match="there is no job"):
@@ -307,7 +307,7 @@ def test_logs_are_filtered_by_what_was_asked(runner: Runner, scheduler: scripted
     found = runner.log_lines(handle, "echo", 2, regex="los+ ", since=now, until=now, follow=True,
                              stream="stderr")  # fmt: skip
     assert list(found) == ["loss 1", "loss 2"]
-    assert [asked[1:] for asked in scheduler.asked if asked[0] == "logs"] == [
+    assert [asked[1:] for asked in scheduler.stop_signal if asked[0] == "logs"] == [
         ("1", LogQuery("echo", 0)),
         ("1", LogQuery("echo", 2, True, now, now, "stderr")),
     ]
@@ -349,7 +349,7 @@ def test_all_recorded_jobs_are_listed_newest_first(
         JobSummary("9", AppState.PENDING, "theirs", "2020-01-01T00:00:00+00:00"),
     ]
     assert [job.handle for job in runner.list()] == [second, first]
-    assert scheduler.asked == [("status", ("2", "1"))]  # one question for all
+    assert scheduler.stop_signal == [("status", ("2", "1"))]  # one question for all
     found = runner.list("scripted")
     assert [(job.handle, job.state.name) for job in found] == [
         (second, "RUNNING"), (first, "RUNNING"), ("scripted://relight/9", "PENDING"),
@@ -392,7 +392,7 @@ def test_a_job_that_was_not_sent_from_here_can_be_watched_and_described(
     assert runner.describe(handle) == known
     assert runner.replicas(handle) == [("echo", 0)]
     runner.delete(handle)
-    assert ("delete", "7") in scheduler.asked
+    assert ("delete", "7") in scheduler.stop_signal
 
 
 def test_each_scheduler_is_made_once_and_closed_once(scheduler: scripted.Scripted) -> None:
@@ -400,9 +400,9 @@ def test_each_scheduler_is_made_once_and_closed_once(scheduler: scripted.Scripte
     with pytest.raises(RuntimeError), Runner() as runner:
         assert runner.scheduler("scripted") is runner.scheduler("scripted")
         raise RuntimeError
-    assert scheduler.asked == ["close"]
+    assert scheduler.stop_signal == ["close"]
     runner.close()
-    assert scheduler.asked == ["close"]
+    assert scheduler.stop_signal == ["close"]
 
 
 def test_a_runners_session_is_in_its_handles_and_in_variables(scheduler: scripted.Scripted) -> None:
@@ -441,7 +441,7 @@ def test_settings_give_what_was_not_said(scheduler: scripted.Scripted) -> None:
         job = runner.dryrun("utils.echo", scheduler="scripted", cfg="queue=said")
         assert (job.request.cfg["queue"], job.app.roles[0].args) == ("said", ("file",))
         assert runner.list("scripted") == []
-        assert scheduler.asked[-1] == ("list", {"queue": "file", "secret": None})
+        assert scheduler.stop_signal[-1] == ("list", {"queue": "file", "secret": None})
 
 
 def test_a_workspace_is_noted_where_the_scheduler_takes_none(runner: Runner, place: Path) -> None:
@@ -544,7 +544,7 @@ def test_who_waits_for_a_job_learns_that_it_was_deleted(
 
     def deleted_later(job: Any) -> Any:
         found = known(job)
-        if len(scheduler.asked) > 2:
+        if len(scheduler.stop_signal) > 2:
             runner.delete(handle)
         return found
 

@@ -386,7 +386,7 @@ def test_a_second_ctrl_c_kills_what_is_left() -> None:
     )
     assert process.stderr is not None
     with process.stderr:
-        for word in ("up", "asked"):
+        for word in ("up", "stop_signal"):
             while word not in (line := process.stderr.readline()):
                 assert line, "it ended"
             process.send_signal(signal.SIGINT)

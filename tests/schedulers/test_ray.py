@@ -275,7 +275,7 @@ def test_no_process_outlives_a_driver_that_is_killed(jobs: Jobs, tmp_path: Path)
     assert status.message == "the driver of the job was killed"
     assert status.replicas[0].state is FAILED
     jobs.until(lambda: not of_variable(mark))
-    assert (tmp_path / "asked").exists()
+    assert (tmp_path / "stop_signal").exists()
 
 
 def _driver(app_id: str) -> int:

@@ -415,7 +415,7 @@ def test_statuses_of_many_jobs_take_one_squeue(jobs: Jobs) -> None:
     ids = [jobs.submit(bash("true")) for _ in range(3)]
     for app_id in ids:
         jobs.until(app_id, *OVER)
-    asked = jobs.slurm.directory / "asked"
+    asked = jobs.slurm.directory / "stop_signal"
     tools = jobs.slurm.directory / "tools"
     tools.mkdir()
     for name in ("squeue", "sacct"):

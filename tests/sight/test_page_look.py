@@ -69,7 +69,7 @@ def test_nodes_that_do_not_answer_are_named() -> None:
         ({"exitcode": 0}, "succeeded"),
         ({"exitcode": 2}, "failed (2)"),
         ({"exitcode": -9}, "killed (SIGKILL)"),
-        ({"exitcode": -15, "asked": 15}, "stopped"),
+        ({"exitcode": -15, "stop_signal": 15}, "stopped"),
     ],
 )
 def test_the_state_of_a_rank_is_a_word(fields: dict[str, Any], expected: str) -> None:

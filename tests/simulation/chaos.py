@@ -54,10 +54,10 @@ class Run:
             min_nodes=least,
             max_nodes=most,
             max_restarts=random.choice((0, 1, 3, 100)),
-            last_call_s=random.choice((0.5, 2.0, 5.0)),
+            settle_timeout_s=random.choice((0.5, 2.0, 5.0)),
             join_timeout_s=_join_timeout(seed, random.choice((40.0, 60.0))),
             exit_barrier_s=random.choice((0.5, 30.0)),
-            rejoin_s=1.5,
+            rejoin_grace_s=1.5,
             ordered=ordered,
             lost_after_s=lost_after_s,
             restart_window_s=world.endings.choice((0.0, 0.0, 0.0, 5.0, 30.0)),
@@ -116,7 +116,7 @@ class Run:
         if savings.random() < 0.3:
             world.step_s = savings.choice((0.05, 0.3, 1.0)) * (10 if large else 1)
             kinds += ("leave", "leave")  # these are preemptions
-            self.settings = settings = settings._replace(gently=savings.random() < 0.5)
+            self.settings = settings = settings._replace(checkpoint_first=savings.random() < 0.5)
         if world.hangs.random() < 0.15:
             world.hang_timeout = HangTimeout(3.0, 3.0, adapts=False)
             kinds += ("hang", "idle")
@@ -215,7 +215,9 @@ class Run:
         over = group is None or group.state not in (GroupState.RUNNING, GroupState.ENDED)
         # Who missed the end waits until the join timeout.
         told = [a for a in agents if a.alive and group and a.id in group.members and not over]
-        limit = world.now + ENDED_WITHIN_S + (self.settings.rejoin_s if self._listed > 1 else 0)
+        limit = (
+            world.now + ENDED_WITHIN_S + (self.settings.rejoin_grace_s if self._listed > 1 else 0)
+        )
         while world.now < limit and any(agent.alive for agent in told):
             for agent in agents:
                 agent.succeed()

@@ -213,7 +213,7 @@ MUTANTS = (
     Mutant(
         "a coordinator that hears of an unknown generation waits while its workers may run",
         "core/group/membership.py",
-        "return max(over, self._others_run_until())",
+        "return max(over, self._foreign_lease_expiry())",
         "return over",
     ),
     Mutant(

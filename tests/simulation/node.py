@@ -144,7 +144,7 @@ class Workers:
         self.world.watch.begins(node, self.formed)
         for local_rank, rank in enumerate(self.ranks):
             self._tell(WorkerStarted(local_rank, rank, local_rank))
-        self.world.watch.runs(self)
+        self.world.watch.attach_workers(self)
 
     @property
     def standing(self) -> bool:
@@ -173,7 +173,9 @@ class Workers:
         for local_rank in local_ranks:
             self._end_in(self.node.stop_s, local_rank, -number)
 
-    def catching(self, local_ranks: Sequence[int], number: int, *, unknown: bool) -> list[int]:
+    def with_handler_for(
+        self, local_ranks: Sequence[int], number: int, *, unknown: bool
+    ) -> list[int]:
         del number, unknown
         return list(local_ranks)
 
@@ -203,7 +205,7 @@ class Workers:
         if changed:
             self.world.log(f"{self.node.name} {'freezes' if self.standing else 'thaws'}")
             self._tell_frozen(self.standing)
-            self.world.watch.runs(self)
+            self.world.watch.attach_workers(self)
         look_at = self._freezer.next_look(now)
         if self.standing or look_at is None:
             return
@@ -282,7 +284,7 @@ class Workers:
         if local_rank in self._alive:
             del self._alive[local_rank]
             if not self._alive:
-                self.world.watch.runs(self)
+                self.world.watch.attach_workers(self)
             self._tell(WorkerExited(local_rank, exitcode))
 
     def _orphan(self) -> None:
@@ -294,7 +296,7 @@ class Workers:
 
     def _die(self) -> None:
         self._alive.clear()
-        self.world.watch.runs(self)
+        self.world.watch.attach_workers(self)
 
     def _tell_frozen(self, frozen: bool) -> None:
         def tell() -> None:
@@ -443,11 +445,12 @@ def gather(
     endings = workers.world.endings
     raised = ErrorReport(FailureKind.RECORDED, "ValueError", "bad", "train.py:1", "", ())
     failures = []
-    for local_rank, exitcode, at, asked, asked_s in ends:
+    for local_rank, exitcode, at, asked, stopping_s in ends:
         if exitcode:
             failures.append(Failure(
                 rank=workers.ranks[local_rank], local_rank=local_rank, host=host, pid=1,
-                exitcode=exitcode, at=at - now, asked=asked, asked_s=asked_s, last_lines=(),
+                exitcode=exitcode, at=at - now, stop_signal=asked, stopping_s=stopping_s,
+                last_lines=(),
                 evidence="", log="",
                 report=raised if exitcode == 1 and endings.random() < 0.4 else None,
             ))  # fmt: skip

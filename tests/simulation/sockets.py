@@ -55,7 +55,7 @@ class Loop:
     def on_signal(self, number: int, callback: Callable[[int], None]) -> None:
         self.signals[number] = callback
 
-    def attempt(self, act: Callable[[], None], what: str) -> bool:
+    def run_guarded(self, act: Callable[[], None], what: str) -> bool:
         del what
         act()
         return True

@@ -136,7 +136,7 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     "relight.doctor": {"at_timeout": lambda *_: []},
     "relight.agent.postmortem": {
         "gather": node.gather, "report": lambda end, *_: end.reason,
-        "blames_peer": lambda *_: False,
+        "suspects_peer": lambda *_: False,
     },
     "relight.stacks.worker_state": {"doing": lambda *_, **__: {}},
     "relight.stacks.native": {"add": lambda *_: False},

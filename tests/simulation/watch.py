@@ -280,7 +280,7 @@ class Watch:
                     formation.dropped.add(effect.node)
         self._see_let_in(coordinator, sent)
         for _, message in sent:
-            if isinstance(message, StopWorkers) and message.takes_stacks:
+            if isinstance(message, StopWorkers) and message.capture_stacks:
                 if coordinator.blamed_at is None and not self._by_id[message.generation].hung:
                     raise Failure(f"{self._by_id[message.generation]} is stopped, and works")
                 break
@@ -392,7 +392,7 @@ class Watch:
             self._answered[process] = self.world.now
             self.on_answer()
             self.world.after(self._lease_s, self._unconfirmed, process, self.world.now)
-        elif isinstance(event, Heard) and event.lets_run:
+        elif isinstance(event, Heard) and event.confirms_lease:
             self._answered.pop(process, None)
         elif isinstance(event, Broken) and event.refusal is not Refusal.NOTHING:
             self._see_absence()
@@ -502,7 +502,7 @@ class Watch:
         if membership is None or agent.id not in membership.members:
             return False
         now = membership.process.host.now()
-        return membership.members[agent.id].may_enter_at > now
+        return membership.members[agent.id].admitted_after > now
 
     def takes_part(self, agent: "Node") -> bool:
         """Return whether an agent has a node in the job. One that has not may still coordinate."""

@@ -156,18 +156,20 @@ class Agent:
         try:
             self.loop.call_after(_SHOWN_AFTER_S, self._load_later)
             if preload is not None:
-                self.journal.waits_for(lambda: "waiting for the imports of --preload")
+                self.journal.set_status(lambda: "waiting for the imports of --preload")
                 preload.wait(lambda: bool(self.interruption.signals))
-                self.journal.goes_on()
+                self.journal.clear_status()
             self.node.join(self.link, self._network)
             self.loop.call_after(_SHOWN_AFTER_S, self._show_job)
             exit_code, reason = self._run()
             self.journal.record(Ended(exit_code, reason))
-            self.loop.attempt(lambda: self._show_end(exit_code, reason), "showing the job's end")
+            self.loop.run_guarded(
+                lambda: self._show_end(exit_code, reason), "showing the job's end"
+            )
             broken = False
             return exit_code
         finally:
-            self.journal.goes_on()
+            self.journal.clear_status()
             self.node.close()
             self.link.close(
                 lambda: broken or bool(self.interruption.signals or self.node.preempted)
@@ -246,9 +248,9 @@ class Agent:
         self.loop.run_once(0)  # a signal that has already arrived must prevent the start of workers
         preload = self._services.preload
         idle = None if preload is None else self.loop.call_after(_IDLE_S, preload.while_idle)
-        self.journal.waits_for(self.node.explain)
+        self.journal.set_status(self.node.explain)
         self.loop.run_until(lambda: self.node.startable is not None or self._is_over())
-        self.journal.goes_on()
+        self.journal.clear_status()
         if idle is not None:
             idle.cancel()
         return None if self._is_over() else self.node.startable
@@ -257,9 +259,9 @@ class Agent:
         """Run the workers until they and all processes that they started have exited."""
         if self.node.workers is not None:
             self.node.workers.show_tracebacks()  # of the generation before
-        self.node.tell_generation(formed)
+        self.node.report_generation(formed)
         workers = WorkerGroup(self._services, self.job, formed, self.link.send)
-        self.node.runs(workers)
+        self.node.attach_workers(workers)
         signals = self.interruption.signals
         workers.run(signals, lambda: self.node.lease_until, self._store)
         self.node.note_saving(workers)
@@ -272,9 +274,9 @@ class Agent:
     def _wait_for_others(self, workers: WorkerGroup) -> None:
         """Wait for the workers of other nodes, after all workers here succeeded."""
         self.node.wait_for_others(workers)
-        self.journal.waits_for(lambda: "waiting for the workers of the other nodes to succeed")
+        self.journal.set_status(lambda: "waiting for the workers of the other nodes to succeed")
         self.loop.run_until(lambda: self._is_over() or workers.stopped_by is not None)
-        self.journal.goes_on()
+        self.journal.clear_status()
 
     def _is_over(self) -> bool:
         return self.node.end is not None or bool(self.interruption.signals)
@@ -301,7 +303,7 @@ class Agent:
         _load(self.loop, iter((*first, *_LOADED_LATER)))
 
     def _show_job(self) -> None:
-        self.loop.attempt(self._open_inspector, "showing the job")
+        self.loop.run_guarded(self._open_inspector, "showing the job")
 
     def _open_inspector(self) -> None:
         """Let commands and programs see the job."""

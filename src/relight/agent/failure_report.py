@@ -102,7 +102,7 @@ def _failure(failure: Failure, end: JobEnded) -> dict[str, Any]:
         "pid": failure.pid,
         "exit_code": failure.exitcode,
         "signal": signal_name(-failure.exitcode) if failure.exitcode < 0 else None,
-        "stopped_with": signal_name(failure.asked) if failure.asked else None,
+        "stopped_with": signal_name(failure.stop_signal) if failure.stop_signal else None,
         "class": "hung" if hangs else role(failure).value,
         "what": hung(failure) if hangs else what_happened(failure),
         "exception": failure.report and _exception(failure.report),

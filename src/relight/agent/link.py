@@ -555,7 +555,7 @@ class RemoteLink(finders.Seeker):
             self._peer.has_answered = self._met_coordinator = True
             self._finder.answered()
         if isinstance(heard, Heartbeat):
-            self._step(Heard(lets_run=False))
+            self._step(Heard(confirms_lease=False))
             self._step(Echoed(heard.number))
             if self._second is not None and not self._second.is_open:
                 self._close_second()  # it is not needed any more

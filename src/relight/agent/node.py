@@ -149,7 +149,7 @@ class Node:
         self.state = self._report(port, outcome)
         self._link.send(self.state)
 
-    def runs(self, workers: WorkerGroup) -> None:
+    def attach_workers(self, workers: WorkerGroup) -> None:
         """Note that these workers are about to start."""
         self.state = self.workers = workers
 
@@ -178,7 +178,9 @@ class Node:
             return
         cause = f"{self._link.join.host} is preempted: {self.preempted}; the group has not answered"
         left_s = self.taken_away_at - self._loop.now()
-        workers.stop(StopWorkers(self.generation, cause, gently=True, limit_s=max(left_s, 0.001)))
+        workers.stop(
+            StopWorkers(self.generation, cause, checkpoint_first=True, limit_s=max(left_s, 0.001))
+        )
 
     def wait_for_saving(self, is_over: Callable[[], bool]) -> None:
         """Stay connected, without workers, until those of the other nodes have saved, there is no
@@ -188,16 +190,16 @@ class Node:
             is_over: whether the coordinator lets it go, or a signal came.
         """
         self.close()
-        self._journal.waits_for(lambda: "waiting for the workers of the other nodes to save")
+        self._journal.set_status(lambda: "waiting for the workers of the other nodes to save")
         left_s = self.taken_away_at - self._loop.now()
         self._loop.run_until(lambda: is_over() or self.unheard_s > WITHOUT_COORDINATOR_S, left_s)
-        self._journal.goes_on()
+        self._journal.clear_status()
 
     def last_report(self, outcome: GenerationResult) -> NodeReady:
         """Return the report on a generation after which no workers start here."""
         return self._report(0, outcome)
 
-    def give_up(self, report: NodeReady, end: JobEnded) -> None:
+    def abort(self, report: NodeReady, end: JobEnded) -> None:
         """Note how the job has ended for this node, which itself has decided that."""
         self.state, self.end = report, end
 
@@ -275,7 +277,7 @@ class Node:
                 if not message.others_run:
                     self.preempted = ""  # a coordinator has time to tell the other nodes
                 if self.running is not None:
-                    self.running.stop(StopWorkers(self.generation, reason, gently=False))
+                    self.running.stop(StopWorkers(self.generation, reason, checkpoint_first=False))
             case WaitReason(text, _, generation):
                 ready = self.state
                 if isinstance(ready, NodeReady) and generation.number >= ready.latest.number:
@@ -393,10 +395,10 @@ class Node:
             return counted_down(text, self._loop.now() - began)
 
         is_waiting = isinstance(self.state, NodeReady)
-        if self._journal.verbose or not (is_waiting and self._journal.waits_for(what)):
+        if self._journal.verbose or not (is_waiting and self._journal.set_status(what)):
             self._journal.say(text)
 
-    def tell_generation(self, formed: GenerationFormed) -> None:
+    def report_generation(self, formed: GenerationFormed) -> None:
         """Print and record the new generation, and a restart that was not reported yet."""
         (number, _), restart, address, port, cause, failed_host = formed.generation
         here, nodes, world_size = (
@@ -466,7 +468,7 @@ def _stop_s(job: AgentConfig) -> float | None:
     """
     if job.meeting is None:
         return None
-    checkpoint_s = job.meeting.checkpoint_s if job.settings.gently else 0.0
+    checkpoint_s = job.meeting.checkpoint_s if job.settings.checkpoint_first else 0.0
     spec = job.command.spec
     health_s = spec.health_check_timeout if spec.health_check is not None else 0.0
     look_s = _LOOK_S if spec.hang_timeout is not None else 0.0

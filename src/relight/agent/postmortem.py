@@ -56,7 +56,7 @@ def gather(
     and the ranks that had succeeded before the first failure.
     """
     found = [_failure(end, logs, workers, command, host) for end in ends if end.exitcode]
-    left = [end for end in ends if not end.exitcode and not end.asked]
+    left = [end for end in ends if not end.exitcode and not end.stop_signal]
     found = [each._replace(just_left=_just_left(each, left, workers)) for each in found]
     first = min(failure.at for failure in found)
     succeeded = [end for end in left if end.at <= first]
@@ -86,7 +86,7 @@ def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
     return failure._replace(evidence=evidence)
 
 
-def blames_peer(logs: Logs, local_rank: int) -> bool:
+def suspects_peer(logs: Logs, local_rank: int) -> bool:
     """Return whether a worker that has failed says that another one is gone or late."""
     stderr = _stderr(logs, local_rank)
     raised = _reported(logs, local_rank, stderr, in_function=True)
@@ -166,14 +166,14 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         pid=workers.pids.get(end.local_rank, 0),
         exitcode=end.exitcode,
         at=end.at,
-        asked=end.asked,
+        stop_signal=end.stop_signal,
         report=report,
         last_lines=tracebacks.last_lines(stderr),
         evidence=evidence or ("" if stderr or report else _of_disk(end, log)),
         log=log,
         when=time.strftime("%F %T%z"),
         doing=workers.doing.get(end.local_rank),
-        asked_s=round(end.asked_s, 6),
+        stopping_s=round(end.stopping_s, 6),
         printed_s=printed_s,
         went_on=went_on,
         words=_words(end, logs, stderr, report),
@@ -285,7 +285,7 @@ def _of_report(
 
 def _of_disk(end: WorkerEnd, log: str) -> str:
     """Return a note if a full disk may have swallowed a worker's output (statvfs(3))."""
-    if end.asked or end.exitcode < 0 or not log:
+    if end.stop_signal or end.exitcode < 0 or not log:
         return ""
     try:
         disk = os.statvfs(os.path.dirname(log))
@@ -298,7 +298,7 @@ def _of_disk(end: WorkerEnd, log: str) -> str:
 
 def _of_memory(end: WorkerEnd, stderr: str, workers: Workers) -> str:
     """Return what the kernel says about a SIGKILL that the agent did not send."""
-    if end.asked:
+    if end.stop_signal:
         return ""
     if end.exitcode == -signal.SIGKILL:
         return workers.oom_kills.of_worker(workers.pids.get(end.local_rank, 0), end.at)

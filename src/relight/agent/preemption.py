@@ -71,7 +71,7 @@ class Interruption:
     def _stop_by(self, number: int) -> None:
         self.signals.append(number)
         if self._node.workers is not None:
-            self._node.workers.stop_by(number)
+            self._node.workers.stop_on_signal(number)
 
     def _on_preempted(self, reason: str) -> None:
         """Let all workers of the job save and leave, then leave."""
@@ -113,7 +113,7 @@ class Interruption:
 
     def _pass_on(self, number: int) -> None:
         if self._node.workers is not None:
-            self._node.workers.pass_on(number)
+            self._node.workers.forward_signal(number)
 
     def _on_resize(self, _: int) -> None:
         if self._node.workers is not None:

@@ -93,7 +93,7 @@ class Leaving:
         """
         why = self._node.preempted
         reason = f"it is preempted ({why})"
-        if any(not failure.asked for failure in outcome.failures):
+        if any(not failure.stop_signal for failure in outcome.failures):
             verdict_reason = "this node is preempted"
             wait = is_over if workers.saves else None  # others may still save
             return self._give_up(workers, outcome, reason, verdict_reason, wait)
@@ -170,7 +170,7 @@ class Leaving:
         end = restart_decision.end(ended, f"no restart: {verdict_reason}", now)
         if is_over is not None:
             self._node.wait_for_saving(is_over)
-        self._node.give_up(report, end)
+        self._node.abort(report, end)
         return self.after_failure(end)
 
     def _show_tracebacks(self, report: str = "") -> None:

@@ -198,9 +198,9 @@ class WorkerGroup:
         if signals:  # a signal that came before the workers started
             supervisor.step(SignalReceived(signals[0]))
         loop.run_until(lambda: not supervisor.is_running)
-        self._services.journal.waits_for(supervisor.explain)
+        self._services.journal.set_status(supervisor.explain)
         loop.run_until(lambda: supervisor.has_ended)
-        self._services.journal.goes_on()
+        self._services.journal.clear_status()
         if supervisor.alive:
             self._services.journal.say(supervisor.explain())
         if not supervisor.workers.close(job.grace_s):
@@ -279,7 +279,9 @@ class WorkerGroup:
             return self._progress
         if not any(end.exitcode for end in supervisor.ends):
             all_ranks = supervisor.workers.ranks
-            succeeded = [all_ranks[end.local_rank] for end in supervisor.ends if not end.asked]
+            succeeded = [
+                all_ranks[end.local_rank] for end in supervisor.ends if not end.stop_signal
+            ]
             return self._progress._replace(succeeded_ranks=tuple(succeeded))
         from relight.agent.postmortem import gather, with_address
         from relight.core.diagnosis.failure_text import waited_for_others
@@ -309,11 +311,16 @@ class WorkerGroup:
             self.supervisor.set_lease(until)
 
     def stop(self, stop: StopWorkers) -> None:
-        """Stop the workers; if `stop.gently`, give them time to save a checkpoint first, once: the
-        message may come again, also from another coordinator.
+        """Stop the workers; if `stop.checkpoint_first`, give them time to save a checkpoint first,
+        once: the message may come again, also from another coordinator.
         """
         before = self.stopped_by
-        if stop.gently and before is not None and before.gently and before is not stop:
+        if (
+            stop.checkpoint_first
+            and before is not None
+            and before.checkpoint_first
+            and before is not stop
+        ):
             return
         self.stopped_by = stop
         supervisor, meeting = self.supervisor, self._job.meeting
@@ -321,14 +328,14 @@ class WorkerGroup:
             return
         loop, journal = self._services.loop, self._services.journal
         limit_s = stop.limit_s or (meeting.checkpoint_s if meeting is not None else 0.0)
-        if stop.gently and limit_s:
+        if stop.checkpoint_first and limit_s:
             self.memory.agree(stop.checkpoint_at, loop.now() + limit_s)
             supervisor.step(SaveAndLeave())
             limit = format_duration(limit_s, digits=int(limit_s < 1))
             journal.say(f"{stop.cause}; workers may save a checkpoint first, for {limit}")
             loop.call_after(limit_s, lambda: self._stop_late(stop))
         else:
-            if stop.takes_stacks:
+            if stop.capture_stacks:
                 # It takes a moment, and the coordinator may be in this process: all are told first.
                 loop.call_after(0.0, lambda: self._stop_after_stacks(stop))
             else:
@@ -337,7 +344,7 @@ class WorkerGroup:
     def _stop_late(self, stop: StopWorkers) -> None:
         """Stop workers that have not left within the time to save."""
         if self.supervisor is not None and self.supervisor.is_running:
-            self.stop(stop._replace(gently=False))
+            self.stop(stop._replace(checkpoint_first=False))
 
     def _stop_after_stacks(self, stop: StopWorkers) -> None:
         supervisor = self.supervisor
@@ -385,7 +392,7 @@ class WorkerGroup:
     @property
     def saves(self) -> bool:
         """Whether the workers were told to save a checkpoint and leave, and still have time."""
-        return self.stopped_by is not None and self.stopped_by.gently
+        return self.stopped_by is not None and self.stopped_by.checkpoint_first
 
     @property
     def stuck(self) -> str:
@@ -439,7 +446,7 @@ class WorkerGroup:
         supervisor = self.supervisor
         return supervisor is not None and supervisor.has_ended and not supervisor.core.failed
 
-    def stop_by(self, number: int) -> None:
+    def stop_on_signal(self, number: int) -> None:
         """Stop the workers, because the agent received this signal."""
         supervisor = self.supervisor
         if supervisor is None:
@@ -456,13 +463,13 @@ class WorkerGroup:
             for _ in range(2):  # as by a second signal of the user
                 self.supervisor.step(SignalReceived(signal.SIGTERM))
 
-    def pass_on(self, number: int) -> None:
+    def forward_signal(self, number: int) -> None:
         """Send a signal that does not stop the job to the workers that have a handler for it."""
         supervisor, journal = self.supervisor, self._services.journal
         if supervisor is None:
             return
         workers = supervisor.workers
-        ready = workers.catching(supervisor.alive, number, unknown=False)
+        ready = workers.with_handler_for(supervisor.alive, number, unknown=False)
         workers.signal(ready, number)
         if journal.verbose:
             names = ", ".join(map(str, ready)) or "none, because no worker has a handler for it"
@@ -537,7 +544,7 @@ class WorkerGroup:
         self._early_exits = found = self._early_exits or EarlyExits(self.began)
         rank_of, now = supervisor.workers.ranks, self._services.loop.now()
         for end in supervisor.ends:
-            if not (end.exitcode or end.asked):
+            if not (end.exitcode or end.stop_signal):
                 found.finish(rank_of[end.local_rank], end.at)
         running = [rank_of[local_rank] for local_rank in supervisor.alive]
         if running and found.is_due(now):
@@ -595,8 +602,8 @@ class WorkerGroup:
         if supervisor.ended_unasked(event.local_rank):
             self._note_failure(event.local_rank, supervisor.exited_at(event.local_rank))
             reason = f"a worker failed on {self._services.host}"
-            blames_peer = bool(supervisor.workers.doing)
-            self.failure = WorkerFailed(self.formed.generation.id, reason, blames_peer)
+            suspects_peer = bool(supervisor.workers.doing)
+            self.failure = WorkerFailed(self.formed.generation.id, reason, suspects_peer)
             self._send(self.failure)
 
     def _note_failure(self, local_rank: int, at: float) -> None:
@@ -609,9 +616,9 @@ class WorkerGroup:
         supervisor = self.supervisor
         if event.exitcode not in _AFTER_ERROR or supervisor is None:
             return
-        from relight.agent.postmortem import blames_peer
+        from relight.agent.postmortem import suspects_peer
 
-        if blames_peer(self.logs, event.local_rank):
+        if suspects_peer(self.logs, event.local_rank):
             from relight.agent import stacks_before_stop
 
             stacks_before_stop.read(supervisor)

@@ -83,11 +83,11 @@ class Failure(NamedTuple):
     `when` is the time of day on that host at which the end was looked into, as text:
     `2026-07-01 12:00:00+0200`. `at` orders the failures of one node, in seconds: monotonic in an
     agent; in a message and in a `relight.RunResult` relative to the time of sending, and so
-    negative, as nodes have no common clock. `asked_s`: how many seconds before its end it was asked
-    to stop. `printed_s`: how many seconds before its end the exception of `report` was printed,
-    None if nobody has seen that; `went_on` whether its program ran on after that. `words` is the
-    line of its other output that tells most. `just_left` are the ranks of its node that had ended
-    with 0 in the last second before.
+    negative, as nodes have no common clock. `stopping_s`: how many seconds before its end it was
+    asked to stop. `printed_s`: how many seconds before its end the exception of `report` was
+    printed, None if nobody has seen that; `went_on` whether its program ran on after that. `words`
+    is the line of its other output that tells most. `just_left` are the ranks of its node that had
+    ended with 0 in the last second before.
     """
 
     rank: int
@@ -96,7 +96,7 @@ class Failure(NamedTuple):
     pid: int
     exitcode: int
     at: float
-    asked: int
+    stop_signal: int
     report: ErrorReport | None
     last_lines: tuple[str, ...]
     evidence: str
@@ -104,7 +104,7 @@ class Failure(NamedTuple):
     when: str = ""
     doing: WorkerState | None = None
     collectives: tuple[Collective, ...] | None = None
-    asked_s: float = 0.0
+    stopping_s: float = 0.0
     printed_s: float | None = None
     went_on: bool | None = None
     words: str = ""
@@ -117,7 +117,7 @@ class Failure(NamedTuple):
             return False
         if self.report.kind is FailureKind.CRASHED:
             return -self.exitcode in CRASHES
-        if self.report.kind is FailureKind.RECORDED or self.asked:
+        if self.report.kind is FailureKind.RECORDED or self.stop_signal:
             return True
         interrupted = self.report.type == "KeyboardInterrupt" and self.exitcode == -signal.SIGINT
         return self.exitcode == 1 or interrupted or self.aborted_at_exit

@@ -187,7 +187,7 @@ class Prober:
             pass  # too large for the interface, or forbidden here: no answer will come
 
     def _receive_safely(self) -> None:
-        self._loop.attempt(self._receive, "a datagram")
+        self._loop.run_guarded(self._receive, "a datagram")
 
     def _receive(self) -> None:
         for _ in range(_AT_ONCE):
@@ -284,7 +284,7 @@ class _Call:
         """Return a callback that closes only this connection if `act` raises."""
 
         def attempt() -> None:
-            if not self._loop.attempt(act, "an answer to a probe"):
+            if not self._loop.run_guarded(act, "an answer to a probe"):
                 self.close()
 
         return attempt
@@ -379,7 +379,7 @@ class _Caller:
 
     def _on_readable(self) -> None:
         """Read what has come; an error closes only this connection."""
-        if not self._loop.attempt(self._read, "a probe"):
+        if not self._loop.run_guarded(self._read, "a probe"):
             self.close()
 
     def _read(self) -> None:

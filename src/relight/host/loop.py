@@ -145,7 +145,7 @@ class Loop:
         # The handler does nothing: Python writes the number to the wake-up pipe.
         self._previous.setdefault(number, signal.signal(number, lambda *_: None))
 
-    def attempt(self, act: Callback, what: str) -> bool:
+    def run_guarded(self, act: Callback, what: str) -> bool:
         """Run `act`, which handles input from outside; return whether it succeeded.
 
         Input from another machine must never end this process: an exception is a bug of ours and

@@ -164,9 +164,9 @@ class Connection:
         """Take what the peer has sent. An error, here or in the owner's handling of a message, ends
         this connection and nothing else.
         """
-        if not self._loop.attempt(self._take, f"a message of {self.peer}"):
+        if not self._loop.run_guarded(self._take, f"a message of {self.peer}"):
             reason = "relight failed on its message, which is a bug in relight"
-            self._loop.attempt(lambda: self.fail(reason), f"the end of {self.peer}")
+            self._loop.run_guarded(lambda: self.fail(reason), f"the end of {self.peer}")
 
     def _take(self) -> None:
         try:

@@ -184,7 +184,7 @@ class Heartbeats:
                 break
             except OSError:
                 continue  # it is in the queue of errors, too
-            self._loop.attempt(partial(self._on_datagram, data, sender), "a datagram")
+            self._loop.run_guarded(partial(self._on_datagram, data, sender), "a datagram")
         self._receive_errors()
 
     def _receive_errors(self) -> None:
@@ -198,7 +198,7 @@ class Heartbeats:
             for level, kind, data in controls:
                 if (level, kind) in _RECVERR and _is_refusal(data, numeric(target)[0]):
                     answer = partial(self._on_refused, sent, target)
-                    self._loop.attempt(answer, "a refused datagram")
+                    self._loop.run_guarded(answer, "a refused datagram")
 
     def _on_refused(self, sent: bytes, target: Address) -> None:
         """Take an answer to a probe. Linux quotes the whole probe; whoever can't read it on its way

@@ -375,7 +375,7 @@ class _Client:
             self._answer(data)
 
     def _answer(self, data: bytes) -> None:
-        if not self._loop.attempt(lambda: self._answer_all(data), "a request to the store"):
+        if not self._loop.run_guarded(lambda: self._answer_all(data), "a request to the store"):
             self.close()
 
     def _answer_all(self, data: bytes) -> None:

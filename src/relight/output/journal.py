@@ -116,9 +116,9 @@ class Journal:
             message = colours.coloured(message) if colours.are_wanted(self._env.get) else message
         self.say(message)
 
-    def waits_for(self, what: Callable[[], str]) -> bool:
-        """Show on a terminal what the agent waits for, from a second on and until `goes_on`; return
-        whether that is done here, which it is only on a terminal.
+    def set_status(self, what: Callable[[], str]) -> bool:
+        """Show on a terminal what the agent waits for, from a second on and until `clear_status`;
+        return whether that is done here, which it is only on a terminal.
         """
         if self._wait is None:
             if not os.isatty(self._stderr.fd) or self._env.get("TERM", "dumb") == "dumb":
@@ -127,8 +127,8 @@ class Journal:
         self._wait.what = what
         return True
 
-    def goes_on(self) -> None:
-        """Remove what `waits_for` shows."""
+    def clear_status(self) -> None:
+        """Remove what `set_status` shows."""
         if self._wait is not None:
             self._wait.end()
             self._wait = None

@@ -114,7 +114,7 @@ class Supervisor:
     def ended_unasked(self, local_rank: int) -> bool:
         """Return whether a process has ended without having been asked to stop."""
         end = self.core.ends.get(local_rank)
-        return end is not None and not end.asked
+        return end is not None and not end.stop_signal
 
     def exited_at(self, local_rank: int) -> float:
         """Return when a process has ended, on the loop's clock."""

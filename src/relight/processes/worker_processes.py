@@ -96,7 +96,7 @@ class Workers:
         self.oom_kills = OomKills()
         self.oom_kills.watch(loop)
         self._spawner_gone = self._spawner_exiting = False
-        self._insisting = Alarm(loop, self._end_stopped)
+        self._kill_alarm = Alarm(loop, self._end_stopped)
         self._expiry = Alarm(loop, self._on_lease_expired)
         loop.on_readable(self._socket, self._receive)
         loop.on_readable(self._spawner, self._on_spawner_exit)
@@ -112,12 +112,14 @@ class Workers:
         """
         # Look for handlers before the signal, because a handler may remove itself first, as the
         # shutdown of an interpreter does; look again afterwards, for a handler that was just set.
-        waited_for = set(self.catching(local_ranks, number, unknown=True))
+        waited_for = set(self.with_handler_for(local_ranks, number, unknown=True))
         self.signal(local_ranks, number)
-        waited_for.update(self.catching(local_ranks, number, unknown=True))
+        waited_for.update(self.with_handler_for(local_ranks, number, unknown=True))
         self.signal([r for r in local_ranks if r not in waited_for], signal.SIGKILL)
 
-    def catching(self, local_ranks: Sequence[int], number: int, *, unknown: bool) -> list[int]:
+    def with_handler_for(
+        self, local_ranks: Sequence[int], number: int, *, unknown: bool
+    ) -> list[int]:
         """Return which of these workers have a handler for a signal. Where the system does not
         show that, return all if `unknown` is true, else none.
         """
@@ -171,7 +173,7 @@ class Workers:
         ended = self._spawner_gone
         self.oom_kills.close()
         self._expiry.set(None)
-        self._insisting.set(None)
+        self._kill_alarm.set(None)
         self._loop.forget(self._socket)
         self._socket.close()
         if not self._spawner_exiting:
@@ -217,8 +219,8 @@ class Workers:
 
     def _kill_if_stopped_later(self) -> None:
         """Kill the spawner if it is still stopped later, as in a debugger."""
-        if self._insisting.when is None:
-            self._insisting.set_after(_WAKE_LIMIT_S)
+        if self._kill_alarm.when is None:
+            self._kill_alarm.set_after(_WAKE_LIMIT_S)
 
     def _end_stopped(self) -> None:
         if not self._spawner_gone and self._spawner.is_stopped():

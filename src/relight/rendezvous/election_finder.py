@@ -187,7 +187,7 @@ class ElectionFinder(Finder):
             self._needed_at = self._wait_from = now
         elif elector.has_silent_host() and now < self._needed_at + self._settings.lost_after_s:
             self._wait_from = now
-        return now < self._wait_from + self._settings.rejoin_s
+        return now < self._wait_from + self._settings.rejoin_grace_s
 
     def follows_another(self) -> bool:
         """Return whether a host that votes knows of another coordinator."""

@@ -167,7 +167,7 @@ class Preload:
         self._spawner = WarmSpawner(self._loop, origin, self)
         return True
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Return whether the first generation can start without waiting."""
         if self._is_held_up:
             return False
@@ -179,12 +179,12 @@ class Preload:
         """
         if self._is_held_up:
             self._await_other(otherwise)
-        if self.settled():
+        if self.is_settled():
             return
         silent = self._loop.call_after(_SILENT_S, self._tell_slow)
-        self._loop.run_until(lambda: self.settled() or otherwise(), _PATIENCE_S)
+        self._loop.run_until(lambda: self.is_settled() or otherwise(), _PATIENCE_S)
         silent.cancel()
-        if not self.settled() and not otherwise():
+        if not self.is_settled() and not otherwise():
             self._note_endless_import()
 
     def _await_other(self, otherwise: Callable[[], bool]) -> None:
@@ -243,7 +243,7 @@ class Preload:
                 return warm.guard, connection
         why_not = self._why_not
         if self._spawner is not None and not why_not:
-            why_not = self._spawner.so_far("it is not ready")
+            why_not = self._spawner.describe_progress("it is not ready")
         self._record(WorkersWarm(False, why_not))
         held = self._cold.fork(plans, scratch)
         if self._watched is not None and self._generations == 1:
@@ -335,7 +335,7 @@ class Preload:
         )
 
     def _tell_slow(self) -> None:
-        if self._spawner is not None and not self.settled():
+        if self._spawner is not None and not self.is_settled():
             importing = self._spawner.importing
             what = f"{importing} is being imported" if importing else "it is starting"
             left = format_duration(_PATIENCE_S - _SILENT_S)
@@ -355,7 +355,7 @@ class Preload:
             if not warm.is_stopped:
                 self.lost(f"can't send it the workers to fork: {error.strerror}", retry=True)
             return None
-        if warm.forks(connection):
+        if warm.wait_forked(connection):
             return connection
         if not warm.is_stopped:
             self.lost(f"it has not forked the workers in {ANSWER_S:.0f} s", retry=False)

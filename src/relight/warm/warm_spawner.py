@@ -130,7 +130,7 @@ class WarmSpawner:
         """
         return generation_pipe.send(self._control, plans, scratch, held)
 
-    def forks(self, connection: socket.socket) -> bool:
+    def wait_forked(self, connection: socket.socket) -> bool:
         """Wait until the workers of a generation are forked; return False if that fails."""
         words: list[bytes] = []
 
@@ -148,7 +148,7 @@ class WarmSpawner:
         self._loop.forget(connection)
         return words == [b"holder "]
 
-    def so_far(self, state: str) -> str:
+    def describe_progress(self, state: str) -> str:
         """Return `state` and, if it has not imported all modules, which one it was importing."""
         return f"{state}; it imported {self.importing}" if self.importing else state
 
@@ -180,7 +180,7 @@ class WarmSpawner:
         except OSError:
             data = b""
         if not data:
-            self._owner.lost(self.so_far(self._how_it_ended()), retry=True)
+            self._owner.lost(self.describe_progress(self._how_it_ended()), retry=True)
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:

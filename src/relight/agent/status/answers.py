@@ -122,7 +122,7 @@ def _take_stacks(served: ServedJob, reply: Callable[[str], None]) -> None:
 
     def done(result: str | Exception) -> None:
         text = result if isinstance(result, str) else ""
-        served.loop.attempt(lambda: reply(text), "the stacks of the workers")
+        served.loop.run_guarded(lambda: reply(text), "the stacks of the workers")
 
     background.call(served.loop, work, done)
 
@@ -202,7 +202,7 @@ def _ranks(served: ServedJob, workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
             local_rank=local_rank,
             pid=pids.get(local_rank, 0),
             exitcode=ends[local_rank].exitcode if local_rank in ends else None,
-            asked=ends[local_rank].asked if local_rank in ends else 0,
+            stop_signal=ends[local_rank].stop_signal if local_rank in ends else 0,
             stdout=workers.logs.path(local_rank, STDOUT),
             stderr=workers.logs.path(local_rank, STDERR),
             last_line=_last_line(workers, local_rank),

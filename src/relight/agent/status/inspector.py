@@ -59,21 +59,21 @@ class JobInspector:
         journal.listeners.append(self._take)
         name = spec.event_log_handler
         if name not in EVENT_HANDLERS:
-            loop.attempt(lambda: self._open_events(name), f"--event-log-handler={name}")
+            loop.run_guarded(lambda: self._open_events(name), f"--event-log-handler={name}")
         is_part = "RELIGHT_JOB_ID" in job.command.env.variables  # and its job is known
         if not is_part or spec.status is not None:
-            loop.attempt(lambda: self._open_socket(began), "showing the job")
+            loop.run_guarded(lambda: self._open_socket(began), "showing the job")
 
     def close(self, exit_code: int, reason: str) -> None:
         """Show the end of the job."""
         what = "showing the job's end"
         if (shown := self._socket) is not None:
-            self._loop.attempt(lambda: shown.close(exit_code, reason), what)
-        self._loop.attempt(self._tell_account, what)
+            self._loop.run_guarded(lambda: shown.close(exit_code, reason), what)
+        self._loop.run_guarded(self._tell_account, what)
         if self._events is not None:
-            self._loop.attempt(self._events.close, what)
+            self._loop.run_guarded(self._events.close, what)
         if self._page is not None:
-            self._loop.attempt(self._page.close, what)
+            self._loop.run_guarded(self._page.close, what)
 
     def received(self, message: Question | NodeAnswered) -> None:
         """Take what concerns a question of one node to all."""

@@ -114,7 +114,7 @@ class JobSocket:
     def received(self, message: Question | NodeAnswered) -> None:
         """Answer a question of another node, or take the answer of one."""
         if isinstance(message, Question):
-            self.loop.attempt(lambda: self._answer_node(message), "a question of another node")
+            self.loop.run_guarded(lambda: self._answer_node(message), "a question of another node")
         elif self._open is not None:
             self._open.heard(message)
 
@@ -197,7 +197,7 @@ class _Connection:
             self._loop.on_readable(self._socket, None)
             question = bytes(self._question).partition(b"\n")[0]
             ask = partial(self._server.answer, question, self._reply)
-            if not self._loop.attempt(ask, "a question about the job"):
+            if not self._loop.run_guarded(ask, "a question about the job"):
                 self.close()
 
     def _reply(self, answer: bytes, follows: bool) -> None:

@@ -83,7 +83,7 @@ def of_failure(failure: Failure) -> Blame:
     else by its last words.
     """
     doing = failure.doing
-    if failure.asked and doing is not None and doing.handling:
+    if failure.stop_signal and doing is not None and doing.handling:
         return _of_text(doing.handling, ())
     return of(failure.report, failure.last_lines, failure.words)
 

@@ -113,7 +113,7 @@ def judge(ends: Iterable[Failure], succeeded_ranks: Sequence[int], world_size: i
 
 def role(failure: Failure) -> Role:
     """Return the part that one worker has."""
-    if not failure.asked:
+    if not failure.stop_signal:
         return Role.OWN if blame.of_failure(failure) is Blame.NOBODY else Role.VICTIM
     had_failed = had_failed_before(failure)
     if had_failed is False:
@@ -129,14 +129,14 @@ def had_failed_before(failure: Failure) -> bool | None:
     """Return whether a worker had failed before it was asked to stop; None if nobody can tell."""
     doing = failure.doing
     if doing is not None and doing.place.startswith(ENDED):
-        return failure.exitcode != -failure.asked
+        return failure.exitcode != -failure.stop_signal
     if handling(failure):
         return True
     if not (failure.is_explained or failure.evidence) or is_by_request(failure):
         return False
     if not failure.is_explained:
         return True  # it could not be started
-    if failure.printed_s is not None and failure.printed_s > failure.asked_s:
+    if failure.printed_s is not None and failure.printed_s > failure.stopping_s:
         return True
     if doing is not None and doing.place == _NOT_RUNNING:
         return True
@@ -158,7 +158,7 @@ def since(failure: Failure) -> float:
     printed_s = failure.printed_s if failure.is_explained and failure.printed_s else 0.0
     doing = failure.doing
     was_seen = handling(failure) or (doing is not None and doing.place.startswith(ENDED))
-    return failure.at - max(printed_s, failure.asked_s if was_seen else 0.0)
+    return failure.at - max(printed_s, failure.stopping_s if was_seen else 0.0)
 
 
 def handling(failure: Failure) -> str:
@@ -241,7 +241,7 @@ def raised_about_then(known: Known) -> Verdict | None:
     if not any(blame.of_failure(f) is Blame.PEER for f in known.of(Role.VICTIM)):
         return None
     for failure in sorted(known.ends, key=lambda failure: (failure.at, failure.rank)):
-        unknown = failure.asked and had_failed_before(failure) is None
+        unknown = failure.stop_signal and had_failed_before(failure) is None
         if unknown and failure.is_explained and blame.of_failure(failure) is Blame.NOBODY:
             why = "it may have raised that before it was stopped; another rank had lost a peer"
             return Verdict("raised_about_then", Certainty.LIKELY, why, failure, failure)
@@ -280,7 +280,7 @@ def lost_connection(known: Known) -> Verdict | None:
     others = [f for f in known.ends if f is not root and role(f) is Role.STOPPED]
     seen = all(f.doing is not None and f.doing.place.startswith(_IN) for f in others)
     earlier = [f for f in known.ends if f is not root and since(f) < since(root)]
-    if seen and not (earlier or known.succeeded_ranks or root.asked):
+    if seen and not (earlier or known.succeeded_ranks or root.stop_signal):
         why, certainty = "no other rank had failed or ended", Certainty.PROVEN
     else:
         why, certainty = "the connection may have been one to another rank", Certainty.LIKELY

@@ -60,7 +60,7 @@ class Diagnosis(NamedTuple):
     def exit_code(self) -> int:
         """The exit code of the failure that ended the job, as a shell would give it."""
         failure = self.verdict.symptom
-        stopped = failure.asked and failure.is_explained and -failure.exitcode not in CRASHES
+        stopped = failure.stop_signal and failure.is_explained and -failure.exitcode not in CRASHES
         if stopped or failure.aborted_at_exit or role(failure) is Role.REPORTED:
             return 1  # what Python exits with after an exception
         return shell_exit_code(failure.exitcode)
@@ -231,7 +231,7 @@ def _time(failure: Failure) -> tuple[float, int]:
 def _where(failure: Failure) -> str:
     """Return where a worker failed, in the user's own code."""
     report = failure.report
-    if report is not None and (failure.is_explained or not (failure.words or failure.asked)):
+    if report is not None and (failure.is_explained or not (failure.words or failure.stop_signal)):
         return report.where
     return failure.doing.handling_where if failure.doing and causes.handling(failure) else ""
 
@@ -348,14 +348,14 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
         return cut(_exception(report, most), most)
     evidence = failure.evidence
     handled = causes.handling(failure)
-    if failure.asked and handled:
+    if failure.stop_signal and handled:
         return cut(f"was handling {handled} when it was stopped", most)
     if failure.exitcode >= 0:
         number = failure.exitcode - 128
         text = f"exited with code {failure.exitcode}"
         if number in (*CRASHES, signal.SIGKILL, signal.SIGTERM):
             text += f", as a shell reports {signal_name(number)}"
-        elif not failure.asked:
+        elif not failure.stop_signal:
             said = failure.words
             if not said and report is not None and report.type:
                 said = f"{report.type}: {headline(report, most)}"
@@ -371,11 +371,11 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
             evidence = f"{report.type}: {_first_line(report)}"
         elif (
             number in CRASHES
-            and not (failure.is_explained or failure.asked or evidence)
+            and not (failure.is_explained or failure.stop_signal or evidence)
             and (is_error(failure.words))
         ):
             text += f" after printing: {failure.words}"
-        elif not (evidence or failure.asked or number in CRASHES):
+        elif not (evidence or failure.stop_signal or number in CRASHES):
             evidence = "relight did not send it"
     return cut(f"{text}: {evidence}" if evidence else text, most)
 
@@ -394,13 +394,13 @@ def _first_line(report: ErrorReport) -> str:
 def _symptoms(failure: Failure) -> tuple[object, ...] | None:
     """Return what equal failures have in common; None for a mere consequence."""
     if failure.is_explained and failure.report is not None:
-        if failure.asked and causes.is_by_request(failure):
+        if failure.stop_signal and causes.is_by_request(failure):
             return None
         first_line = without_numbers(_first_line(failure.report))
         return failure.report.type, first_line, failure.report.where
-    by_request = failure.exitcode in (-failure.asked, -signal.SIGKILL)
+    by_request = failure.exitcode in (-failure.stop_signal, -signal.SIGKILL)
     speaks = bool(failure.evidence or failure.last_lines)
-    if failure.asked and (by_request or not speaks):
+    if failure.stop_signal and (by_request or not speaks):
         return None
     return failure.exitcode, failure.evidence, *map(without_numbers, failure.last_lines)
 
@@ -464,11 +464,11 @@ def _consequence(failure: Failure, *, many: bool) -> str:
     if not _was_stopped(failure):
         return what_happened(failure, many=many, most=_FOLLOWED)
     # A worker that has no handler for the signal gets SIGKILL with it, and may end by either.
-    text = f"stopped by the agent ({signal_name(failure.asked)})"
+    text = f"stopped by the agent ({signal_name(failure.stop_signal)})"
     report = failure.report
     if report is not None and failure.is_explained and not causes.is_by_request(failure):
         return f"stopped by the agent, then {_exception(report, _FOLLOWED)}"
-    if failure.exitcode not in (-failure.asked, -signal.SIGTERM, -signal.SIGKILL):
+    if failure.exitcode not in (-failure.stop_signal, -signal.SIGTERM, -signal.SIGKILL):
         text += f", ended with {shell_exit_code(failure.exitcode)}"
     return text
 

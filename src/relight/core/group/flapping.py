@@ -28,9 +28,9 @@ class Flapping:
         """Return how many times in a row."""
         return self._times.get(host, 0)
 
-    def probation_s(self, host: str, last_call_s: float) -> float:
+    def probation_s(self, host: str, settle_timeout_s: float) -> float:
         """Return how long a node of this host must stay before it is let in; 0 after only one loss,
         so that a node may be lost and replaced at no cost.
         """
         times = self.times(host)
-        return last_call_s * 2 ** min(times - 1, _DOUBLINGS) if times > 1 else 0.0
+        return settle_timeout_s * 2 ** min(times - 1, _DOUBLINGS) if times > 1 else 0.0

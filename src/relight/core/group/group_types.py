@@ -10,23 +10,23 @@ from relight.events.event_types import Tick
 class GroupSettings(NamedTuple):
     """What the user asked for. Times in seconds.
 
-    `ordered`: every node brings its rank (the static rendezvous). `rejoin_s`: how long the nodes of
-    a live generation may take to reach a new coordinator. `gently`: newcomers are let in only after
-    the workers have saved a checkpoint. `lost_after_s`: a node that is silent for so long is lost;
-    the leases of workers follow from it (`core/link/lease`), so it is equal on all nodes of a job.
-    `restart_window_s`: the time within which `max_restarts` are allowed; 0 for the whole job.
-    `smart`: see `core/group/restart_budget`.
+    `ordered`: every node brings its rank (the static rendezvous). `rejoin_grace_s`: how long the
+    nodes of a live generation may take to reach a new coordinator. `gently`: newcomers are let in
+    only after the workers have saved a checkpoint. `lost_after_s`: a node that is silent for so
+    long is lost; the leases of workers follow from it (`core/link/lease`), so it is equal on all
+    nodes of a job. `restart_window_s`: the time within which `max_restarts` are allowed; 0 for the
+    whole job. `smart`: see `core/group/restart_budget`.
     """
 
     min_nodes: int
     max_nodes: int
     max_restarts: int
-    last_call_s: float = 5.0
+    settle_timeout_s: float = 5.0
     join_timeout_s: float = 600.0
     exit_barrier_s: float = 300.0
-    rejoin_s: float = 1.5
+    rejoin_grace_s: float = 1.5
     ordered: bool = False
-    gently: bool = False
+    checkpoint_first: bool = False
     lost_after_s: float = 10.0
     restart_window_s: float = 0.0
     smart: bool = False

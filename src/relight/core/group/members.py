@@ -32,7 +32,7 @@ class Member:
         self.idle = True  # it joined without workers and was not told to start any since
 
     @property
-    def may_enter_at(self) -> float:
+    def admitted_after(self) -> float:
         """When the node has stayed for long enough to be let in."""
         return self.arrived_at + self.probation_s
 
@@ -110,7 +110,7 @@ class Members:
                 notes += [(each, text) for each in (node, *list(self._by_node)[:1])]
             member = self._by_node[node] = Member(join, self._arrivals, now)
             if self._flapping is not None:
-                seconds = self._flapping.probation_s(join.host, self._settings.last_call_s)
+                seconds = self._flapping.probation_s(join.host, self._settings.settle_timeout_s)
                 member.probation_s = seconds
                 if seconds:
                     times = self._flapping.times(join.host)
@@ -215,8 +215,8 @@ class Members:
         probation is taken only if it is needed.
         """
         ready = sorted(self.ready(), key=lambda member: member.number)
-        settled = [member for member in ready if now >= member.may_enter_at]
-        others = [member for member in ready if now < member.may_enter_at]
+        settled = [member for member in ready if now >= member.admitted_after]
+        others = [member for member in ready if now < member.admitted_after]
         return settled + others[: max(0, self._settings.needed - len(settled))]
 
     def first(self, ready: list[Member]) -> list[Member]:

@@ -130,7 +130,7 @@ take theirs first: a worker whose peer is stopped ends within milliseconds.
 _READ_S = 1.0
 """How long it may take to read what nodes have sent while this process slept."""
 _LAST_CALLS = 3
-"""Upper bound of the last call, in multiples of `last_call_s`: each join extends it."""
+"""Upper bound of the last call, in multiples of `settle_timeout_s`: each join extends it."""
 
 
 class _StopDeadlines:
@@ -242,7 +242,7 @@ class _Teardown:
         self.succeeded_ranks.update(ready.succeeded_ranks)
         if ready.progressed is not None:
             self.progressed = self.progressed or ready.progressed
-        if any(not failure.asked for failure in ready.failures):
+        if any(not failure.stop_signal for failure in ready.failures):
             self.failure_cause = self.failure_cause or f"a worker failed on {host}"
 
 
@@ -309,8 +309,8 @@ class Membership:
         elif self._ending.agreement is not None:
             times.append(self._ending.agreement.until)
         elif self.state is GroupState.RUNNING:
-            if self._has_room() and tries_until is None:
-                times.append(self._let_in_at())
+            if self._has_capacity() and tries_until is None:
+                times.append(self._admission_time())
             if (quiet := self.roster.all_quiet()) is not None:
                 times.append(quiet.too_long_at)
             if self._success_reports.is_pending:
@@ -389,7 +389,9 @@ class Membership:
                 if not self._has_enough():
                     late = [member.join.host for member in self.members.not_ready()]
                     return group_messages.not_ready(late, left)
-                return group_messages.last_call(hosts, settings.max_nodes, settings.last_call_s)
+                return group_messages.last_call(
+                    hosts, settings.max_nodes, settings.settle_timeout_s
+                )
             case GroupState.RUNNING:
                 nodes, silent = (
                     pluralize(len(self.roster), "node"),
@@ -475,7 +477,7 @@ class Membership:
         nothing_known = self.state in (GroupState.GATHERING, GroupState.RECOVERING)
         if possible and nothing_known and self._outranks(announce):
             for older in list(self.roster.group_ranks):
-                self._supersede(self.members[older], now)
+                self._evict_stale(self.members[older], now)
             self.state, self.generation = GroupState.RECOVERING, generation
             self.restart = min(max(self.restart, announce.restart), self._most_restarts())
             self.roster, self._ending = Roster([None] * size), _Teardown(now)
@@ -486,7 +488,7 @@ class Membership:
         stopping = self._ending.stopping
         known = known and not (stopping is not None and node in stopping.dropped)
         if not known or not self.roster.take(node, place):
-            self._supersede(member, now)
+            self._evict_stale(member, now)
             return
         self.roster.may_be_over = self.roster.may_be_over and announce.may_be_over
         self._ending.addresses[node] = member.join.address
@@ -532,7 +534,7 @@ class Membership:
         leases are over `lost_after_s` after this one has begun.
         """
         assert self._began_at is not None
-        return max(now + self.settings.rejoin_s, self._began_at + self.settings.lost_after_s)
+        return max(now + self.settings.rejoin_grace_s, self._began_at + self.settings.lost_after_s)
 
     def _others_may_run(self, now: float) -> None:
         """Form no first generation while workers may run that a former coordinator let run."""
@@ -573,11 +575,11 @@ class Membership:
         ending.early_exits.finish(group_rank, now)
         ending.hosts[group_rank] = self.members[node].join.host
 
-    def _supersede(self, member: Member, now: float) -> None:
+    def _evict_stale(self, member: Member, now: float) -> None:
         announce = member.join.announce
         its_own = self.generation if announce is None else announce.generation
         cause = "the other nodes continued without this node"
-        self._send(member.node, StopWorkers(its_own, cause, gently=False))
+        self._send(member.node, StopWorkers(its_own, cause, checkpoint_first=False))
         if member.node in self.roster:
             self.roster.remove(member.node)
             self._ending.membership_changed = True
@@ -596,14 +598,17 @@ class Membership:
                 self._on_ready(member, message, current, now)
             case NodesProbed() if self.members.reachability is not None:
                 self.members.reachability.answer(node, message)
-            case WorkerFailed(_, reason, blames_peer) if current:
+            case WorkerFailed(_, reason, suspects_peer) if current:
                 if not self._ending.failure_cause:
                     self._ending.failure_cause = reason
-                    if blames_peer:
+                    if suspects_peer:
                         self._ending.blamed_at, self._ending.blamed_by = now, node
                 if self.state is GroupState.RUNNING:
                     stop = StopWorkers(
-                        self.generation, reason, gently=False, takes_stacks=blames_peer
+                        self.generation,
+                        reason,
+                        checkpoint_first=False,
+                        capture_stacks=suspects_peer,
                     )
                     self._stop(reason, now, stop)
             case NodeIdle(_, quiet_s, limit_s) if current:
@@ -814,9 +819,9 @@ class Membership:
             reason = "its workers succeeded; others still run"
             self._send(node, JobEnded(EXIT_OK, reason, (), None, others_run=True))
         newcomers = self._newcomers(now)
-        if newcomers and not self._must_try(newcomers, now):
+        if newcomers and not self._start_probe_if_needed(newcomers, now):
             cause = f"{format_names([member.join.host for member in newcomers])} joined"
-            if self.settings.gently:
+            if self.settings.checkpoint_first:
                 self._agree(cause, 0.0, now)
             else:
                 self._ending.membership_changed = True
@@ -836,7 +841,7 @@ class Membership:
         cause = f"no rank has made progress for {format_duration(quiet_s)}"
         self._ending.hung, self._ending.failure_cause = True, cause
         stop = StopWorkers(
-            self.generation, cause, gently=False, takes_stacks=True,
+            self.generation, cause, checkpoint_first=False, capture_stacks=True,
             limit_s=_STACKS_S if len(self.roster) > 1 else 0.0,
         )  # fmt: skip
         self._stop(cause, now, stop)
@@ -858,7 +863,7 @@ class Membership:
         if call is not None:
             self._ending.membership_changed = True
             last = StopWorkers(
-                self.generation, agreement.cause, gently=True,
+                self.generation, agreement.cause, checkpoint_first=True,
                 checkpoint_at=call, limit_s=agreement.limit_s,
             )  # fmt: skip
             self._stop(agreement.cause, now, last)
@@ -867,8 +872,8 @@ class Membership:
 
     def _stop(self, cause: str, now: float, message: StopWorkers | None = None) -> None:
         """Stop the workers of all nodes: at once, or as a message says."""
-        gently = self._ending.saves and not self._ending.failure_cause
-        stop = message or StopWorkers(self.generation, cause, gently=gently)
+        checkpoint_first = self._ending.saves and not self._ending.failure_cause
+        stop = message or StopWorkers(self.generation, cause, checkpoint_first=checkpoint_first)
         self.state, self._cause, self._ending.agreement = GroupState.STOPPING, cause, None
         self.roster.reactivate()
         stopping = self._ending.stopping = _StopDeadlines(stop, now)
@@ -884,7 +889,7 @@ class Membership:
         if stopping.drop_at is None:
             stopping.wait_for(self.members[node].join.stop_s, now)
         self._send(node, stopping.message)
-        if stopping.message.gently:
+        if stopping.message.checkpoint_first:
             # Frozen workers can't save. Not before the call at which all do so: a confirmation also
             # ends the hold of workers that counted calls.
             self._confirm([node])
@@ -1002,7 +1007,7 @@ class Membership:
             back = (silence.lost_at(node) for node in silence if node in self.roster)
             return max(self._gathering.not_before, *back, 0.0)
         over = 0.0 if self._is_full() else min(self._last_call_until(), self._gives_up_at())
-        return max(over, self._others_run_until())
+        return max(over, self._foreign_lease_expiry())
 
     def _gives_up_at(self) -> float:
         return self._gathering.since + self.settings.join_timeout_s
@@ -1010,7 +1015,7 @@ class Membership:
     def _has_enough(self) -> bool:
         return self.members.count_ready() >= self.settings.needed
 
-    def _others_run_until(self) -> float:
+    def _foreign_lease_expiry(self) -> float:
         """Return until when workers of an unknown generation may run, 0 if none can. They may if
         nodes know of an earlier coordinator. If they know its last generation, all nodes that it
         can have had may be here; nodes of no generation may all have come later than its nodes.
@@ -1031,17 +1036,17 @@ class Membership:
 
     def _last_call_until(self) -> float:
         """Return until when the group waits for more nodes, if no other joins."""
-        last_call_s = self.settings.last_call_s
+        settle_timeout_s = self.settings.settle_timeout_s
         since = self._gathering.enough_since
         if since is None:
             since = min((member.arrived_at for member in self.members.ready()), default=0.0)
         latest = self.members.latest_regular_arrival(since)
-        return min(latest + last_call_s, since + _LAST_CALLS * last_call_s)
+        return min(latest + settle_timeout_s, since + _LAST_CALLS * settle_timeout_s)
 
     def _form(self, now: float) -> None:
         """Form the next generation of the ready nodes, up to the maximum."""
         members = self._in_rank_order(now)
-        if self._must_try(members, now):
+        if self._start_probe_if_needed(members, now):
             return
         first = members[0]
         assert first.ready is not None
@@ -1065,7 +1070,7 @@ class Membership:
             self.members.start(member)
             self._send(member.node, GenerationFormed(generation, place))
 
-    def _must_try(self, members: list[Member], now: float) -> bool:
+    def _start_probe_if_needed(self, members: list[Member], now: float) -> bool:
         """Return whether these nodes, those that run workers, and those that are ready too, first
         try to reach each other.
         """
@@ -1135,26 +1140,26 @@ class Membership:
             self._send(member.node, WaitReason(text, spare, self.generation))
             self._wait_reasons.at = now + _WAIT_EVERY_S
 
-    def _has_room(self) -> bool:
+    def _has_capacity(self) -> bool:
         """Return whether waiting nodes may be let in. A job that is about to end lets in none."""
         may = self.members.count_ready() > 0 and not self.roster.is_ending
         silent = any(node in self.roster for node in self.members.silence)
         return may and not silent and len(self.roster) < self.settings.max_nodes
 
-    def _let_in_at(self) -> float:
+    def _admission_time(self) -> float:
         """Return when waiting nodes are let in: together, if within one last call."""
-        times = sorted(member.may_enter_at for member in self.members.ready())
-        together = [at for at in times if at <= times[0] + self.settings.last_call_s]
+        times = sorted(member.admitted_after for member in self.members.ready())
+        together = [at for at in times if at <= times[0] + self.settings.settle_timeout_s]
         return max(together[-1], self._last_call_until())
 
     def _newcomers(self, now: float) -> list[Member]:
         """Return the nodes to let in now."""
-        if not self._has_room():
+        if not self._has_capacity():
             return []
         regular, room = self.members.regular(), self.settings.max_nodes - len(self.roster)
-        if len(regular) < room and now < self._let_in_at():
+        if len(regular) < room and now < self._admission_time():
             return []
-        return [member for member in self.members.ready() if now >= member.may_enter_at][:room]
+        return [member for member in self.members.ready() if now >= member.admitted_after][:room]
 
     def _send(self, node: str, message: FromCoordinator) -> None:
         self._effects.append(Send(node, message))

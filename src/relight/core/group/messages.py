@@ -127,13 +127,13 @@ class NodesProbed(NamedTuple):
 
 
 class WorkerFailed(NamedTuple):
-    """A worker of this node failed; the others are being stopped. `blames_peer`: it says itself
+    """A worker of this node failed; the others are being stopped. `suspects_peer`: it says itself
     that another worker is gone or late.
     """
 
     generation: GenerationId
     reason: str
-    blames_peer: bool = False
+    suspects_peer: bool = False
 
 
 class WorkersSucceeded(NamedTuple):
@@ -250,16 +250,16 @@ class StopWorkers(NamedTuple):
 
     `gently`: they may save a checkpoint first, at their `checkpoint_at`-th call of
     `should_checkpoint`, or at the next one if it is 0; they have `limit_s` seconds, or what this
-    node's user has set if it is 0. `cause` is shown to users. `takes_stacks`: find out where the
+    node's user has set if it is 0. `cause` is shown to users. `capture_stacks`: find out where the
     workers are, and stop them `limit_s` seconds later.
     """
 
     generation: GenerationId
     cause: str
-    gently: bool
+    checkpoint_first: bool
     checkpoint_at: int = 0
     limit_s: float = 0.0
-    takes_stacks: bool = False
+    capture_stacks: bool = False
 
 
 class Confirm(NamedTuple):
@@ -357,7 +357,7 @@ class JobEnded(NamedTuple):
     @property
     def hung(self) -> bool:
         """Whether the job ended because no rank made progress, and `root` is the suspect."""
-        return self.exit_code == EXIT_HUNG and self.root is not None and self.root.asked > 0
+        return self.exit_code == EXIT_HUNG and self.root is not None and self.root.stop_signal > 0
 
 
 class Question(NamedTuple):

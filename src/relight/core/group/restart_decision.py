@@ -114,7 +114,7 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
 
 def _diagnose(ended: GenerationEnd) -> "Diagnosis | Hang | None":
     ends = [failure for failure in ended.failures if failure.exitcode]  # a peer may send anything
-    if ended.hung and all(failure.asked for failure in ends):
+    if ended.hung and all(failure.stop_signal for failure in ends):
         from relight.core.diagnosis import hang_text
 
         return hang_text.diagnose(ends, ended.stop_cause)

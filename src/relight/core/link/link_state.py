@@ -106,9 +106,9 @@ class Opened(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """Event: the coordinator sent a message. `lets_run`: it permits the workers here to run."""
+    """Event: the coordinator sent a message. `confirms_lease`: the workers here may run."""
 
-    lets_run: bool
+    confirms_lease: bool
 
 
 class Echoed(NamedTuple):
@@ -340,12 +340,12 @@ class Link:
         match event:
             case Opened(peer) if self.state not in (LinkState.HOSTING, LinkState.OVER):
                 self._open(peer, now)
-            case Heard(lets_run) if session is not None:
+            case Heard(confirms_lease) if session is not None:
                 session.heard = True
-                if lets_run:
+                if confirms_lease:
                     self.state = LinkState.CONNECTED
                     self._lease.confirm(self.echoed_at)
-            case Heard(lets_run) if self.state is LinkState.HOSTING and lets_run:
+            case Heard(confirms_lease) if self.state is LinkState.HOSTING and confirms_lease:
                 self._lease.confirm_here()
             case Echoed(number, over_connection) if session is not None:
                 self._echo(session, number, over_connection=over_connection)

@@ -27,18 +27,18 @@ class RankUse(NamedTuple):
 
 
 class RankSnapshot(NamedTuple):
-    """One worker. `exitcode` is None while it runs; `asked` is the signal that asked it to stop
-    before it ended, 0 for none. `stdout` and `stderr` are the paths of its log
-    files, empty without them; `last_line` is the last that it printed, as far as the agent saw it.
-    `use` of one that has ended is what the agent saw last, None if nobody had asked before. `ended`
-    is when it did, 0 while it runs.
+    """One worker. `exitcode` is None while it runs; `stop_signal` is the signal that asked it to
+    stop before it ended, 0 for none. `stdout` and `stderr` are the paths of its log files, empty
+    without them; `last_line` is the last that it printed, as far as the agent saw it. `use` of one
+    that has ended is what the agent saw last, None if nobody had asked before. `ended` is when it
+    did, 0 while it runs.
     """
 
     rank: int
     local_rank: int
     pid: int
     exitcode: int | None
-    asked: int
+    stop_signal: int
     stdout: str
     stderr: str
     last_line: str
@@ -142,7 +142,9 @@ def early_exits(job: WholeJob) -> str:
     """Return which ranks have finished while others still run, in one line; empty for none."""
     own = job.nodes[0]
     ranks = [(node, rank) for node, rank in ranks_of(job) if node.generation == own.generation]
-    ended = [rank for _, rank in ranks if rank.exitcode == 0 and not rank.asked and rank.ended]
+    ended = [
+        rank for _, rank in ranks if rank.exitcode == 0 and not rank.stop_signal and rank.ended
+    ]
     running = [rank.rank for node, rank in ranks if rank.exitcode is None and node.state == RUNNING]
     if own.state not in (RUNNING, DONE) or not (ended and running):
         return ""

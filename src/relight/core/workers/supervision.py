@@ -93,14 +93,14 @@ class Kill(NamedTuple):
 
 class WorkerEnd(NamedTuple):
     """How one worker ended. `asked` is the signal that it was sent last before, 0 for none;
-    `asked_s` is how many seconds before its end it was first asked.
+    `stopping_s` is how many seconds before its end it was first asked.
     """
 
     local_rank: int
     exitcode: int
     at: float
-    asked: int
-    asked_s: float = 0.0
+    stop_signal: int
+    stopping_s: float = 0.0
 
 
 Effect = Signal | Kill
@@ -209,8 +209,8 @@ class Supervision:
 
     def _note_exit(self, local_rank: int, exitcode: int, now: float) -> None:
         del self._alive[local_rank]
-        asked_s = 0.0 if self._asked_at is None else now - self._asked_at
-        self.ends[local_rank] = WorkerEnd(local_rank, exitcode, now, self._asked, asked_s)
+        stopping_s = 0.0 if self._asked_at is None else now - self._asked_at
+        self.ends[local_rank] = WorkerEnd(local_rank, exitcode, now, self._asked, stopping_s)
 
     def _over(self) -> bool:
         return self.state is SupervisionState.ENDED

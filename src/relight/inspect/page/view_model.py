@@ -202,9 +202,9 @@ def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
     """Return the state of a rank in a word; how it ended may follow."""
     if rank.exitcode is None:
         return "running" if node.exit_code is None else "unknown"
-    if rank.asked and rank.rank not in node.blamed:
+    if rank.stop_signal and rank.rank not in node.blamed:
         return "stopped"
-    if rank.asked and node.exit_code == EXIT_HUNG:
+    if rank.stop_signal and node.exit_code == EXIT_HUNG:
         return "hung"
     if rank.exitcode < 0:
         return f"killed ({signal_name(-rank.exitcode)})"

@@ -266,7 +266,7 @@ def _state(job: NodeSnapshot) -> AppState:
 def _state_of(worker: RankSnapshot, job: NodeSnapshot) -> AppState:
     if worker.exitcode is None:
         return AppState.RUNNING if job.exit_code is None else AppState.UNKNOWN
-    if worker.asked and worker.rank not in job.blamed:
+    if worker.stop_signal and worker.rank not in job.blamed:
         return AppState.CANCELLED
     return AppState.FAILED if worker.exitcode else AppState.SUCCEEDED
 
