@@ -1,8 +1,8 @@
 """`python -m relight`, and the console script `relight`."""
 
 import gc
+from typing import NoReturn
 
-from relight.base.typed import NoReturn
 from relight.host.exit_signals import exit_on_signals
 
 

@@ -33,6 +33,7 @@ coordinator renew. After that they are frozen until it is renewed or they are st
 import socket
 import time
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from relight.agent.agent_config import AgentConfig
 from relight.agent.group import LOADED_FOR_NODES, LOADED_LATER
@@ -51,7 +52,6 @@ from relight.output.journal import Journal
 from relight.output.worker_logs import UnshownOutput
 from relight.processes.spawner import SpawnerProcess
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.agent.health_check import HealthCheckFailure
     from relight.agent.network_check import NetworkCheck

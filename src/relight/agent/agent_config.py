@@ -1,10 +1,10 @@
 """What one node runs of a job: made by `prepare` from the command line, run by `agent`."""
 
-from relight.base.typed import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
 from relight.core.group.group_types import GroupSettings
 from relight.core.workers.worker_command import Command
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.rendezvous.config import Meeting
     from relight.warm.warm_spawner import WorkerProgram

@@ -5,6 +5,7 @@ It refuses only what certainly can't work; the rest is left to the workers.
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from relight.base.env import Environment
 from relight.base.errors import UsageError
@@ -20,7 +21,6 @@ _OF_THE_LAUNCHER = {
 }  # fmt: skip
 """Flags that scripts seldom have; `--log-dir` and `--master-port` are missing, as many do."""
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec

@@ -8,11 +8,11 @@ import json
 import os
 import socket
 import time
+from typing import Any
 
 from relight.agent.agent_config import AgentConfig
 from relight.base.errors import UsageError, signal_name
 from relight.base.fields import plain
-from relight.base.typed import Any
 from relight.core.diagnosis.causes import role
 from relight.core.diagnosis.failure_text import what_happened
 from relight.core.diagnosis.hang_text import hung

@@ -6,8 +6,8 @@ for each job, and agents reach it by a `link.RemoteLink`.
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
-from relight.base.typed import Protocol
 from relight.core.group.group_types import Drop, Effect, Event, GroupSettings, Received, Send
 from relight.core.group.membership import Membership
 from relight.core.group.messages import Announce, Answer, AskNodes, FromAgent, FromCoordinator, Join
@@ -15,7 +15,6 @@ from relight.core.ranks import GenerationId
 from relight.events.event_types import StateChanged, Tick, changed
 from relight.host.loop import Alarm, Loop
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.group.cluster_query import Questions
 

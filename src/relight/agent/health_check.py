@@ -11,12 +11,12 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable
+from typing import NamedTuple
 
 from relight.agent.agent_config import AgentConfig
 from relight.base.env import Environment
 from relight.base.errors import signal_name
 from relight.base.text import format_duration, pluralize
-from relight.base.typed import NamedTuple
 from relight.base.values import NETWORK, BuiltinCheck, HealthCheck
 from relight.events.event_types import HealthChecked
 from relight.health import inspection, machine_findings

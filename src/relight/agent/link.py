@@ -9,6 +9,7 @@
 import socket
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from relight.agent.group import Group, LinkOwner
 from relight.base import fields
@@ -66,7 +67,6 @@ from relight.net.ports import is_loopback
 from relight.rendezvous import discovery as finders
 from relight.rendezvous.finders import make_finder
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.agent.coordinator import Coordinator
     from relight.base.fields import Message

@@ -12,6 +12,7 @@ coordinator.
 
 import os
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from relight.agent.agent_config import AgentConfig
 from relight.agent.group import Group, LocalLink
@@ -45,7 +46,6 @@ from relight.events.event_types import Formed, Restarting, StateChanged
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.agent.link import RemoteLink
     from relight.agent.network_check import NetworkCheck

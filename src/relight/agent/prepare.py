@@ -5,6 +5,7 @@ The user's errors that this machine alone can see are found here, before anythin
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import relight
 from relight.agent import entrypoint
@@ -30,7 +31,6 @@ from relight.processes import interpreter
 _CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION_INDEX",
             "MASTER_ADDR", "PET_NNODES"}  # fmt: skip
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.warm.warm_spawner import WorkerProgram
 

@@ -12,6 +12,7 @@ again here: the agent reports that failure, as if the job had ended.
 
 import signal
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from relight.agent.agent_config import AgentConfig
 from relight.agent.group import LocalLink
@@ -21,7 +22,6 @@ from relight.base.errors import EXIT_MACHINE, EXIT_PREEMPTED, exit_code_of_signa
 from relight.core.group.messages import JobEnded, NodeLeaving, NodeReady
 from relight.events.event_types import NotRestarting
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.agent.health_check import HealthCheckFailure
     from relight.agent.link import RemoteLink

@@ -12,6 +12,7 @@ ones.
 
 import signal
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from relight.agent.agent_config import AgentConfig
 from relight.base.errors import signal_name
@@ -30,7 +31,6 @@ from relight.output.journal import Journal
 from relight.processes import breakpoints
 from relight.processes.supervisor import Supervisor
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.agent.hang_watch import QuietWatch
     from relight.core.workers.hang_detector import Quiet

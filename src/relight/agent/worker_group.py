@@ -19,11 +19,11 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from relight.agent.agent_config import AgentConfig
 from relight.base.errors import MachineError, signal_name
 from relight.base.text import format_duration
-from relight.base.typed import NamedTuple
 from relight.core import ranks
 from relight.core.failure import Failure
 from relight.core.group.messages import (
@@ -55,7 +55,6 @@ from relight.output.worker_logs import Logs
 from relight.processes.supervisor import Supervisor
 from relight.processes.worker_processes import Fork, ProcessEvent, WorkerPlan
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.agent.watchdogs import Watchdogs
     from relight.core.diagnosis.printed_traceback import Program

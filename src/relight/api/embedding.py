@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from relight.agent.start import make_agent
 from relight.api.function import (
@@ -44,7 +45,6 @@ from relight.base.errors import (
     exit_code_of_signal,
     signal_name,
 )
-from relight.base.typed import Any, NamedTuple, NoReturn
 from relight.core.failure import Failure
 from relight.core.group.messages import JobEnded
 from relight.events.event_types import (

@@ -6,8 +6,7 @@ as an argument. Tests and the workers' environment therefore never depend on hid
 
 import os
 from collections.abc import Mapping
-
-from relight.base.typed import NamedTuple
+from typing import NamedTuple
 
 
 class Environment(NamedTuple):

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from enum import Enum
 from functools import cache, partial
 from types import UnionType
+from typing import Any, NoReturn
 
-from relight.base.typed import Any, NoReturn
 from relight.base.values import MOST_SECONDS
 
 MAX_NAME = 255

@@ -6,8 +6,8 @@ prefix; hiding a value that is no secret does little harm.
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from relight.base.typed import Any
 from relight.base.values import is_number
 
 HIDDEN = "<hidden>"

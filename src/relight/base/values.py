@@ -6,9 +6,9 @@ Every `parse_…` takes the text of one flag and raises ValueError with what was
 import os
 import signal
 from collections.abc import Callable
+from typing import NamedTuple
 
 from relight.base.text import closest_match
-from relight.base.typed import NamedTuple
 
 STDOUT, STDERR = 1, 2
 """The streams of a worker as bits, as in `--redirects` and `--tee`: 3 is both."""

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Callable
+from typing import Any, NoReturn
 
 from relight.base.errors import (
     EXIT_INTERNAL,
@@ -18,7 +19,6 @@ from relight.base.errors import (
     describe_bug,
     format_exception_oneline,
 )
-from relight.base.typed import Any, NoReturn
 from relight.host import exit_signals
 
 COMMANDS = {

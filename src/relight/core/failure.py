@@ -2,8 +2,7 @@
 
 import signal
 from enum import Enum
-
-from relight.base.typed import NamedTuple
+from typing import NamedTuple
 
 CRASHES = tuple(
     getattr(signal, name)

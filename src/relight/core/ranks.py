@@ -6,9 +6,9 @@ Source of the names and their meaning: torch.distributed.elastic.agent.server.ap
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from typing import NamedTuple
 
 from relight.base.errors import UsageError
-from relight.base.typed import NamedTuple
 
 
 class NodeSlots(NamedTuple):

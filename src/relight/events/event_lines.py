@@ -3,9 +3,9 @@ may be of another version of relight.
 """
 
 import json
+from typing import Any, NamedTuple
 
 from relight.base import fields
-from relight.base.typed import Any, NamedTuple
 from relight.events import event_types
 from relight.events.event_text import describe
 from relight.events.event_types import Readable

@@ -5,8 +5,8 @@ relight events --schema > docs/events.md
 """
 
 from types import UnionType
+from typing import Any
 
-from relight.base.typed import Any
 from relight.events import event_types
 
 FIELDS = {

@@ -6,7 +6,7 @@ that ended a process, as in torch and subprocess. What each field means stands i
 events/event_schema.py.
 """
 
-from relight.base.typed import Any, NamedTuple
+from typing import Any, NamedTuple
 
 SCHEMA = 1
 """The version of the lines of the event log. It rises when a field or an event is removed, or means

@@ -7,10 +7,10 @@ it, which is dropped if there is none before it.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from relight.base.env import Environment
 from relight.base.errors import UsageError
-from relight.base.typed import Any, NamedTuple
 from relight.base.values import is_number
 from relight.flags.spec import FLAGS, Flag, LaunchSpec
 

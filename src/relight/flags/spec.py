@@ -11,9 +11,9 @@ for what torchrun would silently ignore.
 
 import signal
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from relight.base.errors import UsageError
-from relight.base.typed import Any, NamedTuple
 from relight.base.values import (
     BACKENDS,
     STDERR,

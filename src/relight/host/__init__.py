@@ -6,13 +6,13 @@ UsageError.
 """
 
 import sys
+from typing import TYPE_CHECKING
 
 from relight.base import env
 from relight.base.errors import UsageError
 
 __all__ = ["system"]
 
-TYPE_CHECKING = False
 _portable = sys.platform == "darwin" or env.host() == "portable"
 if TYPE_CHECKING or (sys.platform == "linux" and not _portable):
     from relight.host import linux as system

@@ -3,8 +3,8 @@
 import _thread
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
-from relight.base.typed import TypeVar
 from relight.host.loop import Loop
 
 T = TypeVar("T")

@@ -14,10 +14,10 @@ order.
 
 import os
 import re
+from typing import NamedTuple
 
 from relight.base.env import Environment
 from relight.base.errors import UsageError
-from relight.base.typed import NamedTuple
 from relight.host import system
 
 

@@ -12,8 +12,7 @@ import signal
 import sys
 from collections.abc import Collection
 from types import FrameType
-
-from relight.base.typed import Any, NoReturn
+from typing import Any, NoReturn
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _DEFAULTS: dict[int, Any] = {

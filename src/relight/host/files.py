@@ -6,11 +6,11 @@ The layout is torchrun's: `<base>/<run id>_<random>/`. Each agent makes its own.
 import errno
 import os
 import stat
+from typing import TYPE_CHECKING
 
 from relight.base.env import Environment
 from relight.base.errors import UsageError
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import BinaryIO
 

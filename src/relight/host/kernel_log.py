@@ -9,8 +9,7 @@ where kernel.dmesg_restrict is 0. Loaded only after a SIGKILL that relight did n
 
 import os
 import re
-
-from relight.base.typed import NamedTuple
+from typing import NamedTuple
 
 _PATH = "/dev/kmsg"
 _MOST_RECORDS = 50_000

@@ -11,12 +11,11 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from relight.base.typed import Any, NoReturn
 from relight.host.files import read_small, remove_tree
 from relight.host.process_handle import ProcessHandle
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from subprocess import Popen
 

@@ -10,9 +10,9 @@ import selectors
 import signal
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from relight.base.errors import MachineError, RelightError
-from relight.base.typed import Protocol
 from relight.host import system
 
 Callback = Callable[[], None]

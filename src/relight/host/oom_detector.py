@@ -11,13 +11,12 @@ The kernel does not tell a parent why its child got SIGKILL. In the order of the
 
 import os
 import time
+from typing import TYPE_CHECKING, NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.host import system
 from relight.host.files import read_small
 from relight.host.loop import Alarm, Loop
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

@@ -16,11 +16,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relight.base.errors import UsageError
-from relight.base.typed import Any, NamedTuple
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from subprocess import Popen
 

@@ -11,8 +11,8 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
-from relight.base.typed import Any
 from relight.host import linux
 
 IDLE_S = 15.0

@@ -16,10 +16,10 @@ import os
 import select
 import signal
 import time
+from typing import TYPE_CHECKING
 
 from relight.host.files import read_small
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 

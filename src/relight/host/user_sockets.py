@@ -12,8 +12,8 @@ import socket
 import stat
 import struct
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.host import files
 
 JOBS, OF_JOB = "jobs", ".sock"

@@ -3,9 +3,8 @@
 Importing this costs little: names other than the description's types are loaded on first use.
 """
 
-from relight.base.typed import Any  # an agent that shows its job loads this too
+from typing import TYPE_CHECKING, Any  # an agent that shows its job loads this too
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.job import macros as macros
     from relight.job.app import (

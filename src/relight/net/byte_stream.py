@@ -3,11 +3,11 @@
 import os
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from relight.host.loop import Callback, Loop
 from relight.net import dns
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
 

@@ -10,9 +10,9 @@ import errno
 import os
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from relight.base.fields import Malformed, Message
-from relight.base.typed import NamedTuple, Protocol
 from relight.core.link import wire
 from relight.core.link.authentication import NONCE_BYTES, TAG_BYTES, Opening
 from relight.host.loop import Loop
@@ -22,7 +22,6 @@ from relight.net.dns import resolve as resolve
 from relight.net.handshake import Handshake, HandshakeFailed
 from relight.net.ports import free_ports
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
 

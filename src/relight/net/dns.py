@@ -2,8 +2,8 @@
 
 import socket
 from collections.abc import Callable
+from typing import Any
 
-from relight.base.typed import Any
 from relight.host import background
 from relight.host.loop import Loop
 

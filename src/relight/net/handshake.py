@@ -7,13 +7,13 @@ version, so that a port scan learns nothing.
 """
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from relight.base.fields import Message
 from relight.core.link import wire
 from relight.core.link.authentication import Opening, ProofRefused
 from relight.net.byte_stream import ByteStream
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
 

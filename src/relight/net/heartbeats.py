@@ -17,8 +17,8 @@ import struct
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-from relight.base.typed import Any
 from relight.host.loop import Loop, Timer
 
 Address = tuple[Any, ...]

@@ -6,11 +6,11 @@ rank 0's worker does.
 
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from relight.host.loop import Loop
 from relight.net.ports import bind
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.net.tcp_store import TCPStore
 

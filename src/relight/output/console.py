@@ -15,8 +15,8 @@ import os
 import select
 import stat
 from collections.abc import Callable
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.host import system
 from relight.host.loop import Alarm, Loop
 

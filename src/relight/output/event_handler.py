@@ -11,18 +11,17 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from relight.base.errors import UsageError
 from relight.base.fields import printable
 from relight.base.text import closest_match
-from relight.base.typed import Any
 from relight.base.values import EVENT_HANDLERS
 from relight.events.event_types import LoggedEvent, line_of
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 from relight.processes.helper import Helper
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from relight.base.env import Environment
 from relight.base.errors import describe_bug
@@ -19,7 +20,6 @@ from relight.events.event_types import (
 from relight.host.loop import Alarm
 from relight.output.console import Consoles
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.output.status_line import StatusLine
 

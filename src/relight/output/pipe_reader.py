@@ -7,8 +7,8 @@ neither the others nor a signal.
 import errno
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.host.loop import Loop
 from relight.output.console import ConsoleStream
 

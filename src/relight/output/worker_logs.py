@@ -15,8 +15,8 @@ import errno
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.base.values import STDERR, STDOUT
 from relight.flags.spec import LaunchSpec
 from relight.host.loop import Loop, Timer
@@ -31,7 +31,6 @@ from relight.output.pipe_reader import (
     ends,
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.diagnosis.printed_traceback import PrintedTraceback, Program
     from relight.output.file_tails import FileTails

@@ -5,8 +5,8 @@ these have other arguments.
 import sys
 from collections.abc import Callable
 from operator import index
+from typing import Any
 
-from relight.base.typed import Any
 from relight.preload.env_tracer import module_of
 
 _READS = (

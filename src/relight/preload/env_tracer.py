@@ -15,8 +15,7 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import chain, compress, filterfalse, repeat
 from operator import is_
 from types import CodeType
-
-from relight.base.typed import Any
+from typing import Any
 
 _TRANSPARENT_MODULES = ("os", "collections.abc", "_collections_abc")
 _NAME = re.compile("[A-Z][A-Z0-9]*_[A-Z0-9_]*")

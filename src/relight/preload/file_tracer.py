@@ -15,8 +15,7 @@ import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
 from importlib.machinery import all_suffixes
-
-from relight.base.typed import Any, NamedTuple
+from typing import Any, NamedTuple
 
 _SYSTEM = ("/proc/", "/dev/", "/sys/")
 _WRITES = os.O_WRONLY | os.O_RDWR

@@ -21,8 +21,8 @@ import select
 import signal
 import time
 from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
 
-from relight.base.typed import NamedTuple, NoReturn
 from relight.host import linux, priority
 from relight.host.files import remove_tree
 from relight.host.process_handle import ProcessHandle

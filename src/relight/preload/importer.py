@@ -16,15 +16,14 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from importlib.machinery import PathFinder
 from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
-from relight.base.typed import Any
 from relight.host import linux
 from relight.preload.env_tracer import Watch
 from relight.preload.guard import Guard
 from relight.preload.speculative_import import UnfitError, attempt
 from relight.preload.temp_dirs import Temporary
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.preload.argv_tracer import Arguments
 

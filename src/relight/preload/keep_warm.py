@@ -7,9 +7,9 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from relight.base import fields
-from relight.base.typed import Any
 from relight.host import linux
 from relight.host.process_handle import ProcessHandle
 from relight.preload.argv_tracer import Arguments

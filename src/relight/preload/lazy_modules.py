@@ -14,8 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from types import FunctionType, ModuleType
-
-from relight.base.typed import Any, NamedTuple
+from typing import Any, NamedTuple
 
 NATIVE = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "TBB_",

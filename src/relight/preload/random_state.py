@@ -7,8 +7,8 @@ import random
 import sys
 import weakref
 from collections.abc import Callable
+from typing import Any
 
-from relight.base.typed import Any
 from relight.preload.temp_dirs import Temporary
 
 

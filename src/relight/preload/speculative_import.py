@@ -13,8 +13,8 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.host import linux
 from relight.host.process_handle import ProcessHandle
 from relight.preload.guard import Guard

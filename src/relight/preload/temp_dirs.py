@@ -11,8 +11,8 @@ import os
 import sys
 import weakref
 from types import FrameType
+from typing import Any, NamedTuple
 
-from relight.base.typed import Any, NamedTuple
 from relight.host.files import remove_tree
 from relight.preload.env_tracer import module_of
 

@@ -25,9 +25,9 @@ import socket
 import sys
 import time
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from relight.base.errors import EXIT_INTERNAL, describe_bug
-from relight.base.typed import Any, NamedTuple, NoReturn
 from relight.host import linux, priority
 from relight.host.descriptors import raise_limit, restore_limit
 from relight.host.files import remove_tree
@@ -42,7 +42,6 @@ from relight.processes import generation_pipe
 from relight.processes.generation_pipe import GenerationPlan, WorkerPlan
 from relight.processes.spawner import Spawner
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.preload.argv_tracer import Arguments
     from relight.preload.keep_warm import Lasting

@@ -28,9 +28,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from relight.base import fields
-from relight.base.typed import NamedTuple
 from relight.host import linux, user_sockets
 from relight.host.process_handle import ProcessHandle
 from relight.preload.guard import AgentProcess

@@ -7,9 +7,9 @@ other users are left out, except for root.
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from relight.base.errors import UsageError
-from relight.base.typed import NamedTuple
 from relight.host import system
 from relight.processes import straggler_reports as slow_ranks
 

@@ -13,8 +13,8 @@ import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.host import system
 from relight.host.descriptors import raise_limit
 

@@ -16,8 +16,8 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.host import system
 from relight.host.loop import Loop
 from relight.processes import spawner

@@ -11,10 +11,10 @@ import contextlib
 import os
 import socket
 from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from relight import __version__
 from relight.base import fields
-from relight.base.typed import NamedTuple
 from relight.base.values import whole
 from relight.core.status.snapshot import (
     ENDED,
@@ -31,7 +31,6 @@ from relight.host import files, user_sockets
 from relight.host.user_sockets import JOBS, OF_JOB
 from relight.processes import agent_processes
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.group.node_stacks import NodeStacks
 

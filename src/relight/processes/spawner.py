@@ -52,9 +52,9 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from relight.base.errors import EXIT_INTERNAL, EXIT_MACHINE, describe_bug
-from relight.base.typed import Any, NamedTuple, NoReturn
 from relight.host import system
 from relight.host.descriptors import restore_limit
 from relight.host.files import remove_tree
@@ -70,7 +70,6 @@ _REAP_S = 1.0
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
 """Python ignores these for itself; as in subprocess, the workers get the default action."""
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.loop import Loop
     from relight.processes.freezer import Freezer

@@ -11,9 +11,9 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from relight.base import fields
-from relight.base.typed import NamedTuple
 from relight.base.values import MOST_SECONDS
 from relight.host.loop import Loop, Timer
 

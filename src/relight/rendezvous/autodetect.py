@@ -10,11 +10,11 @@ node 0 may host. The port is derived from the job's id if no variable has it (`e
 """
 
 import socket
+from typing import Any, NamedTuple
 
 from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.base.text import pluralize
-from relight.base.typed import Any, NamedTuple
 from relight.base.values import Endpoint, Nodes
 from relight.flags.spec import FLAG_BY_NAME, LaunchSpec
 from relight.rendezvous.cluster_env import NOTHING, FoundFlags, Number, detect

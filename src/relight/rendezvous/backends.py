@@ -6,14 +6,13 @@ a `register.Open`. See CONTRIBUTING.md, "A new way for nodes to meet".
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from relight.base.errors import UsageError
 from relight.base.text import closest_match
 from relight.base.values import BACKENDS
 from relight.rendezvous.leader_lock import ENTRY_POINTS, LeaderLock, Open
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 

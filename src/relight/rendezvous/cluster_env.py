@@ -43,9 +43,9 @@ Nothing is read below a worker of torchrun or relight (TORCHELASTIC_RUN_ID), nor
 
 import zlib
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from relight.base.errors import UsageError
-from relight.base.typed import NamedTuple
 from relight.base.values import parse_host, parse_port, whole
 from relight.flags.spec import LOCAL_HOSTS
 from relight.rendezvous import hostlist

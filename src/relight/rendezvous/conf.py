@@ -10,10 +10,10 @@ it.
 """
 
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from relight.base.errors import UsageError
 from relight.base.text import did_you_mean
-from relight.base.typed import Any, NamedTuple
 from relight.base.values import BACKENDS, MOST_SECONDS
 
 _TIMEOUT_S = 900.0

@@ -6,10 +6,10 @@ others   a register (etcd, a file, a plug-in) names the host and its address
 """
 
 import os
+from typing import TYPE_CHECKING, NamedTuple
 
 from relight.base.env import Environment
 from relight.base.errors import UsageError
-from relight.base.typed import NamedTuple
 from relight.base.values import Endpoint
 from relight.core.group.group_types import GroupSettings
 from relight.core.link.lease import lease_s
@@ -18,7 +18,6 @@ from relight.net.connection import Security
 from relight.rendezvous import conf as rdzv_conf
 from relight.rendezvous.conf import Conf
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.rendezvous.leader_lock import LeaderLock
 

@@ -12,9 +12,9 @@ finder provides, dials the address that it names, and reports the outcome.
 
 import socket
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from relight.base.errors import UsageError
-from relight.base.typed import NamedTuple
 from relight.core.group.group_types import GroupSettings
 from relight.core.link.lease import Refusal
 from relight.core.link.link_state import RETRY_S

@@ -7,12 +7,11 @@ are asked in turn. So a request may arrive twice, or late: callers must be able 
 import io
 import time
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relight.base.errors import UsageError
-from relight.base.typed import Any, NamedTuple
 from relight.base.values import parse_endpoint
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     import http.client
     import socket

@@ -2,9 +2,9 @@
 
 import math
 import os
+from typing import NamedTuple
 
 from relight.base.errors import UsageError
-from relight.base.typed import NamedTuple
 from relight.rendezvous.etcd_http import EtcdAnswer, EtcdMembers, Login
 from relight.rendezvous.leader_lock import NOBODY, Record
 

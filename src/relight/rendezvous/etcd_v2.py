@@ -13,10 +13,10 @@ token of its writer.
 """
 
 import time
+from typing import NamedTuple
 
 from relight.base import fields
 from relight.base.errors import UsageError
-from relight.base.typed import NamedTuple
 from relight.rendezvous.etcd_http import EtcdAnswer, EtcdMembers, Login, message_of, nonsense
 from relight.rendezvous.etcd_record import TRIES, EtcdRegister, KeyContent, Stored, login_needed
 from relight.rendezvous.leader_lock import Record

@@ -13,10 +13,10 @@ writes that into the holder's record. A live holder overwrites it with its next 
 """
 
 import time
+from typing import Any, NamedTuple
 
 from relight.base import fields
 from relight.base.errors import UsageError
-from relight.base.typed import Any, NamedTuple
 from relight.rendezvous.etcd_http import (
     EtcdAnswer,
     EtcdMembers,

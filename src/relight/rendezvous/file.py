@@ -35,10 +35,10 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import NamedTuple, TypeVar
 
 from relight.base import fields
 from relight.base.errors import UsageError
-from relight.base.typed import NamedTuple, TypeVar
 from relight.rendezvous.leader_lock import NOBODY, LeaderLock, Record, job_key
 
 _LONGEST = 64 * 1024

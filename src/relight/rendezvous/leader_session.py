@@ -5,10 +5,10 @@ remove one whose holder seems to have ended. `core/link/leader_lease` decides wh
 import json
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from relight.base import fields
 from relight.base.errors import UsageError
-from relight.base.typed import NamedTuple
 from relight.core.link.leader_lease import Candidacy
 from relight.events.event_types import StateChanged
 from relight.host import background

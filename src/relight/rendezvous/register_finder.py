@@ -8,10 +8,10 @@ run (docs/decisions/0012).
 
 import socket
 from collections.abc import Callable
+from typing import NamedTuple
 
 from relight.base.errors import UsageError
 from relight.base.text import format_duration
-from relight.base.typed import NamedTuple
 from relight.core.link.leader_lease import Candidacy, Refused
 from relight.core.link.lease import Refusal
 from relight.events.event_types import StateChanged

@@ -12,10 +12,10 @@ of any host. `after` counts from the moment of the fault in the line before.
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from relight.base.errors import UsageError
 from relight.base.text import closest_match, did_you_mean
-from relight.base.typed import NamedTuple
 
 HOST, RANK, ALL = "host", "rank", "all"
 

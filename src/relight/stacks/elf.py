@@ -9,8 +9,8 @@ import errno
 import os
 import struct
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.stacks.process_memory import StackError, forbidden, gone
 
 RUNTIME = "_PyRuntime"

@@ -12,10 +12,10 @@ import os
 import stat
 import time
 from collections.abc import Iterable
+from typing import NoReturn
 
 from relight.base.env import Environment
 from relight.base.fields import Malformed
-from relight.base.typed import NoReturn
 from relight.core.diagnosis.flight_recorder_text import last_collectives
 from relight.core.failure import Collective, Failure
 

@@ -6,8 +6,8 @@ the expected one. The frames of a thread are read again until they are the same 
 """
 
 import time
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.core.diagnosis.stack_text import Frame
 from relight.stacks.layouts import Layout
 from relight.stacks.line_table import line_of

@@ -12,8 +12,8 @@ thread.
 """
 
 import struct
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.stacks.elf import RUNTIME
 from relight.stacks.process_memory import Memory, StackError, word_at
 

@@ -10,9 +10,9 @@ stops the process for a moment; a frame with a module is one of C or C++.
 import itertools
 import json
 import os
+from typing import Any
 
 from relight.base import env
-from relight.base.typed import Any
 from relight.core.diagnosis.stack_text import Frame, ThreadStack
 from relight.processes import helper
 from relight.stacks.process_memory import StackError

@@ -1,8 +1,8 @@
 """What the system shows of the threads of a process (proc(5))."""
 
 import os
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.stacks.process_memory import StackError, forbidden, gone
 
 _CALLS = {

@@ -10,9 +10,9 @@ is forked from a warm process as for one that its own job would start (`preload/
 import hashlib
 import os
 from collections.abc import Callable, Collection, Mapping
+from typing import NamedTuple
 
 from relight.base.errors import signal_name
-from relight.base.typed import NamedTuple
 from relight.host import linux
 
 _STATUS = (

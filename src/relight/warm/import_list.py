@@ -5,11 +5,11 @@ those that workers of earlier jobs with the same script have imported (warm/impo
 import sys
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from relight.base.values import AUTO
 from relight.warm.warm_spawner import WorkerProgram
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.warm.import_profile import LearnedFile
 

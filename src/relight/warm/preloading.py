@@ -26,10 +26,10 @@ next warm spawner imports with these.
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from relight.base.errors import MachineError
 from relight.base.text import format_duration
-from relight.base.typed import Any
 from relight.events.event_types import (
     Event,
     PreloadReady,
@@ -49,7 +49,6 @@ from relight.warm.warm_processes import WarmProcesses
 from relight.warm.warm_spawner import ANSWER_S, SpawnerHandle, WarmSpawner, WorkerProgram
 from relight.warm.watched_worker import WatchedWorker
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.warm.import_profile import LearnedFile
 

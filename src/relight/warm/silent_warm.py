@@ -7,8 +7,8 @@ alone would not do to send it a signal: another process may have the pid by then
 
 import os
 import signal
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.host import linux
 from relight.host.files import read_small
 

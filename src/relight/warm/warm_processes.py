@@ -12,9 +12,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from socket import socket
+from typing import Any, NamedTuple
 
 from relight.base import fields
-from relight.base.typed import Any, NamedTuple
 from relight.events.event_types import Event, WarmProcessTaken, WarmProcessUnfit
 from relight.host import linux, user_sockets
 from relight.warm import fork_compat, warm_sockets, warm_spawner

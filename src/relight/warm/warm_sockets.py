@@ -10,9 +10,9 @@ import hashlib
 import os
 import secrets
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from relight.base import fields
-from relight.base.typed import NamedTuple
 from relight.host import user_sockets
 from relight.warm.fork_compat import Variables
 

@@ -10,9 +10,9 @@ import select
 import signal
 import socket
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from relight.base.errors import signal_name
-from relight.base.typed import Any, NamedTuple, Protocol
 from relight.base.values import KeepWarm
 from relight.events.event_types import PreloadReady
 from relight.host import linux

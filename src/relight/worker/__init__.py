@@ -12,8 +12,8 @@ for step, batch in enumerate(batches):
 
 import os
 import time
+from typing import TYPE_CHECKING, NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.core.workers.shared_words import (
     CALLS,
     FIRST_AT,
@@ -28,7 +28,6 @@ from relight.worker import (
     shared_words_writer,  # not at the first call: a job outlives the files of relight
 )
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import ParamSpec, TypeVar

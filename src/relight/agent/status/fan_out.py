@@ -4,13 +4,13 @@
 
 import json
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from relight.base import fields
 from relight.core.group.messages import AskNodes, NodeAnswered
 from relight.core.status.snapshot import NodeAnswer, NodeAnswers
 from relight.host.loop import Loop, Timer
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.agent.group import LocalLink
     from relight.agent.link import RemoteLink

@@ -3,6 +3,7 @@ is something left to show.
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from relight.agent.agent_config import AgentConfig
 from relight.agent.status.job_socket import JobSocket
@@ -15,7 +16,6 @@ from relight.events.event_types import LoggedEvent, StoreReached
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.agent.group import LocalLink
     from relight.agent.link import RemoteLink

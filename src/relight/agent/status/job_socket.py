@@ -13,6 +13,7 @@ import os
 import socket
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from relight.agent.agent_config import AgentConfig
 from relight.agent.status.view import ServedJob, View
@@ -26,7 +27,6 @@ from relight.host import files, user_sockets
 from relight.host.loop import Loop
 from relight.host.user_sockets import JOBS, OF_JOB
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.agent.group import LocalLink
     from relight.agent.link import RemoteLink

@@ -2,17 +2,16 @@
 
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
 
 from relight.agent.agent_config import AgentConfig
 from relight.agent.worker_group import WorkerGroup
-from relight.base.typed import NamedTuple
 from relight.base.values import MOST_NAME
 from relight.core.group.messages import GenerationFormed, JobEnded, NodeReady
 from relight.core.status.goodput import Account
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.status.snapshot import RankUse
 

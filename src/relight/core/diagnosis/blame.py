@@ -8,8 +8,8 @@ is gone or late.
 import re
 from collections.abc import Sequence
 from enum import Enum
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.core.failure import ErrorReport, Failure, FailureKind
 
 

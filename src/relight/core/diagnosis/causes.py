@@ -18,9 +18,9 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 from relight.base.text import format_ranks
-from relight.base.typed import NamedTuple
 from relight.core.diagnosis import blame
 from relight.core.diagnosis.blame import Blame
 from relight.core.diagnosis.stack_text import Frame, place

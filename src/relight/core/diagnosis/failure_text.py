@@ -7,11 +7,11 @@ same place) are merged with it. This file is loaded only after a failure.
 import re
 import signal
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from relight.base.errors import exit_code_of_signal, signal_name
 from relight.base.fields import fit
 from relight.base.text import format_duration, format_ranks
-from relight.base.typed import NamedTuple
 from relight.core.diagnosis import blame, causes
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
 from relight.core.diagnosis.excerpts import WIDTH, cut, cut_left, excerpt, headline, rows_of

@@ -6,11 +6,11 @@ entered is compared with those of the other ranks. Messages between two ranks ar
 """
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from relight.base import fields
 from relight.base.fields import Malformed
 from relight.base.text import format_ranks
-from relight.base.typed import NamedTuple
 from relight.core.diagnosis.excerpts import WIDTH, cut
 from relight.core.failure import Collective, Failure
 

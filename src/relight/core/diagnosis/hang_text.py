@@ -7,10 +7,10 @@ uninterruptible call) come first, then the smallest group. Loaded only after a h
 """
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from relight.base.errors import EXIT_HUNG
 from relight.base.text import format_duration, format_ranks
-from relight.base.typed import NamedTuple
 from relight.core.diagnosis import stack_text
 from relight.core.diagnosis.excerpts import WIDTH, cut, excerpt, rows_of
 from relight.core.failure import Failure

@@ -11,9 +11,9 @@ first, then the smallest.
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
+from typing import NamedTuple
 
 from relight.base.text import format_ranks
-from relight.base.typed import NamedTuple
 from relight.core.failure import WorkerState
 
 MOST_LINES = 10

@@ -6,8 +6,7 @@ and of loggers that escape newlines, as in JSON.
 
 import re
 from collections.abc import Sequence
-
-from relight.base.typed import NamedTuple
+from typing import NamedTuple
 
 
 class TracebackLine(NamedTuple):

@@ -19,8 +19,8 @@ Any text is accepted: nothing here raises, and the time is linear in the text.
 import json
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.core.diagnosis.traceback_lines import (
     FRAMED,
     HEADER,

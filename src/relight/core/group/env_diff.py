@@ -1,8 +1,8 @@
 """Compares facts that should be equal on all nodes of a job, and reports differences for people."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
-from relight.base.typed import TypeVar
 from relight.core.ranks import natural
 
 _SUBJECTS = {

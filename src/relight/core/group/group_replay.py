@@ -6,10 +6,10 @@ version of relight would decide otherwise.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 from relight.base import fields
 from relight.base.fields import Malformed, Message
-from relight.base.typed import Any, NamedTuple
 from relight.core.group.group_types import (
     Drop,
     Effect,

@@ -1,8 +1,8 @@
 """The types of `core/group/membership`: settings, states, events and effects."""
 
 from enum import Enum
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.core.group.messages import FromAgent, FromCoordinator
 from relight.events.event_types import Tick
 

@@ -5,6 +5,7 @@ and the other nodes, and is on probation if nodes of its host come and go (core/
 """
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from relight.core import ranks
 from relight.core.group import group_messages
@@ -13,7 +14,6 @@ from relight.core.group.messages import Join, NodeReady
 from relight.core.group.silence import Silence, Silent
 from relight.core.ranks import GenerationId
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.group.flapping import Flapping
     from relight.core.group.reachability import Reachability

@@ -59,6 +59,7 @@ Invariants are in `check`. Deliberately not here: connections, heartbeats, lease
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from relight.base.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_OK, EXIT_USAGE
 from relight.base.text import format_duration, format_names, pluralize
@@ -106,7 +107,6 @@ from relight.core.group.messages import (
 from relight.core.group.roster import Roster
 from relight.core.ranks import NO_GENERATION, Generation, GenerationId, NodeSlots
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.group.checkpoint_barrier import Agreement
     from relight.core.group.early_exits import EarlyExits

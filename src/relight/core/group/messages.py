@@ -10,8 +10,9 @@ Each field of a message from the network is checked before the message is used (
                             Heartbeat (the echo)
 """
 
+from typing import NamedTuple
+
 from relight.base.errors import EXIT_HUNG
-from relight.base.typed import NamedTuple
 from relight.core.failure import Failure
 from relight.core.ranks import NO_GENERATION, Generation, GenerationId, Place
 

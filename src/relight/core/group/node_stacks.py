@@ -3,10 +3,10 @@
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from relight.base import fields
 from relight.base.text import format_ranks
-from relight.base.typed import NamedTuple
 from relight.core.diagnosis.stack_text import (
     Frame,
     ProcessStack,

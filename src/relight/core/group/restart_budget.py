@@ -23,9 +23,9 @@ Loaded only after a failure, or after a lost node under `smart`.
 """
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
 from relight.base.text import format_duration
-from relight.base.typed import NamedTuple
 from relight.core.group.group_types import GroupSettings
 
 _FIRST_S, _LONGEST_S = 1.0, 60.0

@@ -5,9 +5,9 @@ membership is not counted (core/group/restart_budget). Loaded only after a failu
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from relight.base.errors import EXIT_FAILED, EXIT_HUNG
-from relight.base.typed import NamedTuple
 from relight.core.diagnosis import failure_text as failures
 from relight.core.diagnosis.causes import Certainty
 from relight.core.diagnosis.failure_text import Diagnosis
@@ -15,7 +15,6 @@ from relight.core.failure import Failure
 from relight.core.group.messages import JobEnded
 from relight.core.group.restart_budget import GenerationRun, RestartHistory
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.diagnosis.hang_text import Hang
 

@@ -8,10 +8,8 @@ Invariants are in `check`.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from relight.base.typed import NamedTuple
-
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.group.straggler_detector import StragglerDetector
 

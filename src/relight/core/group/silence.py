@@ -14,8 +14,8 @@ any number of them.
 import heapq
 from collections.abc import Iterator
 from itertools import takewhile
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.core.group import group_messages
 
 TELL_AFTER_S = 1.0

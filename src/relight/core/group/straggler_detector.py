@@ -21,9 +21,9 @@ many. Windows in which the job does not train don't count.
 
 from collections.abc import Iterable, Sequence
 from math import log, sqrt
+from typing import NamedTuple
 
 from relight.base.text import format_ranks, pluralize
-from relight.base.typed import NamedTuple
 from relight.core.group.messages import SlowNode, WaitSamples
 from relight.core.ranks import Place
 

@@ -35,8 +35,8 @@ step: call `coordinates` before acting as the coordinator.
 
 from collections.abc import Sequence
 from enum import Enum
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.core.link.votes import (
     ALONE,
     LEAD,

@@ -28,7 +28,7 @@ record is evicted, unless the holder renews it while this process watches.
 Invariants: `check`.
 """
 
-from relight.base.typed import NamedTuple
+from typing import NamedTuple
 
 MARGIN_S = 0.5
 """Margin for clocks that run at different speeds, over a time to live."""

@@ -35,10 +35,10 @@ final. Deliberately not here: sockets, timers, names, the content of messages.
 """
 
 from enum import Enum
+from typing import NamedTuple
 
 from relight.base.errors import EXIT_GROUP, EXIT_USAGE
 from relight.base.text import format_duration
-from relight.base.typed import NamedTuple
 from relight.core.link.lease import Lease, Refusal
 from relight.events.event_types import Tick
 

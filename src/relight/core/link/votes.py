@@ -8,8 +8,7 @@ speed. A restarted host does not know its earlier votes, so it votes for nobody 
 """
 
 from collections.abc import Collection
-
-from relight.base.typed import NamedTuple
+from typing import NamedTuple
 
 MARGIN = 0.9
 """The part of a vote's time that its candidate counts on."""

@@ -18,8 +18,9 @@ init without init_process_group, or where the store is on another node; first_st
 without progress(). `lost` needs --checkpoints. `detect` is known for failures of this node.
 """
 
+from typing import Any, NamedTuple
+
 from relight.base.text import format_duration, pluralize
-from relight.base.typed import Any, NamedTuple
 from relight.events.event_types import (
     CheckpointFound,
     Ended,

@@ -4,8 +4,8 @@ follow each other.
 
 from collections import deque
 from collections.abc import Iterable
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.core.status.snapshot import NodeSnapshot, RankSnapshot, RankUse
 
 _WINDOW_S = 15.0

@@ -4,7 +4,8 @@ It travels as JSON over a Unix socket (agent/status/job_socket), and stays in a 
 while when the job has ended (processes/running_jobs). base/fields checks it.
 """
 
-from relight.base.typed import NamedTuple
+from typing import NamedTuple
+
 from relight.core.status.goodput import Account
 
 WAITING, RUNNING, STOPPING, DONE, ENDED = "waiting", "running", "stopping", "done", "ended"

@@ -5,8 +5,8 @@ latest) begins with the first generation that is known.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.events.event_text import describe
 from relight.events.event_types import (
     CheckpointFound,

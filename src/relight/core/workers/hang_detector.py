@@ -20,8 +20,8 @@ that is decided by core/group/membership.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
-from relight.base.typed import NamedTuple
 from relight.base.values import HangTimeout
 
 _BUSY_CPU = 0.05

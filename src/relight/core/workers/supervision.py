@@ -26,9 +26,9 @@ restarts.
 
 import signal
 from enum import Enum
+from typing import NamedTuple
 
 from relight.base.text import format_duration
-from relight.base.typed import NamedTuple
 from relight.events.event_types import (
     Event,
     GroupStopped,

@@ -6,10 +6,10 @@ replaced. What else `string.Template` would replace, such as `$$` and `$local_ra
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from relight.base.env import Environment
 from relight.base.errors import signal_name
-from relight.base.typed import NamedTuple
 from relight.base.values import STATUS_TOKEN
 from relight.core.ranks import Assignment, Generation, visible_device, worker_variables
 from relight.flags.spec import LaunchSpec

@@ -1,9 +1,9 @@
 """What the `executor` reads from its stdin: JSON, read by `base/fields`."""
 
 import json
+from typing import Any, NamedTuple
 
 from relight.base import fields
-from relight.base.typed import Any, NamedTuple
 
 
 class ReplicaPlan(NamedTuple):

@@ -13,9 +13,9 @@ import json
 import os
 import struct
 from collections.abc import Callable
+from typing import NamedTuple
 
 from relight.base import fields
-from relight.base.typed import NamedTuple
 from relight.host.loop import Loop
 
 NAME = b"relight ssh "

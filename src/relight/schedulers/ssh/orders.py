@@ -5,7 +5,8 @@ here -> replica               Run, Check, Remove
 here -> later commands on the job, in its file ssh.json    RemoteReplica
 """
 
-from relight.base.typed import NamedTuple
+from typing import NamedTuple
+
 from relight.schedulers.ssh.hosts import SshHost
 
 
