@@ -35,9 +35,7 @@ def changes(log: Path, core: str) -> list[str]:
     return [f"{x['before']} -> {x['after']}" for x in lines if x.get("core") == core]
 
 
-def test_a_local_job_tells_how_its_workers_and_its_group_change(
-    launch: Launch, tmp_path: Path
-) -> None:
+def test_local_job_logs_worker_and_group_transitions(launch: Launch, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import os, signal, time\n"
@@ -59,10 +57,8 @@ def test_a_local_job_tells_how_its_workers_and_its_group_change(
     ]  # fmt: skip
 
 
-def test_nodes_tell_how_their_link_and_their_hold_on_a_register_change(tmp_path: Path) -> None:
-    """One coordinates, by a file, and the other is connected to it. While the job is idle, for many
-    heartbeats, they tell nothing.
-    """
+def test_nodes_log_link_and_lease_transitions(tmp_path: Path) -> None:
+    """One node coordinates by a file, the other connects to it; idle heartbeats log nothing."""
     flags = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=changes")
     with OneMachine() as machine:
         job = Job(machine, tmp_path, *flags, "--nnodes=2")
@@ -82,12 +78,10 @@ def test_nodes_tell_how_their_link_and_their_hold_on_a_register_change(tmp_path:
     assert changes(host, "supervision") == changes(other, "supervision") == ["running -> ended"]
 
 
-def test_in_simulated_jobs_each_change_begins_where_the_last_one_ended(
+def test_simulated_transitions_are_contiguous(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With everything that can go wrong, nothing is told that is no change, and none is missed. A
-    core that is made anew begins in its first state.
-    """
+    """Under all simulated faults, no transition is missed and none is a no-op."""
     told: dict[tuple[int, str, str], list[StateChanged]] = defaultdict(list)
     logs: list[node.EventLog] = []
     write = node.EventLog.write
@@ -121,7 +115,7 @@ def test_in_simulated_jobs_each_change_begins_where_the_last_one_ended(
             state = each.after
 
 
-def test_the_page_of_the_events_names_all_states() -> None:
+def test_event_schema_covers_all_states() -> None:
     kinds: dict[str, type[Enum]] = {
         "supervision": SupervisionState, "link": LinkState, "membership": GroupState,
         "election": ElectionState,
@@ -147,13 +141,11 @@ def test_the_page_of_the_events_names_all_states() -> None:
         (event_types.GroupStopped(0, "x" * 9999), "GroupStopped: " + "x" * 286),
     ],
 )
-def test_the_cause_of_a_change_names_what_was_taken_and_its_reason(
-    taken: object, cause: str
-) -> None:
+def test_transition_cause_names_input_and_reason(taken: object, cause: str) -> None:
     assert changed("link", "joining", "seeking", taken).cause == cause
 
 
-def test_a_link_that_comes_and_goes_pushes_no_other_event_out_of_memory() -> None:
+def test_flapping_link_does_not_evict_other_events() -> None:
     log = EventLog("")
     log.write(event_types.WorkerStarted(0, 0, 1))
     log.write(StateChanged("election", "follower", "candidate", "Tick"))

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_random_kills_and_stops_leave_nothing_behind() -> None:
-    """Nothing hangs; neither processes nor files are left, and exit codes are right."""
+    """Nothing hangs, no process or file is left, and exit codes are right."""
     with concurrent.futures.ThreadPoolExecutor() as pool:
         plays = list(pool.map(play, range(5)))
     assert not any(wrong for _, wrong in plays), "\n".join(wrong for _, wrong in plays)

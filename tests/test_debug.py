@@ -86,7 +86,7 @@ def attach(*arguments: object, types: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_breakpoint_waits_and_tells_where_and_how_to_attach(script: str) -> None:
+def test_breakpoint_waits_and_prints_attach_command(script: str) -> None:
     with running("--nproc-per-node=2", script, stops="1") as job:
         line = job.waits()
         assert re.fullmatch(
@@ -100,7 +100,7 @@ def test_a_breakpoint_waits_and_tells_where_and_how_to_attach(script: str) -> No
         assert sorted(stdout.splitlines()) == ["x is 41", "x is 42", "x is 42", "x is 50"]
 
 
-def test_a_terminal_that_detaches_leaves_the_rank_where_it_is(script: str) -> None:
+def test_detaching_leaves_rank_at_breakpoint(script: str) -> None:
     with running(script) as job:
         first = attach(job.pid(), types="x = 50\n")
         assert first.stdout.endswith("detached: rank 0 waits on\n")
@@ -111,7 +111,7 @@ def test_a_terminal_that_detaches_leaves_the_rank_where_it_is(script: str) -> No
         assert job.ends()[0] == 0
 
 
-def test_a_terminal_that_is_killed_detaches(script: str) -> None:
+def test_killed_terminal_detaches(script: str) -> None:
     with running(script) as job:
         pid = job.pid()
         killed = subprocess.Popen(
@@ -126,7 +126,7 @@ def test_a_terminal_that_is_killed_detaches(script: str) -> None:
         assert job.ends()[0] == 0
 
 
-def test_only_one_terminal_is_attached_at_a_time(script: str) -> None:
+def test_only_one_terminal_attaches_at_a_time(script: str) -> None:
     with running(script) as job:
         pid = job.pid()
         first = subprocess.Popen(
@@ -142,7 +142,7 @@ def test_only_one_terminal_is_attached_at_a_time(script: str) -> None:
 
 
 @pytest.mark.needs_root
-def test_another_user_can_not_attach(script: str) -> None:
+def test_other_user_cannot_attach(script: str) -> None:
     other = (
         "import os, socket, sys\n"
         "os.setuid(65534)\n"
@@ -159,7 +159,7 @@ def test_another_user_can_not_attach(script: str) -> None:
         assert attach(pid, types="c\nc\n").returncode == 0
 
 
-def test_quit_ends_the_rank(script: str) -> None:
+def test_quit_ends_rank(script: str) -> None:
     with running(script) as job:
         attach(job.pid(), types="q\n")
         code, _, stderr = job.ends()
@@ -167,13 +167,13 @@ def test_quit_ends_the_rank(script: str) -> None:
         assert "rank 0 raised BdbQuit" in stderr
 
 
-def test_an_interpreter_at_the_breakpoint_has_the_same_terminal(script: str) -> None:
+def test_interact_shares_debugger_terminal(script: str) -> None:
     with running(script) as job:
         found = attach(job.pid(), types="interact\nx + 1\nprint(x + 2)\nexit()\np x\nc\nc\n")
         assert ">>> 42\n>>> 43\n>>> (Pdb) 41\n" in found.stdout
 
 
-def test_commands_of_pdbs_own_breakpoints_are_asked_for(script: str) -> None:
+def test_pdb_commands_prompt_works_remotely(script: str) -> None:
     with running(script) as job:
         found = attach(job.pid(), types="b 10\ncommands 1\np number + 100\nend\nc\nc\nc\n")
         assert "(com) " in found.stdout
@@ -181,7 +181,7 @@ def test_commands_of_pdbs_own_breakpoints_are_asked_for(script: str) -> None:
         assert job.ends()[0] == 0
 
 
-def test_threads_and_child_processes_wait_each_for_itself(tmp_path: Path) -> None:
+def test_threads_and_children_break_independently(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import multiprocessing, threading\n"
@@ -208,7 +208,7 @@ def test_threads_and_child_processes_wait_each_for_itself(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_rank_at_a_breakpoint_is_no_hang(tmp_path: Path) -> None:
+def test_rank_at_breakpoint_does_not_count_as_hung(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("breakpoint()\nprint('on')\n")
     with running("--hang-timeout=1", "--event-log-handler=console", str(script)) as job:
@@ -220,15 +220,15 @@ def test_a_rank_at_a_breakpoint_is_no_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hook", ["0", "builtins.print"])
-def test_a_hook_of_the_user_stays(hook: str, script: str) -> None:
+def test_pythonbreakpoint_is_respected(hook: str, script: str) -> None:
     with running(script, PYTHONBREAKPOINT=hook) as job:
         code, _, stderr = job.ends()
         assert code == 0
         assert "is at a breakpoint" not in stderr
 
 
-def test_a_python_without_relight_waits_too(tmp_path: Path, script: str) -> None:
-    """A virtual environment without packages stands for one that has torch, but not relight."""
+def test_breakpoint_works_in_python_without_relight(tmp_path: Path, script: str) -> None:
+    """A virtual environment without packages stands for one with torch but without relight."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
     python = tmp_path / "env" / "bin" / "python"
     assert (
@@ -243,14 +243,14 @@ def test_a_python_without_relight_waits_too(tmp_path: Path, script: str) -> None
         assert job.ends()[0] == 0
 
 
-def test_forked_workers_wait_too(script: str) -> None:
+def test_breakpoint_works_in_forked_workers(script: str) -> None:
     with running("--preload=json", "--nproc-per-node=2", script, stops="01") as job:
         for pid in {job.pid(), job.pid()}:
             assert "(Pdb) 41\n" in attach(pid, types="p x\nc\nc\n").stdout
         assert job.ends()[0] == 0
 
 
-def test_what_can_not_be_attached_to_is_an_error_that_says_what_to_do() -> None:
+def test_attach_errors_say_what_to_do() -> None:
     with pytest.raises(
         UsageError, match="rank 7 of 5 does not run on this machine; here: ranks 0-1"
     ):
@@ -294,10 +294,8 @@ def at_terminal(command: list[str], answer: Callable[[str], str]) -> str:
 @pytest.mark.parametrize(
     "launcher", [pytest.param("torchrun", marks=pytest.mark.needs_torch), "relight"]
 )
-def test_at_a_terminal_a_breakpoint_is_debugged_there_as_under_torchrun(
-    launcher: str, tmp_path: Path
-) -> None:
-    """The second line is taken from readline's history, which is there only at a terminal."""
+def test_breakpoint_at_terminal_behaves_as_under_torchrun(launcher: str, tmp_path: Path) -> None:
+    """The second line comes from readline's history, which only exists at a terminal."""
     script = tmp_path / "train.py"
     script.write_text("x = 41\nbreakpoint()\nprint('x is', x)\n")
     command = TORCHRUN if launcher == "torchrun" else (*RELIGHT, "run")
@@ -314,7 +312,7 @@ def test_at_a_terminal_a_breakpoint_is_debugged_there_as_under_torchrun(
     assert "x is 43" in at_terminal([*command, "--nproc-per-node=1", str(script)], answer)
 
 
-def test_of_several_ranks_at_a_terminal_the_first_has_it_and_the_others_wait(
+def test_first_rank_gets_terminal_while_others_wait(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "train.py"

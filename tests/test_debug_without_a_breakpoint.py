@@ -8,7 +8,7 @@ from conftest import Launch
 from relight.base.errors import EXIT_MACHINE
 
 
-def test_the_hint_names_breakpoint_and_the_python_that_could_attach(launch: Launch) -> None:
+def test_hint_names_breakpoint_and_python_that_can_attach(launch: Launch) -> None:
     command = [sys.executable, "-c", "print(flush=True)\nimport time; time.sleep(600)"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:

@@ -61,7 +61,7 @@ def caller(tmp_path: Path) -> Caller:
 
 
 @MODES
-def test_a_result_tells_exit_codes_restarts_and_the_cause(caller: Caller, mode: str) -> None:
+def test_result_has_exit_codes_restarts_and_cause(caller: Caller, mode: str) -> None:
     result = caller(
         """
         import json
@@ -90,8 +90,8 @@ def test_a_result_tells_exit_codes_restarts_and_the_cause(caller: Caller, mode: 
     ]  # fmt: skip
 
 
-def test_a_failure_has_a_time_of_day_and_its_place_in_the_order(tmp_path: Path) -> None:
-    """`at` counts back from when the node reported, so that it needs no common clock."""
+def test_failures_have_time_of_day_and_order(tmp_path: Path) -> None:
+    """`at` counts back from when the node reported, so no common clock is needed."""
     (tmp_path / "train.py").write_text(TRAIN)
     began = time.time()
     result = relight.run(RunSpec(str(tmp_path / "train.py"), ["fail", "wait"], nproc_per_node=2))
@@ -106,9 +106,9 @@ def test_a_failure_has_a_time_of_day_and_its_place_in_the_order(tmp_path: Path) 
 
 
 @MODES
-def test_nothing_of_a_job_is_left_in_the_program(caller: Caller, mode: str) -> None:
-    """No descriptor, thread, child or handler, however the job ends: well, by its time limit, by
-    ctrl-C, by an exception of on_event. The workers are gone by then.
+def test_job_leaves_nothing_behind_in_caller(caller: Caller, mode: str) -> None:
+    """No descriptor, thread, child or handler is left, and no worker runs, whether the job
+    succeeds, times out, is interrupted or on_event raises.
     """
     result = caller(
         """
@@ -154,8 +154,8 @@ def test_nothing_of_a_job_is_left_in_the_program(caller: Caller, mode: str) -> N
     ], result.stderr
 
 
-def test_a_signal_that_stops_the_job_reaches_the_program_afterwards(caller: Caller) -> None:
-    """In process the agent takes it first; the program's own handler is called, once."""
+def test_caller_handler_runs_after_signal_stops_job(caller: Caller) -> None:
+    """In process the agent takes the signal first, then calls the program's own handler once."""
     result = caller(
         """
         signal.signal(signal.SIGTERM, lambda *_: print("terminated"))
@@ -170,8 +170,8 @@ def test_a_signal_that_stops_the_job_reaches_the_program_afterwards(caller: Call
     assert result.stdout.splitlines()[-2:] == ["terminated", "143"], result.stderr
 
 
-def test_in_process_is_refused_where_it_would_do_harm(caller: Caller) -> None:
-    """From another thread, beside threads or children of the program, with --preload."""
+def test_in_process_rejected_when_unsafe(caller: Caller) -> None:
+    """It is unsafe from another thread, next to threads or children, and with --preload."""
     result = caller(
         """
         import subprocess
@@ -238,16 +238,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
-def test_a_wrong_spec_is_refused(arguments: str) -> None:
-    """Before a worker starts, in the words of relight run."""
+def test_invalid_spec_is_rejected(arguments: str) -> None:
+    """No worker starts, and the wording is that of `relight run`."""
     with pytest.raises(UsageError) as caught:
         eval(f"run({arguments})", {"run": relight.run, "RunSpec": RunSpec})
     for part in REFUSED[arguments]:
         assert part in "".join(traceback.format_exception_only(caught.value))
 
 
-def test_two_threads_of_a_program_run_two_nodes_of_a_job(tmp_path: Path) -> None:
-    """Each with the events of its node; the output goes to what sys.stdout is, as in a notebook."""
+def test_two_threads_run_two_nodes_of_one_job(tmp_path: Path) -> None:
+    """Each gets the events of its node; output goes to sys.stdout, as in a notebook."""
     (tmp_path / "train.py").write_text(TRAIN)
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -275,7 +275,7 @@ def test_two_threads_of_a_program_run_two_nodes_of_a_job(tmp_path: Path) -> None
     assert {event.world_size for event in formed} == {2}
 
 
-def test_kill_9_of_the_program_ends_the_workers(start: Start, tmp_path: Path) -> None:
+def test_sigkill_of_caller_ends_workers(start: Start, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     (tmp_path / "caller.py").write_text(
         textwrap.dedent("""
@@ -303,8 +303,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_killed_agent_is_a_result(tmp_path: Path) -> None:
-    """Not an exception, and nothing waits for it."""
+def test_killed_agent_yields_a_result(tmp_path: Path) -> None:
+    """No exception, and nothing waits for the agent."""
     (tmp_path / "train.py").write_text(TRAIN)
 
     def kill(event: Event) -> None:
@@ -322,8 +322,8 @@ def test_a_killed_agent_is_a_result(tmp_path: Path) -> None:
     assert result.reason.endswith("was killed by SIGKILL")
 
 
-def test_a_program_whose_stdout_is_closed_gets_its_result(tmp_path: Path) -> None:
-    """As that of a daemon: what workers print goes nowhere."""
+def test_caller_with_closed_stdout_gets_result(tmp_path: Path) -> None:
+    """A daemon's is; worker output goes nowhere then."""
     (tmp_path / "train.py").write_text("print('trained')")
     program = (
         "import os, sys, relight\n"
@@ -337,10 +337,10 @@ def test_a_program_whose_stdout_is_closed_gets_its_result(tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (0, "0"), done.stderr
 
 
-def test_a_sys_stdout_that_fails_does_not_harm_the_job(
+def test_failing_sys_stdout_does_not_disturb_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More output than a pipe holds is read all the same."""
+    """More output than a pipe holds is still read."""
     script = tmp_path / "train.py"
     script.write_text("import sys\nprint('x' * 1_000_000)\nsys.exit(5)")
     closed = io.StringIO()
@@ -349,8 +349,8 @@ def test_a_sys_stdout_that_fails_does_not_harm_the_job(
     assert relight.run(relight.RunSpec(str(script))).exit_code == 5
 
 
-def test_no_descriptor_of_a_failed_job_in_the_process_stays_open(caller: Caller) -> None:
-    """Also without a run of the garbage collector."""
+def test_failed_in_process_job_leaks_no_descriptors(caller: Caller) -> None:
+    """This holds even if the garbage collector never runs."""
     result = caller(
         """
         import gc
@@ -391,10 +391,8 @@ except ValueError as error:
 
 
 @pytest.mark.parametrize("how", ["ignores", "reaps"])
-def test_a_failed_job_has_failed_also_where_the_program_handles_sigchld(
-    tmp_path: Path, how: str
-) -> None:
-    """The module subprocess then takes each child for one that has ended with 0."""
+def test_failure_detected_despite_caller_sigchld_handling(tmp_path: Path, how: str) -> None:
+    """Otherwise `subprocess` reports exit code 0 for each child."""
     (tmp_path / "fails.py").write_text("import sys; sys.exit(3)\n")
     (tmp_path / "ends.py").write_text("")
     (tmp_path / "program.py").write_text(REAPS)

@@ -19,14 +19,14 @@ def run(launch: Launch, name: str, **variables: str) -> "subprocess.CompletedPro
     return launch(*words, PYTHONPATH=PLUGIN, **variables)
 
 
-def test_a_handler_gets_all_events_of_a_short_job(launch: Launch, tmp_path: Path) -> None:
+def test_handler_gets_all_events_of_short_job(launch: Launch, tmp_path: Path) -> None:
     path = tmp_path / "events"
     done = run(launch, "writes", EVENTS_FILE=str(path))
     assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
     assert path.read_text().split() == OF_A_JOB
 
 
-def test_a_logging_handler_gets_lines_of_json(launch: Launch, tmp_path: Path) -> None:
+def test_logging_handler_gets_json_lines(launch: Launch, tmp_path: Path) -> None:
     path = tmp_path / "events"
     assert run(launch, "logs", EVENTS_FILE=str(path)).returncode == 0
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -34,7 +34,7 @@ def test_a_logging_handler_gets_lines_of_json(launch: Launch, tmp_path: Path) ->
     assert [line["n"] for line in lines] == list(range(1, 8))
 
 
-def test_a_handler_gets_events_while_the_job_runs(launch: Launch, tmp_path: Path) -> None:
+def test_handler_gets_events_while_job_runs(launch: Launch, tmp_path: Path) -> None:
     path = tmp_path / "events"
     done = launch("run", "--event-log-handler=writes", "--no-python", "sh", "-c",
                   'while [ "$(wc -l < "$EVENTS_FILE")" != 3 ]; do sleep 0.05; done',
@@ -55,13 +55,13 @@ def test_a_handler_gets_events_while_the_job_runs(launch: Launch, tmp_path: Path
                      marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_a_handler_that_fails_costs_its_events_alone(launch: Launch, name: str, said: str) -> None:
+def test_failing_handler_loses_only_its_own_events(launch: Launch, name: str, said: str) -> None:
     done = run(launch, name)
     assert (done.returncode, done.stdout) == (0, "hello\n")
     assert done.stderr == f"relight: --event-log-handler={name}: {said}\n"
 
 
-def test_an_unknown_handler_is_refused_with_the_known_ones(launch: Launch) -> None:
+def test_unknown_handler_rejected_with_known_ones(launch: Launch) -> None:
     done = run(launch, "write")
     assert (done.returncode, done.stdout) == (2, "")
     assert "is not one of null, console, dynamic_rendezvous, blocks" in done.stderr

@@ -44,7 +44,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda e: type(e).__name__)
-def test_an_event_is_written_with_its_name_and_fields(event: event_types.Event) -> None:
+def test_event_json_has_name_and_all_fields(event: event_types.Event) -> None:
     """A line of the event log holds all of an event; and it can be said in words."""
     line = json.loads(event_types.line_of(event_types.LoggedEvent(7, 1.5, 2.5, event)))
     fields = json.loads(json.dumps(event._asdict()))
@@ -54,17 +54,17 @@ def test_an_event_is_written_with_its_name_and_fields(event: event_types.Event) 
     assert describe(event)
 
 
-def test_every_event_has_an_example_here_and_words() -> None:
+def test_every_event_type_has_example_and_description() -> None:
     assert {type(event) for event in EXAMPLES} == set(event_types.Event.__args__)
 
 
-def test_the_page_of_the_events_is_made_from_the_code() -> None:
+def test_events_page_is_generated_from_code() -> None:
     """`relight events --schema > docs/events.md` makes it."""
     text = (Path(__file__).parent.parent / "docs" / "events.md").read_text()
     assert text == event_schema.page()
 
 
-def test_each_field_has_a_meaning_and_each_meaning_a_field() -> None:
+def test_field_descriptions_match_event_fields() -> None:
     used = {
         f"{name}.{field}" if f"{name}.{field}" in event_schema.FIELDS else field
         for name, kind in event_schema.kinds().items()
@@ -80,7 +80,7 @@ def test_each_field_has_a_meaning_and_each_meaning_a_field() -> None:
         ("it can't be imported: SystemExit(3)", "it can't be imported: SystemExit(3)"),
     ],
 )
-def test_preloading_is_advised_only_for_modules_that_workers_can_import(
+def test_preload_cost_shown_only_for_importable_modules(
     reason: str, end: str
 ) -> None:
     """What a module costs each worker is told only where a worker can import it."""

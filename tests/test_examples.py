@@ -133,7 +133,7 @@ def import_example(path: Path) -> ModuleType:
 
 
 @pytest.mark.parametrize("path", [DIGITS, HELLO], ids=lambda path: path.stem)
-def test_the_training_examples_import_nothing_of_relight(path: Path) -> None:
+def test_training_examples_do_not_import_relight(path: Path) -> None:
     imported = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -144,8 +144,8 @@ def test_the_training_examples_import_nothing_of_relight(path: Path) -> None:
     assert not {name for name in imported if name.startswith("relight")}
 
 
-def test_digits_reads_95_of_100_test_images_in_the_end(uninterrupted: tuple[str, Path]) -> None:
-    """digits.py prints a line an epoch, and reads at least 95 of 100 test images in the end."""
+def test_digits_reaches_95_percent_accuracy(uninterrupted: tuple[str, Path]) -> None:
+    """It prints one line per epoch."""
     lines = uninterrupted[0].splitlines()
     assert lines[0] == "2 workers on cpu with gloo, starting"
     epochs = [re.match(r"epoch +(\d+) of 30: loss [\d.]+, test accuracy [\d.]+$", x) for x in lines]
@@ -155,10 +155,10 @@ def test_digits_reads_95_of_100_test_images_in_the_end(uninterrupted: tuple[str,
     assert len(lines) == EPOCHS + 2
 
 
-def test_digits_has_the_same_result_after_a_worker_was_killed(
+def test_digits_result_unchanged_by_worker_kill(
     warm_torch: WarmTorch, uninterrupted: tuple[str, Path]
 ) -> None:
-    """Not a bit differs, if rank 0 is killed, which saves, or another."""
+    """It is the same bit for bit, whether rank 0, which saves, or another rank is killed."""
     done = warm_torch.run(INTERRUPTED, "--nproc-per-node=2", "--max-restarts=2")
     assert done.returncode == 0, done.stderr
     starts = re.findall(r"with gloo, (.*)", done.stdout)
@@ -170,7 +170,7 @@ def test_digits_has_the_same_result_after_a_worker_was_killed(
     assert identical(load(warm_torch.folder / "digits.pt"), load(uninterrupted[1]))
 
 
-def test_digits_has_the_same_result_after_a_stop_and_a_new_start(
+def test_digits_result_unchanged_by_stop_and_resume(
     warm_torch: WarmTorch, uninterrupted: tuple[str, Path]
 ) -> None:
     process = warm_torch.begin(INTERRUPTED, "--nproc-per-node=2", variables={"WAITS": "1"})
@@ -185,10 +185,10 @@ def test_digits_has_the_same_result_after_a_stop_and_a_new_start(
     assert identical(load(warm_torch.folder / "digits.pt"), load(uninterrupted[1]))
 
 
-def test_digits_goes_on_with_another_number_of_workers(
+def test_digits_resumes_with_different_world_size(
     warm_torch: WarmTorch, uninterrupted: tuple[str, Path]
 ) -> None:
-    """The images do not divide to them."""
+    """The number of images isn't divisible by the number of workers."""
     (warm_torch.folder / "digits.pt").write_bytes(uninterrupted[1].read_bytes())
     text = f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nimport digits\n"
     text += "digits.IMAGES, digits.TEST_IMAGES = 1802, 361\ndigits.main()\n"
@@ -201,10 +201,10 @@ def test_digits_goes_on_with_another_number_of_workers(
 
 
 @pytest.mark.long
-def test_digits_gives_the_same_under_torchrun(
+def test_digits_result_matches_torchrun(
     launch: Launch, tmp_path: Path, uninterrupted: tuple[str, Path]
 ) -> None:
-    """The script is unmodified; the result is the same bit for bit."""
+    """It is the same bit for bit, and the script is unmodified."""
     done = launch("--nproc-per-node=2", DIGITS, command=TORCHRUN, **OWN_STORE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == uninterrupted[0]
@@ -251,8 +251,8 @@ print(seen, *sorted(os.listdir(path.parent)))
 """
 
 
-def test_digits_leaves_a_whole_checkpoint_at_any_moment(launch: Launch, tmp_path: Path) -> None:
-    """Killed, it leaves one file next to it at most."""
+def test_digits_checkpoint_write_is_atomic(launch: Launch, tmp_path: Path) -> None:
+    """Killed while saving, it leaves at most one temporary file next to the checkpoint."""
     path = tmp_path / "made" / "digits.pt"
     done = launch("-c", SAVE_AND_DIE, EXAMPLES, path, command=(sys.executable,))
     assert done.returncode == 0, done.stderr
@@ -260,15 +260,15 @@ def test_digits_leaves_a_whole_checkpoint_at_any_moment(launch: Launch, tmp_path
     assert set(files) <= {"digits.pt", "digits.pt.partial"}
 
 
-def test_hello_ddp_prints_three_lines_a_rank(warm_torch: WarmTorch) -> None:
+def test_hello_ddp_prints_three_lines_per_rank(warm_torch: WarmTorch) -> None:
     done = warm_torch.run(HELLO.read_text(), "--nnodes=1", "--nproc-per-node=2")
     assert done.returncode == 0, done.stderr
     check_hello(done.stdout, 2)
 
 
 @pytest.mark.long
-def test_hello_ddp_prints_the_same_under_torchrun(launch: Launch, tmp_path: Path) -> None:
-    """Into files, as torchrun's workers write into each other's lines on a shared stdout."""
+def test_hello_ddp_output_matches_torchrun(launch: Launch, tmp_path: Path) -> None:
+    """It goes into files, because torchrun's workers interleave their lines on a shared stdout."""
     done = launch("--redirects=1", f"--log-dir={tmp_path}", "--nnodes=1", "--nproc-per-node=3",
                   HELLO, command=TORCHRUN, **OWN_STORE)  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -300,16 +300,13 @@ def check_hello(output: str, nproc: int) -> None:
         (0, None, "cpu"),
     ],
 )
-def test_a_worker_computes_on_its_accelerator_or_all_do_on_the_cpu(
+def test_examples_use_accelerator_only_if_one_per_worker(
     path: Path,
     devices: int,
     built_for: str | None,
     expected: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A worker computes on the accelerator with its local rank, or all do on the CPU if there is
-    not one for each.
-    """
     import torch
 
     accelerator = None if built_for is None else torch.device(built_for)
@@ -361,15 +358,13 @@ RESUMED = "4 workers on cpu with gloo, resuming after epoch 12 of 30\n"
     ],
     ids=["no kill", "no resume", "too early", "no end", "reads badly", "all well"],
 )
-def test_the_demo_names_the_step_that_failed(lines: str, flaw: str) -> None:
+def test_demo_names_failed_step(lines: str, flaw: str) -> None:
     assert story(lines).flaw() == flaw
 
 
 @pytest.mark.long
-def test_the_demo_shows_the_kill_the_restart_and_the_warm_start(
-    start: Start, tmp_path: Path
-) -> None:
-    """It shows the resume as well, and leaves nothing."""
+def test_demo_shows_kill_restart_and_warm_start(start: Start, tmp_path: Path) -> None:
+    """It also shows the resume, and leaves nothing behind."""
     process = start(
         DEMO,
         command=(sys.executable,),
@@ -408,10 +403,10 @@ def test_the_demo_shows_the_kill_the_restart_and_the_warm_start(
     ],
     ids=["INT at the start", "TERM at the start", "HUP at the start", "TERM later"],
 )
-def test_the_demo_cleans_up_when_it_is_interrupted(
+def test_interrupted_demo_cleans_up(
     start: Start, tmp_path: Path, number: signal.Signals, moment: str
 ) -> None:
-    """Its files and its processes, also while relight is being started."""
+    """It removes files and processes, even while relight is still starting."""
     process = start(
         DEMO,
         command=(sys.executable,),

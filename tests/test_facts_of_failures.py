@@ -20,7 +20,7 @@ def failure_of(folder: Path, text: str, *flags: str, rank: int = 0, count: int =
     return next(failure for failure in result.failures if failure.rank == rank)
 
 
-def test_exception_that_ends_the_program_is_dated(tmp_path: Path) -> None:
+def test_fatal_traceback_is_timestamped(tmp_path: Path) -> None:
     text = "import atexit\natexit.register(time.sleep, 1)\nraise ValueError('bad')\n"
     found = failure_of(tmp_path, text)
     assert found.printed_s is not None
@@ -28,7 +28,7 @@ def test_exception_that_ends_the_program_is_dated(tmp_path: Path) -> None:
     assert found.went_on is False
 
 
-def test_program_that_went_on_after_a_traceback_is_known(tmp_path: Path) -> None:
+def test_program_continuing_after_traceback_is_detected(tmp_path: Path) -> None:
     text = "try: {}['x']\nexcept KeyError: traceback.print_exc()\ntime.sleep(1)\nsys.exit(1)\n"
     found = failure_of(tmp_path, text)
     assert found.printed_s is not None
@@ -36,7 +36,7 @@ def test_program_that_went_on_after_a_traceback_is_known(tmp_path: Path) -> None
     assert found.went_on is True
 
 
-def test_traceback_in_a_file_has_no_date(tmp_path: Path) -> None:
+def test_traceback_in_log_file_has_no_timestamp(tmp_path: Path) -> None:
     logs = f"--log-dir={tmp_path / 'logs'}"
     found = failure_of(tmp_path, "raise ValueError('bad')\n", "-r3", logs)
     assert found.report is not None
@@ -44,7 +44,7 @@ def test_traceback_in_a_file_has_no_date(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("-r3",)], ids=["pipe", "file"])
-def test_huge_message_keeps_type_and_place(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_huge_message_keeps_type_and_location(tmp_path: Path, flags: tuple[str, ...]) -> None:
     more = (*flags, f"--log-dir={tmp_path / 'logs'}") if flags else ()
     found = failure_of(tmp_path, "raise RuntimeError('size ' + 'x' * 300_000)\n", *more)
     assert found.report is not None
@@ -52,7 +52,7 @@ def test_huge_message_keeps_type_and_place(tmp_path: Path, flags: tuple[str, ...
     assert found.report.where.endswith("train.py:2")
 
 
-def test_missing_interpreter_of_a_program_is_named(tmp_path: Path) -> None:
+def test_missing_shebang_interpreter_is_named(tmp_path: Path) -> None:
     program = tmp_path / "train"
     program.write_text("#!/no/such/python\n")
     program.chmod(0o755)
@@ -63,14 +63,14 @@ def test_missing_interpreter_of_a_program_is_named(tmp_path: Path) -> None:
     )
 
 
-def test_cpu_limit_is_named(tmp_path: Path) -> None:
+def test_exceeded_cpu_limit_is_named(tmp_path: Path) -> None:
     text = "import resource\nresource.setrlimit(resource.RLIMIT_CPU, (1, 20))\nwhile True: pass\n"
     found = failure_of(tmp_path, text)
     assert found.evidence.startswith("it used up its CPU time limit (ulimit -t")
 
 
-def test_reader_that_has_ended_explains_a_broken_pipe(tmp_path: Path, launch: Launch) -> None:
-    """As with `| head`."""
+def test_closed_reader_explains_broken_pipe(tmp_path: Path, launch: Launch) -> None:
+    """`relight run | head` is the usual case."""
     script = tmp_path / "train.py"
     script.write_text("while True: print('x' * 1000)\n")
     command = f"{shlex.join([*RELIGHT, 'run', str(script)])} 2>{tmp_path}/stderr | head -n1"
@@ -79,7 +79,7 @@ def test_reader_that_has_ended_explains_a_broken_pipe(tmp_path: Path, launch: La
 
 
 @pytest.mark.parametrize("flags", [(), ("-r3",)], ids=["pipe", "file"])
-def test_last_words_may_be_on_stdout(tmp_path: Path, flags: tuple[str, ...]) -> None:
+def test_last_output_line_may_come_from_stdout(tmp_path: Path, flags: tuple[str, ...]) -> None:
     text = "print('accuracy 0.31 is too low, giving up', flush=True)\nsys.exit(1)\n"
     more = (*flags, f"--log-dir={tmp_path / 'logs'}") if flags else ()
     assert failure_of(tmp_path, text, *more).words == "accuracy 0.31 is too low, giving up"
@@ -102,8 +102,8 @@ except OSError as error:
 """
 
 
-def test_exception_of_a_rank_that_still_cleans_up_is_known(tmp_path: Path) -> None:
-    """It is stopped because another rank has lost the connection to it, and says so in a cause."""
+def test_rank_stopped_during_cleanup_reports_its_exception(tmp_path: Path) -> None:
+    """It is stopped because another rank lost the connection to it."""
     script = tmp_path / "train.py"
     script.write_text(f"import os, sys, time\n{CLEANS_UP}")
     ready = str(tmp_path / "ready")
@@ -124,7 +124,7 @@ print(faulthandler.is_enabled(), sys._xoptions, flush=True)
 
 
 @pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=["cold", "preloaded"])
-def test_faulthandler_is_enabled_in_the_worker_only(
+def test_faulthandler_enabled_only_in_worker(
     launch: Launch, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     script = tmp_path / "train.py"

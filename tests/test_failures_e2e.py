@@ -26,7 +26,7 @@ def report_of(stderr: str) -> list[str]:
     return stderr[begin:].strip("\n").split("\n")
 
 
-def line_with(path: Path, mark: str = "# here") -> int:
+def find_line(path: Path, mark: str = "# here") -> int:
     lines = path.read_text().split("\n")
     return next((n for n, line in enumerate(lines, 1) if line.endswith(mark)), 0)
 
@@ -47,7 +47,7 @@ def place() -> Iterator[Path]:
         yield Path(path)
 
 
-def as_everywhere(report: list[str], place: Path) -> str:
+def normalized(report: list[str], place: Path) -> str:
     """The report with one directory, host, process and time.
 
     The marks under a source line go: each version of Python sets others.
@@ -73,13 +73,11 @@ def matches(text: str, expected: str) -> bool:
     sorted(FAULTS.rglob("*.txt")),
     ids=lambda path: str(path.relative_to(FAULTS).with_suffix("")),
 )
-def test_a_failed_job_is_reported_as_the_text_beside_its_script_says(
-    expected: Path, launch: Launch, place: Path
-) -> None:
-    """Who, what and where come first; the exit code is the cause's; victims are no causes.
+def test_failure_report_matches_expected_text(expected: Path, launch: Launch, place: Path) -> None:
+    """Who, what and where come first; the exit code is the culprit's; victims are not culprits.
 
-    The text's first line is the command, which runs in a copy of the folder named like the text, or
-    beside a copy of the script that it names. REWRITE_REPORTS=1 writes the reports that differ.
+    The text's first line is the command. It runs in a copy of the folder named like the text, or
+    next to a copy of the script that it names. REWRITE_REPORTS=1 rewrites reports that differ.
     """
     command, _, wanted = expected.read_text().partition("\n")
     words = shlex.split(command.removeprefix("$ "))
@@ -99,15 +97,15 @@ def test_a_failed_job_is_reported_as_the_text_beside_its_script_says(
     report = report_of(result.stderr)
     check_form(report)
     assert report[-1].startswith(f"exit code {result.returncode}; no restarts were allowed")
-    text = as_everywhere(report, place)
+    text = normalized(report, place)
     if not matches(text, wanted):
         if "REWRITE_REPORTS" in os.environ:
             expected.write_text(f"{command}\n{text}")
         assert text == wanted
 
 
-def test_a_restart_says_why_in_one_line(launch: Launch, script: Script) -> None:
-    """Before a restart, one line names the rank, the exception and the script's line."""
+def test_restart_reason_is_one_line(launch: Launch, script: Script) -> None:
+    """It names the rank, the exception and the script's line."""
     path = script("""
 import os, sys
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -118,13 +116,12 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     said = [line for line in result.stderr.split("\n") if line.startswith("relight: rank")]
     assert len(said) == 1
     assert said[0].startswith(
-        f"relight: rank 0 raised ValueError: bad batch at {path}:{line_with(path)} (pid "
+        f"relight: rank 0 raised ValueError: bad batch at {path}:{find_line(path)} (pid "
     )
     assert said[0].endswith("; restart 1 of 1")
 
 
-def test_a_traceback_is_no_failure(launch: Launch, script: Script) -> None:
-    """A worker that prints a traceback and exits with 0 has not failed."""
+def test_printed_traceback_alone_is_not_a_failure(launch: Launch, script: Script) -> None:
     path = script("import traceback\ntry:\n    1 / 0\nexcept ArithmeticError:\n"
                   "    traceback.print_exc()\n")  # fmt: skip
     result = launch("run", "--nproc-per-node=2", path)
@@ -133,8 +130,8 @@ def test_a_traceback_is_no_failure(launch: Launch, script: Script) -> None:
     assert "relight: rank" not in result.stderr
 
 
-def test_the_report_stays_small(launch: Launch, script: Script) -> None:
-    """Long paths, long messages and different failures of all ranks fit on a terminal as well."""
+def test_report_stays_small(launch: Launch, script: Script) -> None:
+    """Long paths, long messages and a different failure on each rank still fit on a terminal."""
     folder = "a-directory-with-quite-a-long-name/" * 4
     path = script("", "x")
     deep = path.parent / folder / "train.py"
@@ -151,7 +148,7 @@ def test_the_report_stays_small(launch: Launch, script: Script) -> None:
     assert report[0].startswith("relight: rank 0 raised ValueError: along message long message")
     assert report[1].startswith("  …")
     assert report[1].endswith(
-        f"/a-directory-with-quite-a-long-name/train.py:{line_with(deep)} in g"
+        f"/a-directory-with-quite-a-long-name/train.py:{find_line(deep)} in g"
     )
     assert "what followed:" in report
     check_form(report)
@@ -249,7 +246,7 @@ PEER_IS_GONE = "raised RuntimeError: "
     ids=["raise", "destroy first", "kill", "ddp", "timeout", "loader", "record"],
 )
 @pytest.mark.parametrize("workers", ["warm", pytest.param("cold", marks=pytest.mark.long)])
-def test_in_a_job_of_torch_the_culprit_is_named_not_its_peers(
+def test_torch_job_report_names_culprit_not_peers(
     text: str,
     first: str,
     exit_code: int,
@@ -259,7 +256,7 @@ def test_in_a_job_of_torch_the_culprit_is_named_not_its_peers(
     launch: Launch,
     script: Script,
 ) -> None:
-    """The peers lose their connection to it."""
+    """The peers lose their connection to the culprit."""
     if workers == "warm":
         path = warm_torch.folder / "train.py"
         result = warm_torch.run(text, "--nproc-per-node=3")
@@ -270,7 +267,7 @@ def test_in_a_job_of_torch_the_culprit_is_named_not_its_peers(
     shown = "\n".join(report)
     assert re.match(f"relight: {first}", shown), result.stderr
     assert result.returncode == exit_code, result.stderr
-    if line := line_with(path):
+    if line := find_line(path):
         assert report[1].startswith(f"  {path}:{line}"), shown
     assert says in shown, shown
     check_form(report)
@@ -279,9 +276,7 @@ def test_in_a_job_of_torch_the_culprit_is_named_not_its_peers(
 RAISES = "import os\nif os.environ['RANK'] == '0':\n    raise ValueError('bad batch')\n"
 
 
-def test_the_launchers_own_error_file_has_torchs_schema(
-    launch: Launch, script: Script, tmp_path: Path
-) -> None:
+def test_error_file_has_torch_schema(launch: Launch, script: Script, tmp_path: Path) -> None:
     """The script needs no decorator."""
     file = tmp_path / "made" / "error.json"
     launch("run", "--nproc-per-node=2", script(RAISES), TORCHELASTIC_ERROR_FILE=str(file))
@@ -302,10 +297,10 @@ def test_the_launchers_own_error_file_has_torchs_schema(
     assert os.listdir(file.parent) == ["error.json"]
 
 
-def test_an_error_file_that_cannot_be_written_changes_nothing(
+def test_unwritable_error_file_changes_nothing(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """The report and the exit code stay, and nothing is left behind."""
+    """Report and exit code stay the same, and nothing is left behind."""
     taken = tmp_path / "taken"
     taken.mkdir()
     result = launch("run", script(RAISES), TORCHELASTIC_ERROR_FILE=str(taken))
@@ -339,7 +334,7 @@ if os.environ["RANK"] != "1":
         pytest.param(TEXT_RECORD, id="text"),
     ],
 )
-def test_the_error_file_is_the_one_that_torchrun_would_write(
+def test_error_file_matches_torchrun(
     text: str, launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     path = script(text)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import RELIGHT, clean_environment
-from test_failures_e2e import as_everywhere, check_form, matches, report_of
+from test_failures_e2e import check_form, matches, normalized, report_of
 from warm_torch import Result, WarmTorch, run_agents
 
 FAULTS = Path(__file__).parent / "faults_on_nodes"
@@ -80,7 +80,7 @@ def check(results: list[Result], script: Path, place: Path) -> None:
     assert len(codes) == 1, (codes, reports)
     copied = results[0].args[-1]
     texts = {
-        as_everywhere(report, place).replace(Path(copied).name, script.name) for report in reports
+        normalized(report, place).replace(Path(copied).name, script.name) for report in reports
     }
     assert len(texts) == 1, "\n".join(texts)
     (text,) = texts
@@ -117,7 +117,7 @@ def warm_faults() -> Iterator[object]:
 
 
 @pytest.mark.parametrize("script", list(faults()), ids=lambda path: path.stem)
-def test_all_nodes_report_the_right_rank_first(script: Path, place: Path) -> None:
+def test_all_nodes_report_culprit_first(script: Path, place: Path) -> None:
     copied = shutil.copy(script, place)
     command = (*RELIGHT, "run", *flags(script, place), copied)
     check(run_agents(command, NODES, place, clean_environment(TMPDIR=str(place))), script, place)
@@ -126,8 +126,8 @@ def test_all_nodes_report_the_right_rank_first(script: Path, place: Path) -> Non
 @pytest.mark.slow
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("script", list(warm_faults()))
-def test_warm_workers_have_the_same_report(script: Path, warm_torch: WarmTorch) -> None:
-    """Workers that are forked from a process with torch fail as others do, on four nodes."""
+def test_warm_workers_produce_same_report(script: Path, warm_torch: WarmTorch) -> None:
+    """They are forked from a process with torch, on four nodes."""
     place = warm_torch.folder
     shows_stacks = STACKS in script.with_suffix(".txt").read_text()
     quick = script.stem not in SLOW_EXIT and not shows_stacks

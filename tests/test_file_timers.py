@@ -34,9 +34,7 @@ def check(found: "subprocess.CompletedProcess[str]") -> None:
     assert found.returncode in (-9, 137)
 
 
-def test_a_worker_is_killed_when_the_timer_of_torch_expires(
-    warm_torch: WarmTorch, tmp_path: Path
-) -> None:
+def test_expired_torch_timer_kills_worker(warm_torch: WarmTorch, tmp_path: Path) -> None:
     found = warm_torch.run(SCRIPT, **variables(tmp_path))
     check(found)
     assert "rank 0 was killed by SIGKILL: its timer" in found.stderr
@@ -44,8 +42,8 @@ def test_a_worker_is_killed_when_the_timer_of_torch_expires(
 
 
 @pytest.mark.long
-def test_torchrun_ends_with_the_same_exit_code(launch: Launch, tmp_path: Path) -> None:
-    """Though it kills itself too: see `late-worker` in docs/differences.md."""
+def test_expired_timer_exit_code_matches_torchrun(launch: Launch, tmp_path: Path) -> None:
+    """Though torchrun kills itself as well: see `late-worker` in docs/differences.md."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     check(launch("--nproc-per-node=1", script, command=TORCHRUN, **variables(tmp_path)))

@@ -36,7 +36,7 @@ with open("trace_0", "wb") as file:
 """
 
 
-def test_the_report_says_which_rank_has_not_entered_which_collective(
+def test_report_names_rank_missing_from_collective(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     report = tmp_path / "report.json"
@@ -59,8 +59,8 @@ def test_the_report_says_which_rank_has_not_entered_which_collective(
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_a_dump_that_torch_has_made_is_read(warm_torch: WarmTorch) -> None:
-    """Of gloo, which records as NCCL does."""
+def test_reads_dump_written_by_torch(warm_torch: WarmTorch) -> None:
+    """Gloo records as NCCL does."""
     assert warm_torch.run(GLOO).returncode == 0
     failure = Failure(
         rank=0, local_rank=0, host="a", pid=1, exitcode=1, at=0.0, stop_signal=0, report=None,

@@ -61,10 +61,8 @@ def on_full_disk(disk: Path, how: str = FULL) -> tuple[str, ...]:
 
 
 @pytest.mark.needs_mounts
-def test_reports_without_a_place_are_lost_and_nothing_else(
-    launch: Launch, script: Script, tmp_path: Path
-) -> None:
-    """The disk has the directories of one generation, and room for nothing in them."""
+def test_full_disk_loses_only_error_reports(launch: Launch, script: Script, tmp_path: Path) -> None:
+    """The disk holds the directories of one generation, but no files in them."""
     disk = tmp_path / "disk"
     result = launch(
         "run", "--nproc-per-node=2", "--max-restarts=1", script(REPORTS),
@@ -78,7 +76,7 @@ def test_reports_without_a_place_are_lost_and_nothing_else(
 
 
 @pytest.mark.needs_mounts
-def test_a_preempted_node_saves_though_its_disk_is_full(
+def test_preempted_node_checkpoints_despite_full_disk(
     start: Start, script: Script, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
@@ -89,7 +87,7 @@ def test_a_preempted_node_saves_though_its_disk_is_full(
     saves(agent)
 
 
-def test_a_preempted_node_saves_though_there_is_no_tmpdir(
+def test_preempted_node_checkpoints_without_tmpdir(
     start: Start, script: Script, tmp_path: Path
 ) -> None:
     variables = {"TMPDIR": str(tmp_path / "missing")}
@@ -108,9 +106,7 @@ def saves(agent: "subprocess.Popen[bytes]") -> None:
 
 
 @pytest.mark.parametrize("how", ["overwrite", "truncate"])
-def test_nonsense_in_shared_memory_does_not_end_the_agent(
-    launch: Launch, script: Script, how: str
-) -> None:
+def test_corrupt_shared_memory_does_not_end_agent(launch: Launch, script: Script, how: str) -> None:
     result: subprocess.CompletedProcess[str] = launch(
         "run", "--hang-timeout=3600", "--max-restarts=1", script(SCRIBBLES), how
     )
@@ -121,10 +117,10 @@ def test_nonsense_in_shared_memory_does_not_end_the_agent(
 
 @pytest.mark.needs_mounts
 @pytest.mark.parametrize("files", [3, 4])
-def test_a_disk_without_room_for_error_files_prevents_no_start_or_restart(
+def test_full_disk_does_not_prevent_start_or_restart(
     launch: Launch, script: Script, tmp_path: Path, files: int
 ) -> None:
-    """Of so many, one is the root of the disk, one the directory of the job, one its lock."""
+    """One of the files is the root of the disk, one the job directory, one its lock."""
     disk = tmp_path / "disk"
     result = launch(
         "run", "--max-restarts=1", script(FAILS_ONCE),
@@ -138,10 +134,10 @@ def test_a_disk_without_room_for_error_files_prevents_no_start_or_restart(
 
 @pytest.mark.needs_mounts
 @pytest.mark.parametrize(("files", "flag"), [(4, "--tee=3"), (5, "--tee=3"), (9, "--redirects=3")])
-def test_output_without_room_for_its_log_goes_to_the_console(
+def test_unwritable_log_falls_back_to_console(
     launch: Launch, script: Script, tmp_path: Path, files: int, flag: str
 ) -> None:
-    """The directory of the attempt, that of the worker, or that of the second attempt."""
+    """The directory of the attempt, of the worker, or of the second attempt doesn't fit."""
     disk = tmp_path / "disk"
     result = launch(
         "run", "--max-restarts=1", flag, f"--log-dir={disk}", script(FAILS_ONCE),
@@ -154,7 +150,7 @@ def test_output_without_room_for_its_log_goes_to_the_console(
 
 
 @pytest.mark.needs_mounts
-def test_a_full_disk_ends_filtered_output_with_a_note(
+def test_full_disk_ends_filtered_output_with_note(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"
@@ -168,7 +164,7 @@ def test_a_full_disk_ends_filtered_output_with_a_note(
 
 
 @pytest.mark.needs_mounts
-def test_a_full_disk_of_the_sockets_keeps_no_job_from_a_warm_start(
+def test_full_runtime_dir_does_not_prevent_warm_start(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     disk = tmp_path / "disk"

@@ -45,7 +45,7 @@ def call(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
 Call = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_results_come_back_in_the_order_of_ranks(call: Call) -> None:
+def test_results_are_ordered_by_rank(call: Call) -> None:
     """Arguments reach each rank."""
     result = call("""
         import os, relight
@@ -59,7 +59,7 @@ def test_results_come_back_in_the_order_of_ranks(call: Call) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_torch_workers_of_two_agents_are_one_group(call: Call) -> None:
+def test_torch_workers_of_two_agents_form_one_group(call: Call) -> None:
     """Both are on this machine."""
     result = call("""
         import relight
@@ -76,7 +76,7 @@ def test_torch_workers_of_two_agents_are_one_group(call: Call) -> None:
     assert result.stdout.splitlines()[-1] == "[1, 1]", result.stderr
 
 
-def test_an_exception_is_raised_in_the_caller(call: Call) -> None:
+def test_exception_is_raised_in_caller(call: Call) -> None:
     """The exception of the rank that failed first, with its remote traceback as the cause."""
     result = call("""
         import os, time, relight
@@ -100,7 +100,7 @@ def test_an_exception_is_raised_in_the_caller(call: Call) -> None:
     assert "caller.py" in result.stderr
 
 
-def test_a_restart_counts_from_its_last_attempt(call: Call) -> None:
+def test_only_last_attempt_counts(call: Call) -> None:
     """After a restart that succeeds there are results; otherwise the last attempt's exception."""
     result = call("""
         import os, relight
@@ -118,7 +118,7 @@ def test_a_restart_counts_from_its_last_attempt(call: Call) -> None:
     assert result.stdout == "[1]\n2\n", result.stderr
 
 
-def test_a_worker_that_leaves_no_exception_is_an_error_of_its_own(call: Call) -> None:
+def test_worker_without_exception_raises_workers_failed(call: Call) -> None:
     result = call("""
         import os, relight
         from relight.base.errors import WorkersFailedError
@@ -130,7 +130,7 @@ def test_a_worker_that_leaves_no_exception_is_an_error_of_its_own(call: Call) ->
     assert result.stdout.startswith("failed: relight run ended with exit code 137"), result.stderr
 
 
-def test_an_argument_that_cannot_be_pickled_is_refused_before_anything_starts(call: Call) -> None:
+def test_unpicklable_argument_rejected_before_start(call: Call) -> None:
     result = call("""
         import threading, relight
         from relight.base.errors import UsageError
@@ -153,7 +153,7 @@ def no_cloudpickle(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("installed", [True, False], ids=["cloudpickle", "no cloudpickle"])
-def test_a_result_that_cannot_be_pickled_is_an_error_of_one_line(
+def test_unpicklable_result_is_one_line_error(
     call: Call, installed: bool, no_cloudpickle: str
 ) -> None:
     """It says which rank's, and why, without a traceback of relight's own."""
@@ -198,7 +198,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_script_needs_no_cloudpickle(tmp_path: Path, no_cloudpickle: str) -> None:
+def test_script_functions_need_no_cloudpickle(tmp_path: Path, no_cloudpickle: str) -> None:
     """A function of the script itself, with classes of the script in its arguments, its results and
     its exceptions: workers import the script as multiprocessing does, with the same arguments.
     """
@@ -215,7 +215,7 @@ def test_a_script_needs_no_cloudpickle(tmp_path: Path, no_cloudpickle: str) -> N
         ], result.stderr
 
 
-def test_a_function_that_workers_cannot_import_is_an_error_of_one_line(
+def test_unimportable_function_is_one_line_error(
     call: Call, tmp_path: Path, no_cloudpickle: str
 ) -> None:
     """A script without the guard, a function below it, a script that is no file."""
@@ -250,7 +250,7 @@ def test_a_function_that_workers_cannot_import_is_an_error_of_one_line(
         assert "exit code" not in result.stderr
 
 
-def test_output_goes_to_the_streams_of_the_caller(call: Call) -> None:
+def test_output_goes_to_caller_streams(call: Call) -> None:
     """As in a notebook, where sys.stdout is no file."""
     result = call("""
         import contextlib, io, relight
@@ -262,7 +262,7 @@ def test_output_goes_to_the_streams_of_the_caller(call: Call) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_outlives_the_caller(
+def test_nothing_outlives_caller(
     number: int, start: Start, script: Script, launch: Launch, tmp_path: Path
 ) -> None:
     """Ctrl-C, or kill -9 of the caller, ends the workers; no directory stays behind. As long as the
@@ -304,7 +304,7 @@ def wait(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_importing_relight_does_not_load_relight_launch() -> None:
+def test_importing_relight_does_not_load_launch() -> None:
     """It is loaded when it is used."""
     text = (
         "import sys, relight; print('relight.api.function' in sys.modules, 'pickle' in sys.modules)"
@@ -313,7 +313,7 @@ def test_importing_relight_does_not_load_relight_launch() -> None:
     assert result.stdout == b"False False\n"
 
 
-def test_a_rank_that_ends_before_it_returns_is_named(call: Call) -> None:
+def test_rank_exiting_before_return_is_named(call: Call) -> None:
     """Results are never those of other ranks: who exits with 0 before it returns is named, also
     when it has returned in an attempt before.
     """
@@ -391,7 +391,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("arguments", REFUSED)
-def test_a_wrong_argument_is_refused(arguments: str) -> None:
+def test_invalid_argument_is_rejected(arguments: str) -> None:
     """Before anything starts: by its name, with what was probably meant."""
 
     def train(lr: float, epochs: int = 1) -> None:
@@ -403,7 +403,7 @@ def test_a_wrong_argument_is_refused(arguments: str) -> None:
         assert part in "".join(traceback.format_exception_only(caught.value))
 
 
-def test_what_relight_run_refuses_is_in_the_exception(capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_error_is_raised_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """What is wrong with it and what to do about it, and it is not printed besides; a worker that
     ends with 2 is no mistake of the caller.
     """
@@ -417,7 +417,7 @@ def test_what_relight_run_refuses_is_in_the_exception(capsys: pytest.CaptureFixt
         relight.launch(os._exit, 2)
 
 
-def test_a_function_that_takes_any_option_gets_all_but_near_misses() -> None:
+def test_kwargs_function_rejects_near_miss_options() -> None:
     """A function with **options gets all but what is nearly a name of relight.launch's own; one
     that a decorator has wrapped is asked for what the decorator takes.
     """
@@ -442,7 +442,7 @@ def test_a_function_that_takes_any_option_gets_all_but_near_misses() -> None:
         relight.launch("train.py")  # type: ignore[arg-type]
 
 
-def test_what_a_host_sends_stays_in_its_directory(
+def test_host_cannot_write_outside_job_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A host has no say in where files are written: what is not named as a result is dropped."""

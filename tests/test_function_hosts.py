@@ -52,8 +52,8 @@ def left_behind(tmp_path: Path, hosts: Sshd) -> list[str]:
     return [str(path) for path in found if path.name != "token"]
 
 
-def test_results_of_other_hosts_come_back(call: Call, tmp_path: Path, hosts: Sshd) -> None:
-    """Each rank's result comes back, also a large one, and prints appear; nothing stays behind."""
+def test_remote_results_are_returned(call: Call, tmp_path: Path, hosts: Sshd) -> None:
+    """Large results arrive too, output appears, and nothing is left behind."""
     result = call("""
         def work(size):
             print("on", os.environ["ON"], end="")
@@ -74,10 +74,8 @@ def test_results_of_other_hosts_come_back(call: Call, tmp_path: Path, hosts: Ssh
     assert left_behind(tmp_path, hosts) == []
 
 
-def test_an_exception_on_another_host_is_raised_here(
-    call: Call, tmp_path: Path, hosts: Sshd
-) -> None:
-    """It comes with its traceback."""
+def test_remote_exception_is_raised_locally(call: Call, tmp_path: Path, hosts: Sshd) -> None:
+    """It has its traceback."""
     result = call("""
         def work():
             if os.environ["RANK"] == "1":
@@ -92,8 +90,8 @@ def test_an_exception_on_another_host_is_raised_here(
     assert left_behind(tmp_path, hosts) == []
 
 
-def test_a_host_that_is_not_there_is_named(call: Call, tmp_path: Path, hosts: Sshd) -> None:
-    """The error is one line, and nothing has run on the other host."""
+def test_unreachable_host_is_named(call: Call, tmp_path: Path, hosts: Sshd) -> None:
+    """The error is one line, and nothing runs on the other host."""
     result = call("""
         def work():
             raise SystemExit("it ran")
@@ -107,7 +105,7 @@ def test_a_host_that_is_not_there_is_named(call: Call, tmp_path: Path, hosts: Ss
     assert left_behind(tmp_path, hosts) == []
 
 
-def test_a_rank_on_another_host_that_ends_before_it_returns_is_named(call: Call) -> None:
+def test_remote_rank_exiting_before_return_is_named(call: Call) -> None:
     result = call("""
         def work():
             if os.environ["RANK"] == "1":

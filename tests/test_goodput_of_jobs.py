@@ -82,7 +82,7 @@ def marked(folder: Path, name: str, restart: int, rank: int) -> float:
 
 
 @pytest.mark.slow
-def test_a_job_with_a_restart_ends_with_its_account(launch: Launch, tmp_path: Path) -> None:
+def test_restarted_job_prints_goodput(launch: Launch, tmp_path: Path) -> None:
     done = run(launch, tmp_path, 0.05)
     assert done.returncode == 0, done.stderr
     text = done.stderr[done.stderr.index("relight: goodput") :]
@@ -94,16 +94,14 @@ def test_a_job_with_a_restart_ends_with_its_account(launch: Launch, tmp_path: Pa
     assert phases["unknown"] == 0
 
 
-def test_a_job_without_a_restart_ends_quietly(launch: Launch) -> None:
+def test_job_without_restart_prints_no_goodput(launch: Launch) -> None:
     done = launch("run", "--no-python", "sleep", "1.2")
     assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.long
-def test_the_account_differs_from_known_times_by_less_than_2_percent(
-    launch: Launch, tmp_path: Path
-) -> None:
-    """All times are the script's own, of the clock that all processes of a machine share; what
+def test_goodput_is_accurate_within_2_percent(launch: Launch, tmp_path: Path) -> None:
+    """All times are the script's own, by the clock that all processes of a machine share; what
     comes before its first line counts as imports.
     """
     scale = 1.5
@@ -135,9 +133,7 @@ def test_the_account_differs_from_known_times_by_less_than_2_percent(
 
 
 @pytest.mark.long
-def test_a_restart_that_takes_long_until_its_workers_come_is_told_with_the_remedy(
-    launch: Launch, tmp_path: Path
-) -> None:
+def test_slow_restart_is_reported_with_remedy(launch: Launch, tmp_path: Path) -> None:
     done = run(launch, tmp_path, 1.6)
     assert done.returncode == 0
     assert re.search(
@@ -147,7 +143,7 @@ def test_a_restart_that_takes_long_until_its_workers_come_is_told_with_the_remed
 
 
 @pytest.mark.slow
-def test_status_tells_where_the_time_goes_while_the_job_runs(
+def test_status_shows_goodput_of_running_job(
     start: Callable[..., Any], launch: Launch, tmp_path: Path
 ) -> None:
     variables = {"XDG_RUNTIME_DIR": str(tmp_path), "RELIGHT_STATE_DIR": str(tmp_path / "state")}

@@ -9,9 +9,9 @@ from relight.core.ranks import NO_GENERATION
 from relight.host.loop import Loop
 
 
-def test_a_node_that_is_lost_while_nobody_coordinates_is_missed_afterwards() -> None:
-    """The process was suspended: its record has run out, the node's connection has ended, and then
-    it renews the record.
+def test_suspended_coordinator_notices_lost_node_on_resume() -> None:
+    """The record expired and the node's connection ended during the suspension; then the process
+    renews the record.
     """
     loop, coordinates = Loop(), True
     try:

@@ -127,7 +127,7 @@ HANGS = {
 
 
 @pytest.mark.parametrize("name", HANGS)
-def test_a_hang_is_reported_with_the_rank_that_is_elsewhere(name: str, run: Run) -> None:
+def test_hang_report_names_outlier_rank(name: str, run: Run) -> None:
     text, expected = HANGS[name]
     done = run(text)
     lines = done.stderr.partition("relight: rank")[2].splitlines()
@@ -141,7 +141,7 @@ def test_a_hang_is_reported_with_the_rank_that_is_elsewhere(name: str, run: Run)
     assert "(train.py:7)" in others[0]
 
 
-def test_a_hang_counts_as_a_failure(run: Run) -> None:
+def test_hang_counts_as_failure(run: Run) -> None:
     text = """
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == 1:
         time.sleep(1000)
@@ -179,16 +179,16 @@ else:
 """
 
 
-def test_a_job_that_works_is_left_alone(launch: Launch, script: Callable[[str], Path]) -> None:
-    """A rank computes, writes, waits for a program, and reports steps, each for longer than the
-    time-out; the other waits for it.
+def test_busy_job_is_not_reported_hung(launch: Launch, script: Callable[[str], Path]) -> None:
+    """A rank computes, writes, waits for a program and reports steps, each for longer than the
+    timeout; the other rank waits for it.
     """
     done = launch("run", "--nproc-per-node=2", HANG, script(WORKS))
     assert done.returncode == 0, done.stderr
     assert "has made progress" not in done.stderr
 
 
-def test_the_failure_report_has_the_stacks(run: Run, tmp_path: Path) -> None:
+def test_failure_report_has_stacks(run: Run, tmp_path: Path) -> None:
     text = """
     def read():
         time.sleep(1000)
@@ -206,7 +206,7 @@ def test_the_failure_report_has_the_stacks(run: Run, tmp_path: Path) -> None:
     assert any("in read" in line for line in report["cause"]["doing"]["stack"])
 
 
-def test_two_nodes_hang_only_if_both_do(warm_torch: WarmTorch, tmp_path: Path) -> None:
+def test_hang_requires_both_nodes_idle(warm_torch: WarmTorch, tmp_path: Path) -> None:
     """The workers of one node wait for those of the other, which compute for a while, then hang."""
     text = HEAD + textwrap.dedent("""
         def compute():
@@ -237,7 +237,7 @@ def test_two_nodes_hang_only_if_both_do(warm_torch: WarmTorch, tmp_path: Path) -
         assert after_s > 6, "the node that computed was alive until then"
 
 
-def test_without_the_flag_a_time_out_is_told_with_where_the_others_are(
+def test_collective_timeout_reports_where_ranks_were(
     warm_torch: WarmTorch,
 ) -> None:
     timeout = "timeout=__import__('datetime').timedelta(seconds=3)"

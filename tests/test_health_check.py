@@ -76,7 +76,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_a_node_that_passes_runs_its_workers(tmp_path: Path, script: Path) -> None:
+def test_passing_node_runs_workers(tmp_path: Path, script: Path) -> None:
     check = program(tmp_path / "check.sh", "echo fine; exit 0")
     logs = tmp_path / "logs"
     code, stdout, stderr = run(f"--health-check={check}", f"--log-dir={logs}", str(script))
@@ -88,7 +88,7 @@ def test_a_node_that_passes_runs_its_workers(tmp_path: Path, script: Path) -> No
     assert names.index("HealthChecked") < names.index("WorkerStarted")
 
 
-def test_a_node_that_fails_runs_no_worker_and_says_why(tmp_path: Path, script: Path) -> None:
+def test_failing_node_runs_no_worker_and_gives_reason(tmp_path: Path, script: Path) -> None:
     check = program(tmp_path / "check.sh", "echo looking; echo GPU 3 is gone >&2; exit 9")
     code, stdout, stderr = run(f"--health-check={check}", str(script))
     assert (code, stdout) == (EXIT_MACHINE, "")
@@ -103,7 +103,7 @@ def test_a_node_that_fails_runs_no_worker_and_says_why(tmp_path: Path, script: P
         ("exit 3 ;", "exited with 3): "),
     ],
 )
-def test_the_reason_says_how_the_command_ended(
+def test_reason_says_how_command_ended(
     command: str, expected: str, tmp_path: Path, script: Path
 ) -> None:
     code, _, stderr = run(f"--health-check={command}", str(script), cwd=tmp_path)
@@ -111,9 +111,7 @@ def test_the_reason_says_how_the_command_ended(
     assert expected in stderr
 
 
-def test_a_check_that_does_not_end_is_killed_with_what_it_started(
-    tmp_path: Path, script: Path
-) -> None:
+def test_check_timeout_kills_its_whole_process_tree(tmp_path: Path, script: Path) -> None:
     check = program(tmp_path / "check.sh", f"sleep 1000 & echo $! > {tmp_path}/pid; sleep 1000")
     code, _, stderr = run(f"--health-check={check}", "--health-check-timeout=0.5", str(script))
     assert code == EXIT_MACHINE
@@ -121,7 +119,7 @@ def test_a_check_that_does_not_end_is_killed_with_what_it_started(
     assert has_ended(int((tmp_path / "pid").read_text()))
 
 
-def test_a_signal_ends_the_agent_during_the_check(tmp_path: Path, script: Path) -> None:
+def test_signal_during_check_ends_agent(tmp_path: Path, script: Path) -> None:
     check = program(tmp_path / "check.sh", f"echo $$ > {tmp_path}/pid; exec sleep 1000")
     process = start(f"--health-check={check}", str(script))
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip())
@@ -131,8 +129,8 @@ def test_a_signal_ends_the_agent_during_the_check(tmp_path: Path, script: Path) 
     assert has_ended(int((tmp_path / "pid").read_text()))
 
 
-def test_a_node_is_checked_again_before_a_restart(tmp_path: Path) -> None:
-    """Its worker fails and takes the disk along: the report is that of the worker."""
+def test_node_is_rechecked_before_restart(tmp_path: Path) -> None:
+    """Its worker fails and breaks the disk: the worker's failure is reported."""
     script = tmp_path / "train.py"
     script.write_text(f"open({str(tmp_path / 'broken')!r}, 'w'); raise SystemExit(7)")
     check = program(tmp_path / "check.sh", f"! test -e {tmp_path}/broken")
@@ -141,7 +139,7 @@ def test_a_node_is_checked_again_before_a_restart(tmp_path: Path) -> None:
     assert "exit code 7; no restart: the health check failed" in stderr, stderr
 
 
-def test_without_a_restart_left_nothing_is_checked(tmp_path: Path) -> None:
+def test_no_recheck_without_restarts_left(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit(7)")
     check = program(tmp_path / "check.sh", f"echo >> {tmp_path}/times")
@@ -163,8 +161,8 @@ def agents(
     ]  # fmt: skip
 
 
-def test_the_others_go_on_with_a_spare(tmp_path: Path) -> None:
-    """Of three nodes two are needed. The first to fail becomes unfit; the spare takes its place."""
+def test_spare_replaces_unhealthy_node(tmp_path: Path) -> None:
+    """Two of three nodes are needed. The first to fail becomes unhealthy; the spare replaces it."""
     script = tmp_path / "train.py"
     script.write_text(
         "import os, sys, time\n"
@@ -199,7 +197,7 @@ def test_the_others_go_on_with_a_spare(tmp_path: Path) -> None:
     assert all("left: its health check failed" in stderr for _, _, stderr in others), others
 
 
-def test_a_node_that_never_passes_disturbs_nobody(tmp_path: Path, script: Path) -> None:
+def test_node_that_never_passes_does_not_disturb_others(tmp_path: Path, script: Path) -> None:
     bad, *good = agents(tmp_path, ["exit 1 ;", "true ;", "true ;"], "2", script)
     _, stderr = bad.communicate(timeout=LIMIT_S)
     assert bad.returncode == EXIT_MACHINE, stderr
@@ -210,10 +208,8 @@ def test_a_node_that_never_passes_disturbs_nobody(tmp_path: Path, script: Path) 
 
 
 @pytest.mark.parametrize("seconds", ["0", "1.5"])
-def test_a_node_that_waits_is_told_who_left_and_why(
-    seconds: str, tmp_path: Path, script: Path
-) -> None:
-    """Also if the check ends before the node has joined."""
+def test_waiting_node_reports_who_left_and_why(seconds: str, tmp_path: Path, script: Path) -> None:
+    """Even if the check ends before the node has joined."""
     bad = program(tmp_path / "bad.sh", f"sleep {seconds}; echo GPU 3 is gone; exit 9")
     good = agents(tmp_path, ["true ;"], "2", script)[0]
     assert good.stderr is not None
@@ -238,14 +234,14 @@ def test_a_node_that_waits_is_told_who_left_and_why(
         ("disk,memory,shm,gpu", "gpu: "),
     ],
 )
-def test_a_check_by_name_says_what_is_missing(check: str, expected: str, script: Path) -> None:
+def test_builtin_check_says_what_is_missing(check: str, expected: str, script: Path) -> None:
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     code, _, stderr = run(f"--health-check={check}", str(script), env=env)
     assert code == EXIT_MACHINE
     assert re.search(expected, stderr), stderr
 
 
-def test_what_is_there_passes(script: Path) -> None:
+def test_sufficient_resources_pass(script: Path) -> None:
     code, _, stderr = run("--health-check=disk=1K,memory=1M,shm=1K", "--verbose", str(script))
     assert code == 0, stderr
     assert "the health check passed" in stderr
@@ -264,10 +260,8 @@ def test_what_is_there_passes(script: Path) -> None:
         ("0, [N/A], [N/A]\\nnonsense\\n", "", ""),
     ],
 )
-def test_what_nvidia_smi_says_of_a_gpu_counts(
-    printed: str, why: str, remedy: str, tmp_path: Path
-) -> None:
-    """A made-up nvidia-smi stands in: there is no GPU here."""
+def test_nvidia_smi_errors_fail_check(printed: str, why: str, remedy: str, tmp_path: Path) -> None:
+    """A fake nvidia-smi stands in, as there is no GPU here."""
     program(tmp_path / "nvidia-smi", f"printf '{printed}'")
     env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     found = health_check._by_nvidia_smi(env)
@@ -275,14 +269,14 @@ def test_what_nvidia_smi_says_of_a_gpu_counts(
     assert remedy in found.remedy
 
 
-def test_nvidia_smi_is_asked_for_the_gpus_of_this_job_only(tmp_path: Path) -> None:
+def test_nvidia_smi_queries_only_visible_gpus(tmp_path: Path) -> None:
     program(tmp_path / "nvidia-smi", f'echo "$@" > {tmp_path}/arguments')
     env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "2,3"})
     assert not health_check._by_nvidia_smi(env).why
     assert (tmp_path / "arguments").read_text().strip().endswith(" --id=2,3")
 
 
-def test_an_nvidia_smi_that_fails_is_a_reason(tmp_path: Path) -> None:
+def test_failing_nvidia_smi_fails_check(tmp_path: Path) -> None:
     program(tmp_path / "nvidia-smi", "echo NVML: Driver/library version mismatch; exit 18")
     env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert "exited with 18: NVML: Driver/library" in health_check._by_nvidia_smi(env).why
@@ -300,6 +294,6 @@ def test_an_nvidia_smi_that_fails_is_a_reason(tmp_path: Path) -> None:
         ("disk,network=1G", "network without a size"),
     ],
 )
-def test_a_bad_value_is_refused(text: str, expected: str) -> None:
+def test_invalid_check_is_rejected(text: str, expected: str) -> None:
     with pytest.raises(ValueError, match=re.escape(expected)):
         parse_health_check(text)

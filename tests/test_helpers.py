@@ -93,10 +93,10 @@ def unkillable(marker: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_agent_leaves_no_helper_behind(
+def test_killed_agent_leaves_no_helper(
     kind: str, start: Start, tmp_path: Path, marker: str
 ) -> None:
-    """It has started a process in a session of its own, and a daemon whose parents are gone."""
+    """The helper has a child in its own session, and an orphaned daemon."""
     tree = f"setsid sleep {marker} &\n(setsid sh -c 'sleep {marker} &' &)\nsleep {marker}"
     if PORTABLE:
         tree = f"sleep {marker} &\nsleep {marker}"
@@ -109,7 +109,7 @@ def test_a_killed_agent_leaves_no_helper_behind(
 
 @pytest.mark.needs_setpriv
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_helper_that_can_not_be_killed_keeps_no_agent(
+def test_unkillable_helper_does_not_block_agent(
     kind: str, start: Start, tmp_path: Path, marker: str, unkillable: str
 ) -> None:
     agent = with_helper(start, tmp_path, kind, unkillable, WITHOUT_CAP_KILL)
@@ -121,7 +121,7 @@ def test_a_helper_that_can_not_be_killed_keeps_no_agent(
 
 
 @pytest.mark.needs_setpriv
-def test_a_health_check_that_can_not_be_killed_is_left_behind(
+def test_unkillable_health_check_is_abandoned(
     start: Start, tmp_path: Path, marker: str, unkillable: str
 ) -> None:
     check = write_program(tmp_path / "check.sh", unkillable)
@@ -136,10 +136,10 @@ def test_a_health_check_that_can_not_be_killed_is_left_behind(
 
 
 @pytest.mark.skipif(PORTABLE, reason="a spawner has no name")
-def test_a_health_check_whose_spawner_is_killed_begins_again(
+def test_health_check_restarts_after_spawner_kill(
     start: Start, tmp_path: Path, marker: str
 ) -> None:
-    """Its result is not known, and the node need not be ill."""
+    """The lost result doesn't mean that the node is unhealthy."""
     times = tmp_path / "times"
     check = write_program(
         tmp_path / "check.sh", f"echo >> {times}\ntest $(wc -l < {times}) = 2 || sleep {marker}"
@@ -155,10 +155,8 @@ def test_a_health_check_whose_spawner_is_killed_begins_again(
 
 @pytest.mark.skipif(PORTABLE, reason="there is no guard")
 @pytest.mark.parametrize("victim", ["guard", "spawner"])
-def test_a_killed_guard_or_spawner_of_workers_harms_no_helper(
-    victim: str, start: Start, tmp_path: Path
-) -> None:
-    """The workers start again; the handler of events hears of that and of the end."""
+def test_helpers_survive_guard_or_spawner_kill(victim: str, start: Start, tmp_path: Path) -> None:
+    """The workers restart; the event handler hears of that and of the end."""
     (tmp_path / "train.py").write_text(
         "import os, time\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
         "    time.sleep(1000)\n"
@@ -180,8 +178,8 @@ def test_a_killed_guard_or_spawner_of_workers_harms_no_helper(
 
 
 @pytest.mark.skipif(PORTABLE, reason="there is no guard")
-def test_a_killed_agent_leaves_no_stopped_status_page_behind(start: Start, tmp_path: Path) -> None:
-    """It ends with its agent by itself, unless it is stopped."""
+def test_killed_agent_leaves_no_stopped_status_page(start: Start, tmp_path: Path) -> None:
+    """The page normally exits with its agent, but not while it is stopped."""
     (tmp_path / "train.py").write_text("import time\ntime.sleep(1000)\n")
     agent = start("run", "--status=127.0.0.1:0", "train.py", stderr=subprocess.DEVNULL)
     pages: list[int] = []

@@ -40,8 +40,8 @@ main.entry()
 @pytest.mark.parametrize(
     ("error", "code"), [("main.RelightError('x')", 70), ("OSError(13, 'x')", 4), ("KeyError()", 70)]
 )
-def test_an_unwritable_stderr_leaves_the_exit_code(error: str, code: int) -> None:
-    """On a full disk, when it is closed, and when its reader has gone."""
+def test_unwritable_stderr_keeps_exit_code(error: str, code: int) -> None:
+    """Stderr is on a full disk, closed, or has lost its reader."""
     reader, broken = os.pipe()
     os.close(reader)
     program = BROKEN.format(error=error)
@@ -69,12 +69,9 @@ def test_an_unwritable_stderr_leaves_the_exit_code(error: str, code: int) -> Non
         ("OSError(13, 'Permission denied')", 4, "refuses PermissionError: [Errno 13] Permission"),
     ],
 )  # fmt: skip
-def test_an_unexpected_exception_ends_the_command_with_70_and_a_line(
-    error: str, code: int, said: str
-) -> None:
-    """Or with 4 if the machine refused something; without a traceback.
-
-    The line says what, and where in relight's code.
+def test_unexpected_exception_exits_70_with_one_line(error: str, code: int, said: str) -> None:
+    """With 4 if the machine refused something. One line says where in relight's code, without a
+    traceback.
     """
     result = subprocess.run(
         [sys.executable, "-c", BROKEN.format(error=error)],
@@ -100,12 +97,12 @@ entry()
 @pytest.mark.mistakes
 @pytest.mark.parametrize("verb", ["run", "coordinator"])
 @pytest.mark.parametrize("method", ["_check_silence", "received"])
-def test_an_unexpected_exception_ends_a_coordinator_with_70_and_a_line(
+def test_unexpected_exception_in_coordinator_exits_70(
     start: Start, tmp_path: Path, verb: str, method: str
 ) -> None:
-    """The coordinator is an agent or `relight coordinator`. If a message has led to the exception,
-    only the connection of the node that sent it ends; that node comes again, but not at once, and
-    says so once.
+    """In an agent that coordinates and in `relight coordinator`. If a message triggered the
+    exception, only the connection of its sender ends; that node reconnects after a delay and says
+    so once.
     """
     code = BROKEN_LATER.format(method=method)
     where = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=job")
@@ -138,7 +135,7 @@ def until(process: "subprocess.Popen[Any]", words: str) -> None:
         assert line, words
 
 
-def test_without_descriptors_the_exit_code_is_4_and_a_line_says_why(tmp_path: Path) -> None:
+def test_descriptor_exhaustion_exits_4_with_reason(tmp_path: Path) -> None:
     """This holds however few files may be open."""
     for most in (11, 13, 14, 14, 15, 15, 17):  # with 14 and 15, spawner and guard are in a race
         command = f"ulimit -n {most}; exec {sys.executable} -m relight run --no-python true"
@@ -152,7 +149,7 @@ def test_without_descriptors_the_exit_code_is_4_and_a_line_says_why(tmp_path: Pa
         assert "Traceback" not in result.stderr
 
 
-def test_without_proc_relight_says_that_this_is_missing(launch: Launch) -> None:
+def test_missing_proc_is_named(launch: Launch) -> None:
     inside = f"mount -t tmpfs none /proc && exec {sys.executable} -m relight run --no-python true"
     namespace = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
     if launch("mount -t tmpfs none /proc", command=namespace).returncode:
@@ -204,9 +201,9 @@ def serve(error: Exception, hello: dict[str, Any]) -> tuple[list[str], list[str]
 
 
 @pytest.mark.parametrize("hello", [{}, {"bad": True}], ids=["received", "opened"])
-def test_a_message_that_leads_to_a_mistake_ends_its_connection_alone(hello: dict[str, Any]) -> None:
-    """The mistake is told, the connection is closed and the process goes on, even if the peer's end
-    leads to another one.
+def test_bug_in_message_handler_ends_only_its_connection(hello: dict[str, Any]) -> None:
+    """The bug is reported and the process continues, even if closing the connection triggers
+    another one.
     """
     mistakes, there, here = serve(KeyError("x"), hello)
     assert mistakes == ["a message: KeyError('x')", "the end: KeyError('x')"]
@@ -214,10 +211,10 @@ def test_a_message_that_leads_to_a_mistake_ends_its_connection_alone(hello: dict
     assert here == ["the peer closed the connection"]
 
 
-def test_a_mistake_before_the_peer_is_known_ends_the_connection_alone(
+def test_bug_before_peer_is_known_ends_only_its_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The port goes on to be served."""
+    """The port is still served."""
 
     def broken(*_: Any) -> None:
         raise KeyError("x")
@@ -228,15 +225,15 @@ def test_a_mistake_before_the_peer_is_known_ends_the_connection_alone(
     assert here == ["the peer closed the connection instead of a greeting (is it relight?)"]
 
 
-def test_a_malformed_message_is_the_peers_mistake() -> None:
-    """Malformed is, and no other exception."""
+def test_malformed_message_is_blamed_on_peer() -> None:
+    """Only Malformed blames the peer, no other exception."""
     mistakes, there, _ = serve(Malformed("no rank"), {})
     assert there == ["it sent an invalid message: no rank"]
     assert mistakes[1:] == ["the end: Malformed('no rank')"] or len(mistakes) <= 1
 
 
-def test_an_elector_that_sends_nonsense_loses_its_connection() -> None:
-    """Its connection ends, and the other elector says who it was and why."""
+def test_elector_sending_garbage_loses_connection() -> None:
+    """The other elector reports which peer it was, and why."""
     loop, said = Loop(), list[str]()
     sock = socket.create_server(("127.0.0.1", 0))
     host = sock.getsockname()
@@ -268,8 +265,8 @@ def test_an_elector_that_sends_nonsense_loses_its_connection() -> None:
     )
 
 
-def test_the_agent_that_hosts_the_coordinator_decides_on_the_settings_of_its_job() -> None:
-    """A node with others is refused, also if it connects before the agent has joined."""
+def test_coordinator_host_decides_job_settings() -> None:
+    """A node with other settings is rejected, even if it connects before the agent has joined."""
     loop, ours = Loop(), GroupSettings(1, 2, 0, lost_after_s=2.5)
     sock = socket.create_server(("127.0.0.1", 0))
     coordinator = Coordinator(loop, sock, Security(), Finder(), socket.socket.close, lambda _: None)
@@ -288,10 +285,10 @@ def test_the_agent_that_hosts_the_coordinator_decides_on_the_settings_of_its_job
     assert "is 1.25 s on this node, but the job was started with 2.5 s" in owner.reasons[0]
 
 
-def test_a_datagram_that_can_not_be_checked_harms_no_connection(
+def test_unverifiable_datagram_keeps_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What checks it is loaded late: the disk that has it may be lost."""
+    """The module that verifies datagrams loads late, and its disk may be lost by then."""
 
     def lost(session_key: bytes) -> bytes:
         raise ModuleNotFoundError("hashlib")
@@ -321,8 +318,8 @@ def test_a_datagram_that_can_not_be_checked_harms_no_connection(
             each.close()
 
 
-def test_who_says_hello_and_joins_nothing_makes_room() -> None:
-    """Without a token, strangers that only say hello and beat take no more than their places."""
+def test_peers_that_never_join_are_evicted() -> None:
+    """Without a token, strangers that only greet and send heartbeats can't fill all places."""
     loop, said = Loop(), list[str]()
     sock = socket.create_server(("127.0.0.1", 0))
     coordinator = Coordinator(loop, sock, Security(), Finder(), socket.socket.close, said.append)
@@ -343,14 +340,14 @@ def test_who_says_hello_and_joins_nothing_makes_room() -> None:
             each.close()
 
 
-def test_a_refusal_of_the_machine_during_a_message_is_no_mistake() -> None:
-    """What this machine refuses while a message is taken ends the command as ever."""
+def test_machine_error_during_message_is_not_a_bug() -> None:
+    """It ends the command as usual."""
     with pytest.raises(MachineError):
         serve(MachineError("no socket is to be had"), {})
 
 
-def test_without_a_log_a_mistake_is_raised() -> None:
-    """In tests, a mistake of ours is never hidden."""
+def test_internal_error_is_raised_without_log() -> None:
+    """Tests never hide an internal error."""
     loop = Loop()
 
     def divide() -> None:
@@ -361,10 +358,9 @@ def test_without_a_log_a_mistake_is_raised() -> None:
     loop.close()
 
 
-def test_a_mistake_on_a_datagram_or_in_the_store_harms_nothing_else(
+def test_bug_in_datagram_or_store_request_is_contained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Datagrams and requests to the workers' store are taken in the same way."""
     loop, mistakes = Loop(), list[str]()
     loop.on_mistake = lambda what, error: mistakes.append(what)
 

@@ -90,20 +90,20 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         ({"VIRTUAL_ENV": "/gone", "CONDA_PREFIX": "{mine}"}, "", "mine"),
     ],
 )
-def test_workers_run_python_exec_or_the_active_environment(
+def test_workers_run_python_exec_or_active_environment(
     machine: Machine, variables: Mapping[str, str], path: str, expected: str
 ) -> None:
-    """PYTHON_EXEC, then the environment that is active; of two, the one first on PATH."""
+    """PYTHON_EXEC first, then the active environment; of two, the first one on PATH."""
     assert machine.where(path=path, **variables) == expected
 
 
-def test_warm_workers_run_the_same_python(machine: Machine) -> None:
-    """With --preload the same Python imports and forks."""
+def test_warm_workers_run_same_python(machine: Machine) -> None:
+    """With --preload, the same Python imports and forks."""
     assert machine.where("--preload=json", VIRTUAL_ENV="{mine}") == "mine"
 
 
-def test_verbose_tells_which_python_workers_run(machine: Machine) -> None:
-    """-v says which Python the workers run, and from where that is known; without it, nothing."""
+def test_verbose_names_worker_python(machine: Machine) -> None:
+    """-v also says where it was found; without it nothing is printed."""
     place = machine.place
     done = machine.run("-v", VIRTUAL_ENV="{mine}")
     note = f"note: workers run {place}/mine/bin/python (from the active environment)"
@@ -111,10 +111,8 @@ def test_verbose_tells_which_python_workers_run(machine: Machine) -> None:
     assert "note" not in machine.run(VIRTUAL_ENV="{mine}").stderr
 
 
-def test_relight_installed_beside_torch_runs_its_own_python(tmp_path: Path) -> None:
-    """Where torch is installed beside relight, its own Python runs, as under torchrun, whatever is
-    active; so it does where it was named by `python -m relight`.
-    """
+def test_relight_beside_torch_runs_own_python(tmp_path: Path) -> None:
+    """As under torchrun, whatever environment is active, and also with `python -m relight`."""
     machine = Machine(tmp_path)
     (tmp_path / "train.py").write_text("import sys; print(sys.prefix)")
     named = ("{tool}/bin/python", "-m", "relight")
@@ -126,10 +124,8 @@ def test_relight_installed_beside_torch_runs_its_own_python(tmp_path: Path) -> N
     assert "workers run relight's own Python, not that of" in done.stderr
 
 
-def test_a_missing_module_is_reported_with_the_python_that_lacks_it(machine: Machine) -> None:
-    """A module that the workers' Python lacks: the report says which Python that was, and how to
-    choose another one; nothing of it where it is the one that the shell has, too.
-    """
+def test_missing_module_report_names_worker_python(machine: Machine) -> None:
+    """It says how to choose another Python, unless the shell has the same one."""
     place = machine.place
     done = machine.run(path="{mine}/bin")
     assert "No module named 'torch'" in done.stderr
@@ -140,8 +136,8 @@ def test_a_missing_module_is_reported_with_the_python_that_lacks_it(machine: Mac
     assert "PYTHON_EXEC" not in done.stderr
 
 
-def test_relight_launch_keeps_the_callers_interpreter(machine: Machine) -> None:
-    """`relight.launch` calls the function by the Python that called it, whatever is active."""
+def test_launch_keeps_caller_interpreter(machine: Machine) -> None:
+    """Whatever environment is active."""
     text = "import relight, sysconfig; print(*relight.launch(sysconfig.get_path, 'data'))"
     done = subprocess.run(
         [machine.place / "tool" / "bin" / "python", "-c", text],

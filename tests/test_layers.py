@@ -108,7 +108,7 @@ def layer_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def test_every_module_in_the_list_of_layers_exists() -> None:
+def test_all_modules_in_layer_list_exist() -> None:
     assert not {name for name in RANK if not file_of(f"relight.{name}")}
 
 
@@ -117,7 +117,7 @@ def all_imports() -> Iterator[tuple[Path, str]]:
     return ((path, name) for path in modules() for name in imports(path))
 
 
-def test_no_module_imports_one_of_a_layer_to_its_right() -> None:
+def test_no_module_imports_from_layer_to_its_right() -> None:
     assert not {layer_of(path) for path in modules()} - RANK.keys(), "in no layer"
     for path, name in all_imports():
         own = layer_of(path)
@@ -126,7 +126,7 @@ def test_no_module_imports_one_of_a_layer_to_its_right() -> None:
             assert RANK[other] <= RANK[own], f"{path} ({own}) imports {name}"
 
 
-def test_no_module_imports_names_from_what_is_for_users() -> None:
+def test_internal_code_does_not_import_public_facades() -> None:
     """Who is inside takes a name from its module."""
     for path, name in all_imports():
         face, _, _ = name.rpartition(".")
@@ -172,7 +172,7 @@ def test_launcher_stands_alone() -> None:
             assert name.split(".")[1] in (*LAUNCHER, "__version__"), f"{path} imports {name}"
 
 
-def test_no_module_imports_from_the_folder_of_another_scheduler() -> None:
+def test_schedulers_do_not_import_each_other() -> None:
     """The registry loads schedulers by their names. What several of them share is in a folder that
     all schedulers may import, and nobody else.
     """
@@ -189,7 +189,7 @@ def test_no_module_imports_from_the_folder_of_another_scheduler() -> None:
     [*(ROOT / "schedulers" / name for name in LIKE_PLUG_INS), PLUG_IN],
     ids=lambda folder: folder.name,
 )
-def test_a_scheduler_needs_nothing_that_another_package_may_not_use(folder: Path) -> None:
+def test_schedulers_use_only_plugin_api(folder: Path) -> None:
     for path in folder.glob("*.py"):
         for name in imports(path):
             is_theirs = name.split(".")[0] != TOP or folder.name in name.split(".")
@@ -197,14 +197,14 @@ def test_a_scheduler_needs_nothing_that_another_package_may_not_use(folder: Path
             assert is_theirs or is_of_users or name in PLUG_INS_MAY_IMPORT, f"{path}: {name}"
 
 
-def test_the_core_touches_neither_machine_nor_clock_nor_chance() -> None:
+def test_core_imports_no_io_clock_or_random() -> None:
     for path, name in all_imports():
         if CORE in path.parents:
             top = name.split(".")[0]
             assert top == "relight" or top in PURE_MAY_IMPORT, f"{path} imports {name}"
 
 
-def test_the_launcher_never_imports_torch() -> None:
+def test_launcher_never_imports_torch() -> None:
     """Neither the launcher nor what workers import from it needs torch; a rank of a test, which
     initializes the process group, does.
     """
@@ -212,7 +212,7 @@ def test_the_launcher_never_imports_torch() -> None:
     assert found == {RANK_OF_A_TEST}
 
 
-def test_only_env_reads_the_environment() -> None:
+def test_only_env_reads_environment() -> None:
     """os.environ and os.getenv stand in env.py alone; what runs inside workers has its own."""
     may = {ROOT / "base" / "env.py", RANK_OF_A_TEST, DRIVER_ON_RAY}
     may.update(path for path in modules() if layer_of(path) in ("preload", "worker"))

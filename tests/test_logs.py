@@ -40,10 +40,9 @@ def files_of(directory: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("tee", range(4))
 @pytest.mark.parametrize("redirects", range(4))
-def test_redirects_sends_streams_to_files_and_tee_to_both(
+def test_redirects_and_tee_select_streams_by_bit(
     launch: Launch, tmp_path: Path, redirects: int, tee: int
 ) -> None:
-    """Each stream has a bit."""
     output = say(launch, f"-r{redirects}", f"-t{tee}", "--log-dir=logs")
     expected = {}
     for bit, name, text, shown in ((1, "stdout", "out", output.stdout),
@@ -59,8 +58,8 @@ def test_redirects_sends_streams_to_files_and_tee_to_both(
     assert files_of(tmp_path / "logs") == expected
 
 
-def test_redirects_and_tee_take_a_value_a_rank(launch: Launch, tmp_path: Path) -> None:
-    """--redirects and --tee take a value a rank; ranks that are not named stay on the console."""
+def test_redirects_and_tee_accept_per_rank_values(launch: Launch, tmp_path: Path) -> None:
+    """Ranks that are not named stay on the console."""
     output = say(launch, "--redirects=0:3,2:1", "--tee=1:2", "--log-dir=logs", count=4)
     assert output.stdout == ["out 1", "out 3"]
     assert output.stderr == ["[default1]:err 1", "err 2", "err 3"]
@@ -73,10 +72,9 @@ def test_redirects_and_tee_take_a_value_a_rank(launch: Launch, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("flags", [(), ("-r3",), ("-t3",), ("-r1", "-t2")])
-def test_the_filter_of_local_ranks_takes_their_console_not_their_files(
+def test_local_ranks_filter_affects_only_console(
     launch: Launch, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    """Ranks that the filter does not name lose the console."""
     everybody = say(launch, *flags, "--log-dir=all", count=3)
     filtered = say(launch, *flags, "--log-dir=some", "--local-ranks-filter=0,2", count=3)
     for all_lines, some_lines in zip(everybody, filtered, strict=True):
@@ -84,16 +82,16 @@ def test_the_filter_of_local_ranks_takes_their_console_not_their_files(
     assert files_of(tmp_path / "some") == files_of(tmp_path / "all")
 
 
-def test_dev_null_as_log_dir_switches_redirects_and_tee_off(launch: Launch, tmp_path: Path) -> None:
-    """--log-dir=/dev/null switches redirects, tee and filter off: all output is raw."""
+def test_log_dir_dev_null_disables_redirects_and_tee(launch: Launch, tmp_path: Path) -> None:
+    """The filter is off too: all output is raw."""
     output = say(launch, "-r1", "-t2", "--local-ranks-filter=0", "--log-dir=/dev/null")
     assert output.stdout == ["out 0", "out 1"]
     assert [line for line in output.stderr if "note:" not in line] == ["err 0", "err 1"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_each_attempt_has_its_directory(launch: Launch, tmp_path: Path, script: Script) -> None:
-    """The layout is torchrun's, one directory an attempt, and nothing of an attempt is lost."""
+def test_each_attempt_has_own_directory(launch: Launch, tmp_path: Path, script: Script) -> None:
+    """In torchrun's layout, and nothing of an earlier attempt is lost."""
     train = script(
         "import os, sys\n"
         "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
@@ -125,19 +123,16 @@ def test_each_attempt_has_its_directory(launch: Launch, tmp_path: Path, script: 
         ("", "[trainer1]:"),
     ],
 )
-def test_the_prefix_template_replaces_the_beginning_of_teed_lines(
-    launch: Launch, template: str, prefix: str
-) -> None:
-    """TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE replaces what tee'd lines begin with."""
+def test_prefix_template_replaces_tee_prefix(launch: Launch, template: str, prefix: str) -> None:
     output = say(launch, "-t1", "--role=trainer", "--log-dir=logs",
                  TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=template)  # fmt: skip
     assert f"{prefix}out 1" in output.stdout
 
 
-def test_lines_with_a_filters_text_are_also_in_one_file_for_all_ranks(
+def test_filtered_lines_share_one_file_across_ranks(
     launch: Launch, tmp_path: Path, script: Script
 ) -> None:
-    """Tee'd lines with one of the texts are also in one file for all ranks, prefix included."""
+    """Lines keep their prefix; without --tee the file stays empty."""
     train = script(
         "import sys, time\n"
         "for text in ('an app', 'le\\npear\\nba', 'nana', '\\nkiwi\\napple'):\n"
@@ -162,8 +157,8 @@ def test_lines_with_a_filters_text_are_also_in_one_file_for_all_ranks(
     }  # fmt: skip
 
 
-def test_both_streams_keep_their_order(launch: Launch, script: Script) -> None:
-    """With 2>&1 what a worker writes to stdout and stderr arrives in the order of writing."""
+def test_stdout_and_stderr_keep_order(launch: Launch, script: Script) -> None:
+    """With 2>&1, in the order of writing."""
     train = script(
         "import os\nfor number in range(3000):\n    os.write(1 + number % 2, b'%05d\\n' % number)\n"
     )
@@ -191,10 +186,10 @@ if os.environ["RANK"] == os.environ["DIES"]:
 
 
 @pytest.mark.parametrize("flags", [(), ("-r3",), ("-t3",)], ids=["raw", "redirected", "tee'd"])
-def test_a_killed_worker_loses_nothing(
+def test_killed_worker_loses_no_output(
     launch: Launch, tmp_path: Path, script: Script, flags: tuple[str, ...]
 ) -> None:
-    """What a worker wrote before SIGKILL is there, all and in order, in file and console."""
+    """File and console have all of it, in order."""
     result = launch("run", "--nproc-per-node=1", "--log-dir=logs", *flags, script(LAST_WORDS),
                     DIES="0")  # fmt: skip
     assert result.returncode == 128 + signal.SIGKILL
@@ -210,10 +205,10 @@ def test_a_killed_worker_loses_nothing(
 
 
 @pytest.mark.parametrize("flags", [(), ("-t1",)], ids=["raw", "tee'd"])
-def test_a_process_that_a_worker_left_behind_holds_nothing_up(
+def test_leftover_grandchild_does_not_delay_end(
     launch: Launch, script: Script, flags: tuple[str, ...]
 ) -> None:
-    """A grandchild that has the worker's stdout open is ended, and the output is complete."""
+    """A grandchild that holds the worker's stdout open is ended, and the output is complete."""
     train = script(
         "import pathlib, subprocess, sys, time\n"
         "grandchild = 'echo child; touch started; exec sleep 1000'\n"
@@ -229,10 +224,10 @@ def test_a_process_that_a_worker_left_behind_holds_nothing_up(
     assert "child" in result.stdout
 
 
-def test_bytes_that_are_no_text_pass_through_unchanged(
+def test_binary_output_passes_through_unchanged(
     launch: Launch, tmp_path: Path, script: Script
 ) -> None:
-    """Bytes that are no text, also without a line end, reach console and file unchanged."""
+    """Console and file get the same bytes, even without a line end."""
     train = script(
         "import os, random\n"
         "data = random.Random(7).randbytes(300_000)\n"
@@ -259,7 +254,7 @@ while left:
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("-t1",)], ids=["raw", "tee'd"])
 def test_huge_lines_stay_whole(launch: Launch, script: Script, flags: tuple[str, ...]) -> None:
-    """A line of 10 MB from each of four ranks, all at once, is four lines."""
+    """Four ranks print a line of 10 MB each, simultaneously."""
     result = launch("run", "--nproc-per-node=4", *flags, "--log-dir=logs", script(HUGE))
     prefix = "[default{}]:" if flags else ""
     lines = sorted(result.stdout.splitlines())
@@ -278,10 +273,10 @@ for number in range(count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("-t1",)], ids=["raw", "tee'd"])
-def test_each_of_a_million_lines_is_shown_once_and_whole(
+def test_million_lines_shown_once_and_whole(
     launch: Launch, tmp_path: Path, script: Script, flags: tuple[str, ...]
 ) -> None:
-    """Every line of four workers is shown once, whole and in its rank's order."""
+    """Four workers write; lines of each rank keep their order."""
     count = 250_000
     result = launch("run", "--nproc-per-node=4", *flags, "--log-dir=logs", script(MANY),
                     LINES=str(count), timeout=LIMIT_S)  # fmt: skip
@@ -328,12 +323,12 @@ SAYS_NOTHING = "import os\nos._exit(1)"
         ("tmpfs", SAYS_NOTHING, ""),
         ("ramfs", SAYS_NOTHING, ""),
     ],
-    ids=["full", "with room", "of no known size"],
+    ids=["full", "enough room", "unknown size"],
 )
-def test_a_report_says_that_the_log_found_no_room(
+def test_report_says_if_log_disk_is_full(
     launch: Launch, script: Script, tmp_path: Path, disk_type: str, text: str, says: str
 ) -> None:
-    """The report says that what the worker printed may be lost, and why."""
+    """It warns that output may be lost."""
     unshare = ("unshare", "--mount", "--map-root-user")
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no mount namespaces here, so no disk of a few kilobytes")

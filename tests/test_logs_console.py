@@ -45,10 +45,10 @@ pathlib.Path(f"done{rank}").touch()
 """
 
 
-def test_a_slow_console_does_not_hold_teed_workers(
+def test_slow_console_does_not_block_teed_workers(
     start: Start, tmp_path: Path, script: Script
 ) -> None:
-    """With --tee workers run at full speed; the console gets everything, later."""
+    """With --tee, workers run at full speed and the console gets everything later."""
     agent = start("run", "--nproc-per-node=2", "-t1", "--log-dir=logs", script(WRITER))
     wait_for(lambda: (tmp_path / "done0").exists() and (tmp_path / "done1").exists())
     assert agent.poll() is None
@@ -60,8 +60,8 @@ def test_a_slow_console_does_not_hold_teed_workers(
         assert [line.split()[1] for line in mine] == [b"%d" % number for number in range(50_000)]
 
 
-def test_a_slow_console_holds_raw_workers(start: Start, tmp_path: Path, script: Script) -> None:
-    """Without a file a worker waits, as on the console itself, and the agent takes signals."""
+def test_slow_console_blocks_raw_workers(start: Start, tmp_path: Path, script: Script) -> None:
+    """Without a file, workers block as on the console itself; the agent still handles signals."""
     agent = start("run", "--nproc-per-node=2", script(WRITER))
     assert agent.stdout is not None
     shown = os.read(agent.stdout.fileno(), 1000)
@@ -78,10 +78,10 @@ def test_a_slow_console_holds_raw_workers(start: Start, tmp_path: Path, script: 
 
 
 @pytest.mark.parametrize("flags", [(), ("-t1",)], ids=["raw", "tee'd"])
-def test_a_stuck_console_can_be_given_up(
+def test_second_signal_abandons_stuck_console(
     start: Start, tmp_path: Path, script: Script, flags: tuple[str, ...]
 ) -> None:
-    """The agent ends when the console has everything; a second signal ends it without that."""
+    """The agent normally ends once the console has everything."""
     agent = start("run", "--nproc-per-node=1", *flags, "--log-dir=logs", "--shutdown-timeout=1",
                   script(WRITER))  # fmt: skip
     assert agent.stdout is not None
@@ -102,8 +102,8 @@ def test_a_stuck_console_can_be_given_up(
 # A console that goes away, or never was there
 
 
-def test_raw_workers_learn_that_nobody_reads(start: Start, script: Script) -> None:
-    """`relight run … | head` ends as `python … | head` does: the worker's write fails."""
+def test_raw_workers_get_broken_pipe_when_reader_leaves(start: Start, script: Script) -> None:
+    """`relight run … | head` ends as `python … | head` does."""
     agent = start("run", "--nproc-per-node=1", script("while True: print('line')"))
     assert agent.stdout is not None
     assert agent.stderr is not None
@@ -114,8 +114,10 @@ def test_raw_workers_learn_that_nobody_reads(start: Start, script: Script) -> No
     assert b"BrokenPipeError" in errors
 
 
-def test_teed_workers_go_on_when_nobody_reads(start: Start, tmp_path: Path, script: Script) -> None:
-    """With --tee the job ends well and its files are complete, though the console is gone."""
+def test_teed_workers_continue_when_reader_leaves(
+    start: Start, tmp_path: Path, script: Script
+) -> None:
+    """With --tee, the job succeeds and its files are complete."""
     agent = start("run", "--nproc-per-node=2", "-t1", "--duplicate-stdout-filters= 49999 ",
                   "--log-dir=logs", script(WRITER))  # fmt: skip
     assert agent.stdout is not None
@@ -129,10 +131,10 @@ def test_teed_workers_go_on_when_nobody_reads(start: Start, tmp_path: Path, scri
 
 
 @pytest.mark.parametrize("flags", [(), ("-t1",)])
-def test_a_full_disk_behind_the_console_costs_the_console_not_the_job(
+def test_full_disk_behind_console_does_not_fail_job(
     launch: Launch, tmp_path: Path, script: Script, flags: tuple[str, ...]
 ) -> None:
-    """`… > /dev/full` costs the console, not the job, and is reported once."""
+    """`… > /dev/full` is reported once."""
     result = launch("-c", f'exec {sys.executable} -m relight run "$@" > /dev/full', "sh",
                     *flags, "--log-dir=logs", script(WRITER), command=("sh",))  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -141,10 +143,10 @@ def test_a_full_disk_behind_the_console_costs_the_console_not_the_job(
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_an_agent_with_closed_standard_descriptors_works(
+def test_agent_works_with_closed_standard_descriptors(
     launch: Launch, tmp_path: Path, script: Script, closed: str
 ) -> None:
-    """An agent without stdin, stdout or stderr works, and workers have nothing odd there."""
+    """Stdin, stdout or stderr is closed; workers inherit nothing odd."""
     train = script(
         "import os, pathlib, sys\n"
         "links = [os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)]\n"
@@ -206,10 +208,10 @@ def terminal() -> Iterator[Terminal]:
     terminal.close()
 
 
-def test_a_terminal_is_a_terminal_for_the_workers(
+def test_terminal_is_a_terminal_for_workers(
     start: Start, terminal: Terminal, script: Script
 ) -> None:
-    """Raw workers see a terminal of the same size, which follows that of the agent."""
+    """It has the size of the agent's terminal and follows its changes."""
     train = script(
         "import os, sys, time\n"
         "size = os.get_terminal_size()\n"
@@ -237,10 +239,10 @@ sys.stderr.write("\\n")
 """
 
 
-def test_a_progress_bar_of_one_rank_is_on_the_terminal_as_written(
+def test_single_rank_progress_bar_passes_through_unchanged(
     start: Start, terminal: Terminal, script: Script
 ) -> None:
-    """With one rank, a bar's bytes are on the terminal as the worker wrote them."""
+    """With one rank, every byte reaches the terminal as written."""
     agent = start("run", "--nproc-per-node=1", script(BAR),
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
     shown = terminal.read_to_end(agent)
@@ -248,10 +250,10 @@ def test_a_progress_bar_of_one_rank_is_on_the_terminal_as_written(
 
 
 @pytest.mark.parametrize("flags", [(), ("-t2",)], ids=["raw", "tee'd"])
-def test_each_line_has_the_moves_of_one_progress_bar(
+def test_progress_bars_of_several_ranks_do_not_mix(
     start: Start, terminal: Terminal, script: Script, flags: tuple[str, ...]
 ) -> None:
-    """Each line has the moves of one bar; none is lost; --tee puts the prefix before each."""
+    """Each line has the updates of one bar; none is lost; --tee prefixes each."""
     agent = start("run", "--nproc-per-node=2", *flags, "--log-dir=logs", script(BAR),
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
     shown = terminal.read_to_end(agent)
@@ -265,10 +267,9 @@ def test_each_line_has_the_moves_of_one_progress_bar(
             assert len(re.findall(re.escape(prefix) + rb" *\d+%", shown)) == 11
 
 
-def test_a_killed_worker_loses_nothing_on_a_terminal(
+def test_killed_worker_loses_no_output_on_terminal(
     start: Start, terminal: Terminal, script: Script
 ) -> None:
-    """What a worker wrote to a pseudo-terminal before SIGKILL is shown."""
     agent = start("run", "--nproc-per-node=1", script(LAST_WORDS), variables={"DIES": "0"},
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
     shown = terminal.read_to_end(agent)
@@ -277,10 +278,8 @@ def test_a_killed_worker_loses_nothing_on_a_terminal(
     assert agent.returncode == 128 + signal.SIGKILL
 
 
-def test_a_stream_that_goes_to_a_pipe_is_no_terminal(
-    start: Start, terminal: Terminal, script: Script
-) -> None:
-    """Stderr is a pipe where it goes to one, also if stdout is a terminal."""
+def test_stream_to_pipe_is_not_a_terminal(start: Start, terminal: Terminal, script: Script) -> None:
+    """Even if the other stream is a terminal."""
     train = script("import sys\nprint(sys.stdout.isatty(), sys.stderr.isatty())\n"
                    "print('error', file=sys.stderr)\n")  # fmt: skip
     agent = start("run", "--nproc-per-node=1", train, stdout=terminal.agents_end)

@@ -32,7 +32,7 @@ def installed(target: str) -> list[str]:
 
 
 def test_make_demo_installs_no_test_tools() -> None:
-    """It installs what the examples import, and shows how far it is."""
+    """It installs what the examples import, with a progress bar."""
     assert installed("demo") == ["--progress-bar on -e '.[examples]'"]
 
 

@@ -48,22 +48,20 @@ def round_of(loop: Loop, nodes: list[NetworkCheck], *others: Target) -> list[Nod
     return answers
 
 
-def test_nodes_that_reach_each_other_do_so_again_and_again(
-    loop: Loop, nodes: list[NetworkCheck]
-) -> None:
+def test_repeated_probe_rounds_reach_all_nodes(loop: Loop, nodes: list[NetworkCheck]) -> None:
     for _ in range(3):
         answers = round_of(loop, nodes)
         assert all(each.unreached == () for each in answers)
         assert {each.prober for each in answers} == {each.prober for each in nodes}
 
 
-def test_a_closed_port_is_named_with_the_reason(loop: Loop, nodes: list[NetworkCheck]) -> None:
+def test_closed_port_is_reported_with_reason(loop: Loop, nodes: list[NetworkCheck]) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         answers = round_of(loop, nodes, Target("127.0.0.1", closed.getsockname()[1], 0))
     assert [each.unreached for each in answers] == [(Unreached(3, "refused"),)] * 3
 
 
-def test_a_cookie_that_is_none_is_refused(nodes: list[NetworkCheck]) -> None:
+def test_invalid_cookie_is_rejected(nodes: list[NetworkCheck]) -> None:
     with pytest.raises(Malformed):
         nodes[0].start(StartProbes("x", 0, (Target("", 1, 0),)), print)

@@ -160,7 +160,7 @@ def formed(number: GenerationId = FIRST) -> GenerationFormed:
     return GenerationFormed(Generation(number, 0, "host", PORT, "", ""), PLACE)
 
 
-def test_a_generation_starts_only_while_its_lease_runs(node: Node, clock: Any) -> None:
+def test_generation_starts_only_while_lease_is_held(node: Node, clock: Any) -> None:
     node.get_ready(PORT, GenerationResult())
     assert node.startable is None
     node.set_lease(clock.time + 1)
@@ -172,12 +172,12 @@ def test_a_generation_starts_only_while_its_lease_runs(node: Node, clock: Any) -
     assert node.startable == formed()
 
 
-def test_a_generation_that_comes_before_the_node_is_ready_is_ignored(node: Node) -> None:
+def test_generation_before_node_is_ready_is_ignored(node: Node) -> None:
     node.received(formed())
     assert node.state is None
 
 
-def test_a_node_whose_generation_is_stopped_before_its_workers_start_is_ready_again(
+def test_node_is_ready_again_if_stopped_before_workers_start(
     node: Node, link: Link
 ) -> None:
     node.get_ready(PORT, GenerationResult())
@@ -190,7 +190,7 @@ def test_a_node_whose_generation_is_stopped_before_its_workers_start_is_ready_ag
     assert node.state == link.sent[-1]
 
 
-def test_messages_of_another_generation_change_nothing(node: Node, link: Link) -> None:
+def test_messages_of_another_generation_are_ignored(node: Node, link: Link) -> None:
     node.get_ready(PORT, GenerationResult())
     node.received(formed())
     link.sent.clear()
@@ -202,7 +202,7 @@ def test_messages_of_another_generation_change_nothing(node: Node, link: Link) -
     assert not link.sent
 
 
-def test_workers_that_have_not_started_have_made_no_call(node: Node, link: Link) -> None:
+def test_unstarted_workers_report_zero_checkpoint_calls(node: Node, link: Link) -> None:
     node.get_ready(PORT, GenerationResult())
     node.received(formed())
     node.received(CheckpointLimit(FIRST, 3))
@@ -237,7 +237,7 @@ def test_progress_is_a_further_step_or_a_new_checkpoint(
     assert [message.progressed for message in link.sent] == progressed
 
 
-def test_a_new_coordinator_gets_the_last_report_with_the_latest_generation(
+def test_new_coordinator_gets_last_report_and_generation(
     node: Node, journal: Journal
 ) -> None:
     node.get_ready(PORT, GenerationResult())
@@ -248,7 +248,7 @@ def test_a_new_coordinator_gets_the_last_report_with_the_latest_generation(
     assert journal.said == ["waiting for a node"]
 
 
-def test_a_new_coordinator_hears_that_a_lease_was_over(node: Node, clock: Any) -> None:
+def test_new_coordinator_learns_that_lease_lapsed(node: Node, clock: Any) -> None:
     node.get_ready(PORT, GenerationResult())
     node.set_lease(clock.time + 1)
     node.received(formed())
@@ -261,7 +261,7 @@ def test_a_new_coordinator_hears_that_a_lease_was_over(node: Node, clock: Any) -
     assert announce.lapsed
 
 
-def test_a_new_coordinator_hears_of_the_generation_whose_workers_have_ended(
+def test_new_coordinator_learns_that_generation_ended(
     node: Node, clock: Any
 ) -> None:
     """Until this node knows that the others have gone on without it."""
@@ -276,7 +276,7 @@ def test_a_new_coordinator_hears_of_the_generation_whose_workers_have_ended(
     assert node.announce() is None
 
 
-def test_a_node_that_gives_up_keeps_its_failures_and_sends_no_report(
+def test_aborting_node_keeps_failures_and_sends_no_report(
     node: Node, link: Link
 ) -> None:
     end = JobEnded(1, "its health check failed", (), None)
@@ -286,7 +286,7 @@ def test_a_node_that_gives_up_keeps_its_failures_and_sends_no_report(
     assert not link.sent
 
 
-def test_a_question_reaches_who_answers_it(node: Node) -> None:
+def test_query_reaches_its_handler(node: Node) -> None:
     node.received(Question(1, "before anybody answers"))
     heard: list[Any] = []
     node.on_question = heard.append
@@ -297,7 +297,7 @@ def test_a_question_reaches_who_answers_it(node: Node) -> None:
 # A node that is preempted.
 
 
-def test_a_new_coordinator_hears_whether_workers_save(node: Node) -> None:
+def test_new_coordinator_learns_whether_workers_checkpoint(node: Node) -> None:
     workers = Workers()
     node.attach_workers(workers)
     heard = []
@@ -317,7 +317,7 @@ def test_a_new_coordinator_hears_whether_workers_save(node: Node) -> None:
     [(None, 17.0), (0.0, 2.0), (-1.5, 0.5), (3.0, 5.0)],
     ids=["heard", "silent from now on", "silent before", "silent later"],
 )
-def test_workers_save_alone_if_the_group_does_not_say_when(
+def test_workers_checkpoint_alone_if_group_sets_no_time(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any,
     silent_since: float | None, seconds: float,
 ) -> None:  # fmt: skip
@@ -340,7 +340,7 @@ def test_workers_save_alone_if_the_group_does_not_say_when(
     assert stop.limit_s == pytest.approx(job.grace_s - (clock.time - begun))
 
 
-def test_workers_that_the_group_has_told_to_save_are_not_told_again(
+def test_workers_are_not_told_twice_to_checkpoint(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any
 ) -> None:
     workers = Workers()
@@ -357,7 +357,7 @@ def test_workers_that_the_group_has_told_to_save_are_not_told_again(
 
 
 @pytest.mark.parametrize("what", ["all have saved", "the coordinator is lost", "time is over"])
-def test_a_node_that_has_saved_stays_for_the_others(
+def test_checkpointed_node_stays_for_the_others(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any, what: str
 ) -> None:
     node.attach_workers(Workers())
@@ -377,7 +377,7 @@ def test_a_node_that_has_saved_stays_for_the_others(
     assert clock.time - begun == pytest.approx(seconds, abs=0.01)
 
 
-def test_a_preempted_node_whose_workers_were_stopped_is_not_to_blame(
+def test_preempted_node_with_stopped_workers_is_not_blamed(
     node: Node, job: AgentConfig, clock: Any, link: Link, journal: Any
 ) -> None:
     """It leaves at once: they have not saved, and their ends are no failure of this node."""

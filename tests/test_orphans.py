@@ -121,10 +121,9 @@ def bystanders() -> Iterator[list["subprocess.Popen[bytes]"]]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("life", ["long", "restarting"])
-def test_nothing_outlives_an_agent_killed_at_any_moment(
+def test_nothing_outlives_agent_killed_at_any_moment(
     life: str, tmp_path: Path, start: Start, marker: str, bystanders: object
 ) -> None:
-    """SIGKILL of the agent at any moment leaves no process of the job behind."""
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -148,10 +147,10 @@ def test_nothing_outlives_an_agent_killed_at_any_moment(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
-def test_nothing_outlives_the_agent_however_it_ends(
+def test_nothing_outlives_agent_however_it_ends(
     number: int, tmp_path: Path, start: Start, marker: str, bystanders: object
 ) -> None:
-    """However the agent ends, descendants that left its session and ignore SIGTERM go too."""
+    """Including descendants that left its session and ignore SIGTERM."""
     program = tmp_path / "tree.sh"
     program.write_text(TREE.format(marker=marker, lifetime="600", code=0))
     agent = start(
@@ -163,10 +162,10 @@ def test_nothing_outlives_the_agent_however_it_ends(
     wait_until_gone(marker)
 
 
-def test_nothing_outlives_a_job_that_ended_well(
+def test_nothing_outlives_successful_job(
     tmp_path: Path, launch: Launch, marker: str, bystanders: object
 ) -> None:
-    """What workers leave behind in the background is gone when a job has succeeded."""
+    """Including background processes that workers leave behind."""
     program = tmp_path / "tree.sh"
     program.write_text(SHORT_TREE.format(marker=marker, lifetime="0.1", code=0))
     result = launch("run", "--nproc-per-node=2", "--no-python", "sh", program)
@@ -174,10 +173,10 @@ def test_nothing_outlives_a_job_that_ended_well(
     assert marked(marker) == []
 
 
-def test_nothing_outlives_a_killed_spawner(
+def test_nothing_outlives_killed_spawner(
     tmp_path: Path, start: Start, marker: str, bystanders: object
 ) -> None:
-    """SIGKILL of the spawner ends them all; the report names it."""
+    """The report names the spawner."""
     program = tmp_path / "tree.sh"
     program.write_text(TREE.format(marker=marker, lifetime="600", code=0))
     agent = start("run", "--nproc-per-node=2", "--no-python", "sh", program)
@@ -190,11 +189,9 @@ def test_nothing_outlives_a_killed_spawner(
 
 
 @pytest.mark.skipif(PORTABLE, reason="there is no guard")
-def test_nothing_outlives_an_agent_that_is_killed_while_it_ends_a_spawner_without_a_guard(
-    tmp_path: Path, start: Start
-) -> None:
-    """The guard is killed first. The spawner lives, and ends what it knows of; the agent must not
-    kill it before.
+def test_nothing_outlives_agent_killed_while_it_ends_spawner(tmp_path: Path, start: Start) -> None:
+    """The guard is killed first. The spawner lives and cleans up; the agent must not kill it
+    before.
     """
     jobs = []
     for number in range(6):
@@ -220,12 +217,11 @@ WARM_TREE = "import os, sys; os.execv('/bin/sh', ['sh', *sys.argv[1:]])"
 
 @pytest.mark.skipif(PORTABLE, reason="tests/portable kills the two processes that there are")
 @pytest.mark.parametrize("kind", ["cold", "warm"])
-def test_nothing_outlives_any_two_of_relights_processes_killed_at_once(
+def test_nothing_outlives_any_two_killed_processes(
     kind: str, tmp_path: Path, start: Start, script: Callable[[str], Path], bystanders: object
 ) -> None:
-    """Whichever two of the agent, the spawner and the guard above it are
-    killed at once, or one after the other while the agent is stopped: all that workers have started
-    goes, and the job's directory, if they were killed at once.
+    """Any two of agent, spawner and guard, at once or in sequence while the agent is stopped; the
+    job directory goes too if they are killed at once.
     """
     jobs = []
     for number in range(4):
@@ -257,11 +253,11 @@ def test_nothing_outlives_any_two_of_relights_processes_killed_at_once(
             time.sleep(0.01)
 
 
-def test_no_directory_of_a_job_is_left_behind(
+def test_job_directory_is_always_removed(
     tmp_path: Path, start: Start, launch: Launch, marker: str
 ) -> None:
-    """The directory of a job that keeps no logs goes too, also when the agent is killed; if all
-    that could remove it was killed, the next job does so, and with nothing of anybody else.
+    """Even if the agent is killed. If everything that could remove it is killed, the next job does
+    so, and removes nothing else.
     """
     scratch = tmp_path / "tmp"
     scratch.mkdir()
@@ -300,10 +296,10 @@ def test_no_directory_of_a_job_is_left_behind(
     assert len(list(scratch.iterdir())) == 4
 
 
-def test_an_agent_that_waits_for_nodes_has_no_directory(
+def test_waiting_agent_has_no_job_directory(
     tmp_path: Path, start: Start, script: Callable[[str], Path]
 ) -> None:
-    """Killed while it waits for other nodes, or while --preload imports, it leaves nothing."""
+    """While it waits for other nodes, or while --preload imports."""
     scratch = tmp_path / "tmp"
     (tmp_path / "lib").mkdir()
     scratch.mkdir()

@@ -74,7 +74,7 @@ def trains(sleep: float = 0.002, saved: int = 0) -> str:
     return TRAINS.replace("SLEEP", str(sleep)).replace("SAVED", str(saved))
 
 
-def until_up(agent: Agent, workers: int) -> None:
+def wait_until_up(agent: Agent, workers: int) -> None:
     assert agent.stdout is not None
     for _ in range(workers):
         assert agent.stdout.readline() == b"up\n"
@@ -87,11 +87,13 @@ def end(agent: Agent) -> tuple[int, str, str]:
 
 
 @pytest.mark.slow
-def test_all_ranks_leave_at_the_same_call(start: Start, script: Callable[[str], Path]) -> None:
+def test_all_ranks_leave_at_same_checkpoint_call(
+    start: Start, script: Callable[[str], Path]
+) -> None:
     """At whatever moment the signal comes, and however fast the workers are."""
     for sleep_s in 2 * (0, 1e-5, 1e-3, 0.02):
         agent = start("run", "--nproc-per-node=4", script(trains(sleep_s)))
-        until_up(agent, 4)
+        wait_until_up(agent, 4)
         time.sleep(random.random() * 0.1)  # the moment is what varies
         began = time.monotonic()
         agent.send_signal(signal.SIGTERM)
@@ -102,9 +104,9 @@ def test_all_ranks_leave_at_the_same_call(start: Start, script: Callable[[str], 
         assert all(30 - took_s - 1 < int(seconds) <= 30 for seconds in left), (took_s, out)
 
 
-def test_a_preempted_agent_says_what_happens(start: Start, script: Callable[[str], Path]) -> None:
+def test_preempted_agent_reports_each_step(start: Start, script: Callable[[str], Path]) -> None:
     agent = start("run", script(trains()))
-    until_up(agent, 1)
+    wait_until_up(agent, 1)
     agent.send_signal(signal.SIGTERM)
     code, _, err = end(agent)
     assert code == 75
@@ -117,13 +119,13 @@ def test_a_preempted_agent_says_what_happens(start: Start, script: Callable[[str
 
 
 @pytest.mark.parametrize("how", ["signal", "file"])
-def test_another_notice_can_be_chosen(
+def test_preemption_signal_or_file_can_be_chosen(
     start: Start, script: Callable[[str], Path], tmp_path: Path, how: str
 ) -> None:
     notice = tmp_path / "notice"
     value = "SIGUSR1" if how == "signal" else str(notice)
     agent = start("run", f"--on-preempt={value}", script(trains()))
-    until_up(agent, 1)
+    wait_until_up(agent, 1)
     if how == "signal":
         agent.send_signal(signal.SIGUSR1)
     else:
@@ -134,23 +136,23 @@ def test_another_notice_can_be_chosen(
     assert f"preempted: {'got SIGUSR1' if how == 'signal' else f'{notice} is there'}" in err
 
 
-def test_workers_that_do_not_ask_are_stopped_as_ever(
+def test_workers_that_never_poll_are_stopped_normally(
     start: Start, script: Callable[[str], Path]
 ) -> None:
     agent = start("run", "--on-preempt=SIGUSR1", script(DOES_NOT_ASK))
-    until_up(agent, 1)
+    wait_until_up(agent, 1)
     agent.send_signal(signal.SIGTERM)
     code, _, err = end(agent)
     assert code == 143
     assert "preempted" not in err
 
 
-def test_workers_that_do_not_ask_get_a_signal_that_is_a_notice(
+def test_workers_that_never_poll_get_advisory_signal(
     start: Start, script: Callable[[str], Path]
 ) -> None:
-    """They may handle it; those that do not may end before the node is gone."""
+    """They may handle it; those that don't may be cut off when the node goes."""
     agent = start("run", "--on-preempt=SIGUSR1", "--nproc-per-node=2", script(HANDLES_ITSELF))
-    until_up(agent, 2)
+    wait_until_up(agent, 2)
     agent.send_signal(signal.SIGUSR1)
     code, out, err = end(agent)
     assert code == 0, err
@@ -158,22 +160,20 @@ def test_workers_that_do_not_ask_get_a_signal_that_is_a_notice(
     assert "preempted" not in err
 
 
-def test_workers_that_do_not_leave_in_time_are_killed(
-    start: Start, script: Callable[[str], Path]
-) -> None:
+def test_workers_that_miss_deadline_are_killed(start: Start, script: Callable[[str], Path]) -> None:
     agent = start("run", "--shutdown-timeout=0.3", script(IGNORES))
-    until_up(agent, 1)
+    wait_until_up(agent, 1)
     agent.send_signal(signal.SIGTERM)
     code, _, err = end(agent)
     assert code == 143
     assert "preempted: workers did not leave within 0.3 s; they are killed" in err
 
 
-def test_a_second_signal_stops_the_workers_at_once(
+def test_second_signal_stops_workers_immediately(
     start: Start, script: Callable[[str], Path]
 ) -> None:
     agent = start("run", script(IGNORES.replace("lambda *_: None", "signal.SIG_DFL")))
-    until_up(agent, 1)
+    wait_until_up(agent, 1)
     agent.send_signal(signal.SIGTERM)
     assert agent.stderr is not None
     while b"preempted" not in agent.stderr.readline():
@@ -182,12 +182,12 @@ def test_a_second_signal_stops_the_workers_at_once(
     assert end(agent)[0] == 143
 
 
-def test_a_worker_that_fails_while_it_saves_is_reported(
+def test_worker_failing_in_checkpoint_is_reported(
     start: Start, script: Callable[[str], Path]
 ) -> None:
-    """The job is not started again on this node."""
+    """The job is not restarted on this node."""
     agent = start("run", "--max-restarts=3", script(trains(saved=7)))
-    until_up(agent, 1)
+    wait_until_up(agent, 1)
     agent.send_signal(signal.SIGTERM)
     code, _, err = end(agent)
     assert code == 7
@@ -195,12 +195,12 @@ def test_a_worker_that_fails_while_it_saves_is_reported(
     assert "no restart: this node is preempted" in err
 
 
-def test_worker_that_fails_while_others_save_does_not_stop_them(
+def test_worker_failing_in_checkpoint_does_not_stop_others(
     start: Start, script: Callable[[str], Path]
 ) -> None:
-    """A long checkpoint of rank 0 is whole, and the failure of rank 1 is reported."""
+    """A long checkpoint of rank 0 completes, and the failure of rank 1 is reported."""
     agent = start("run", "--nproc-per-node=2", "--max-restarts=3", script(ONE_FAILS))
-    until_up(agent, 2)
+    wait_until_up(agent, 2)
     agent.send_signal(signal.SIGTERM)
     code, out, err = end(agent)
     assert out == "rank 0 has saved\n", err
@@ -209,13 +209,13 @@ def test_worker_that_fails_while_others_save_does_not_stop_them(
     assert "no restart: this node is preempted" in err
 
 
-def test_a_bad_notice_is_refused(launch: Launch) -> None:
+def test_invalid_on_preempt_is_rejected(launch: Launch) -> None:
     done = launch("run", "--on-preempt=SIGFOO", "x.py")
     assert done.returncode == 2
     assert "--on-preempt=SIGFOO" in done.stderr
 
 
-def test_a_job_that_asks_leaves_no_file_behind(
+def test_polling_job_leaves_no_shared_file(
     launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     text = "from relight.worker import should_checkpoint; assert not should_checkpoint()"

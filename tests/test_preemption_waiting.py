@@ -88,11 +88,11 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("later_s", [0.0, pytest.param(GRACE_S, marks=pytest.mark.long)])
-def test_an_agent_whose_workers_have_saved_asks_to_be_started_again_too(
+def test_waiting_agent_with_saved_workers_exits_75(
     start: Start, script: Callable[[str], Path], tmp_path: Path, later_s: float
 ) -> None:
-    """It gets the signal while it waits for the node that was preempted first, also after the time
-    that workers have to save.
+    """It gets the signal while it waits for the node that was preempted first, even after the grace
+    period of the workers.
     """
     path = script(TRAINS)
     words = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=j",
@@ -116,7 +116,7 @@ def test_an_agent_whose_workers_have_saved_asks_to_be_started_again_too(
     [("imports", 0, 75), ("trains", 1, 143)],
     ids=["still imports", "trained and failed"],
 )
-def test_node_preempted_while_restarted_workers_import_exits_with_75_if_those_before_saved(
+def test_node_preempted_during_restart_exits_75_if_saved(
     start: Start,
     script: Callable[[str], Path],
     tmp_path: Path,
@@ -124,7 +124,7 @@ def test_node_preempted_while_restarted_workers_import_exits_with_75_if_those_be
     restarts: int,
     code: int,
 ) -> None:
-    """Nothing is lost that was saved, unless workers have trained since."""
+    """Unless workers have trained since the checkpoint."""
     path = script(SAVES_THEN_IMPORTS)
     words = ("--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
              "--rdzv-id=j", "--max-restarts=1", "--rdzv-conf=last_call_timeout=60")  # fmt: skip
@@ -140,12 +140,11 @@ def test_node_preempted_while_restarted_workers_import_exits_with_75_if_those_be
     assert (b"the workers had saved and left before; exit code 75" in err) == (code == 75)
 
 
-def test_a_preempted_node_whose_workers_end_first_does_not_come_back(
+def test_preempted_node_whose_workers_finish_does_not_rejoin(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Its script ends before all nodes have agreed on a call: the job goes on without it.
-
-    The agent of the other node is stopped for that long.
+    """Its script ends before the nodes agree on a call, as the agent of the other node is stopped;
+    the job goes on without it.
     """
     path = script(ENDS_OR_SAVES)
     words = ("--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
@@ -168,10 +167,10 @@ def test_a_preempted_node_whose_workers_end_first_does_not_come_back(
     assert second.wait(LIMIT_S) == 0
 
 
-def test_a_node_that_is_preempted_while_there_is_no_coordinator_saves(
+def test_node_preempted_without_coordinator_checkpoints(
     start: Start, script: Callable[[str], Path]
 ) -> None:
-    """Also if it reaches the next coordinator first, which waits for the other node then."""
+    """Even if it reaches the next coordinator before the other node does."""
     (port,) = free_ports(1)
     path = script(TRAINS)
     bind, patience = f"--bind=127.0.0.1:{port}", "--rdzv-conf=keep_alive_interval=5"
@@ -200,11 +199,11 @@ def test_a_node_that_is_preempted_while_there_is_no_coordinator_saves(
 
 @pytest.mark.parametrize("slow", ["0", "1"])
 @pytest.mark.parametrize("backend", ["file", "c10d"])
-def test_a_node_that_has_saved_does_not_cut_short_the_saving_of_others(
+def test_checkpointed_node_does_not_cut_others_short(
     start: Start, script: Callable[[str], Path], tmp_path: Path, backend: str, slow: str
 ) -> None:
-    """All are preempted. The one that has saved first may be needed: it may be the coordinator, or
-    one of the nodes without which the coordinator gives up its register.
+    """All are preempted. The first to finish may be the coordinator, or a node without which the
+    coordinator loses its lease.
     """
     endpoint = tmp_path / "meet" if backend == "file" else f"127.0.0.1:{free_ports(1)[0]}"
     words = ("--nnodes=2", f"--rdzv-backend={backend}", f"--rdzv-endpoint={endpoint}",
@@ -220,10 +219,10 @@ def test_a_node_that_has_saved_does_not_cut_short_the_saving_of_others(
         assert b"frozen" not in err
 
 
-def test_workers_go_on_saving_if_the_coordinator_is_killed_meanwhile(
+def test_checkpoint_continues_if_coordinator_is_killed(
     start: Start, script: Callable[[str], Path]
 ) -> None:
-    """The next one is told that they save; one node was preempted, the other waits for another."""
+    """The next coordinator learns that they are saving; one node was preempted, the other waits."""
     (port,) = free_ports(1)
     words = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}",
              "--rdzv-id=j", "--rdzv-conf=is_host=0", script(SAVES), "0", "1")  # fmt: skip
@@ -244,7 +243,7 @@ def test_workers_go_on_saving_if_the_coordinator_is_killed_meanwhile(
     assert (second.returncode, out) == (75, b"has saved\n"), err
 
 
-def test_a_preempted_node_that_nobody_hears_saves_alone(
+def test_preempted_node_cut_off_from_group_checkpoints_alone(
     start: Start, script: Callable[[str], Path]
 ) -> None:
     (port,) = free_ports(1)
@@ -261,10 +260,10 @@ def test_a_preempted_node_that_nobody_hears_saves_alone(
     assert b"the group has not answered; workers may save a checkpoint first" in err
 
 
-def test_a_preempted_node_whose_workers_are_stopped_blames_nobody(
+def test_preempted_node_with_stopped_workers_blames_nobody(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """A worker of the other node fails before all have agreed when to save: that node's agent is
+    """A worker of the other node fails before the nodes agree when to save: that node's agent is
     stopped until the worker has failed and this node is preempted.
     """
     words = ("--nnodes=1:2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",

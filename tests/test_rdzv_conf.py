@@ -39,8 +39,8 @@ def conf(text: str, backend: str = "c10d") -> tuple[Conf, list[str]]:
 
 
 @pytest.mark.parametrize("backend", TORCHRUN)
-def test_torchruns_keys_are_known(backend: str) -> None:
-    """Every key that torchrun has with a backend is taken, and says so if it does nothing."""
+def test_accepts_all_torchrun_keys(backend: str) -> None:
+    """Those that have no effect give a note."""
     for name in TORCHRUN[backend].split():
         given = f"protocol=https,cert=c,ssl_cert=c,{name}={GOOD.get(name, '7')}"
         _, notes = conf(given, backend)
@@ -49,8 +49,8 @@ def test_torchruns_keys_are_known(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_torchruns_keys_of_other_backends_give_a_note(backend: str) -> None:
-    """A key that torchrun would ignore with this backend is a note of one line that says why."""
+def test_torchrun_keys_of_other_backends_give_a_note(backend: str) -> None:
+    """A key that torchrun ignores with this backend gives a one-line note with the reason."""
     for name in {key for keys in TORCHRUN.values() for key in keys.split()} - set(keys_of(backend)):
         values, notes = conf(f"{name}=7", backend)
         assert values == conf("", backend)[0]
@@ -59,7 +59,7 @@ def test_torchruns_keys_of_other_backends_give_a_note(backend: str) -> None:
         assert "\n" not in notes[0]
 
 
-def test_a_silent_node_is_waited_for_ten_seconds_by_default() -> None:
+def test_silent_node_is_lost_after_ten_seconds_by_default() -> None:
     values, notes = conf("")
     assert notes == []
     assert (values.join_timeout, values.last_call_timeout, values.close_timeout) == (600, 5, 30)
@@ -67,13 +67,13 @@ def test_a_silent_node_is_waited_for_ten_seconds_by_default() -> None:
     assert (values.is_host, values.rank, values.takeover) == (None, None, "majority")
 
 
-def test_heartbeats_are_frequent_however_long_the_interval_of_torchrun() -> None:
+def test_heartbeat_interval_ignores_long_keep_alive_interval() -> None:
     values, _ = conf("keep_alive_interval=5,keep_alive_max_attempt=3,lease_ttl=3", "etcd")
     assert (values.lost_after_s, values.interval_s, values.ttl_s) == (15.0, 0.5, 3.0)
 
 
-def test_each_value_arrives_in_the_field_of_its_key() -> None:
-    """A value is found in the field of its key; fractions of a second count."""
+def test_each_value_lands_in_field_of_its_key() -> None:
+    """Fractions of a second count."""
     values, notes = conf("join_timeout=2.5,keep_alive_max_attempt=8,takeover=alone,is_host=F")
     assert notes == []
     assert (values.join_timeout, values.keep_alive_max_attempt) == (2.5, 8)
@@ -81,14 +81,13 @@ def test_each_value_arrives_in_the_field_of_its_key() -> None:
 
 
 @pytest.mark.parametrize("word", ["1", "true", "T", "yes", "Y"])
-def test_every_yes_of_torchrun_is_understood(word: str) -> None:
-    """is_host understands every word for yes that torchrun does."""
+def test_is_host_accepts_every_yes_of_torchrun(word: str) -> None:
     assert conf(f"is_host={word}")[0].is_host is True
 
 
 @pytest.mark.parametrize("name", SECONDS)
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", "-0.0"])
-def test_a_time_that_is_not_above_0_is_refused_by_its_key(name: str, value: str) -> None:
+def test_non_positive_time_is_rejected(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"{name}={value}: expected a number of seconds"):
         conf(f"{name}={value}")
 
@@ -114,8 +113,8 @@ def test_a_time_that_is_not_above_0_is_refused_by_its_key(name: str, value: str)
         ("etcd_password_file=a", "etcd-v2", "etcd_user and etcd_password_file go together"),
     ],
 )
-def test_a_value_that_cannot_work_is_refused_by_its_key(text: str, backend: str, says: str) -> None:
-    """A value that can't work is an error that names the key and what was expected."""
+def test_invalid_value_is_rejected_by_key(text: str, backend: str, says: str) -> None:
+    """The error says what was expected."""
     with pytest.raises(UsageError, match=says):
         conf(text, backend)
 
@@ -130,8 +129,8 @@ def test_a_value_that_cannot_work_is_refused_by_its_key(text: str, backend: str,
         ("zzz", ""),
     ],
 )
-def test_an_unknown_key_is_noted(name: str, meant: str) -> None:
-    """An unknown key, which torchrun ignores, is a note with the nearest known one, or with all."""
+def test_unknown_key_gives_a_note(name: str, meant: str) -> None:
+    """The note names the nearest known key, or all; torchrun ignores it silently."""
     values, [note] = conf(f"{name}=1")
     assert values == Conf()
     assert f"{name} has no effect: it is not a known key; " in note
@@ -143,8 +142,8 @@ def test_an_unknown_key_is_noted(name: str, meant: str) -> None:
 
 
 @pytest.mark.processes
-def test_one_node_notes_an_unknown_key_too(tmp_path: Path) -> None:
-    """It meets nobody; the typing error would stay unseen until the job has two nodes."""
+def test_single_node_notes_unknown_key(tmp_path: Path) -> None:
+    """A single node meets nobody; the typo would stay hidden until the job has two."""
     command = [*RELIGHT, "run", "--nnodes=1", "--rdzv-conf=join_timout=3", "--no-python", "true"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True,
                             env=clean_environment())  # fmt: skip
@@ -153,17 +152,15 @@ def test_one_node_notes_an_unknown_key_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quote", ["'", '"'])
-def test_quotes_around_the_whole_text_are_dropped(quote: str) -> None:
-    """Quotes around the whole text, as a list of arguments in Python may have them, are dropped."""
+def test_surrounding_quotes_are_dropped(quote: str) -> None:
+    """Python lists of arguments may contain them."""
     text = f"{quote}join_timeout=5,last_call_timeout=1{quote}"
     assert parse_conf(text) == (("join_timeout", "5"), ("last_call_timeout", "1"))
     assert parse_conf(f"{quote}{quote}") == ()
 
 
-def test_timeout_is_join_timeout_where_torchrun_has_it() -> None:
-    """Static and etcd call the join timeout `timeout`; its proper name takes precedence. It is
-    900 s there, as torchrun has it.
-    """
+def test_timeout_is_an_alias_of_join_timeout() -> None:
+    """For static and etcd, where it defaults to 900 s as in torchrun; the proper name wins."""
     for backend in ("static", "etcd"):
         assert conf("", backend)[0].join_timeout == 900
         assert conf("timeout=900", backend)[0].join_timeout == 900
@@ -173,8 +170,7 @@ def test_timeout_is_join_timeout_where_torchrun_has_it() -> None:
     assert conf("timeout=900", "c10d")[0].join_timeout == 600
 
 
-def test_the_keys_of_etcd_and_etcd_v2_lead_to_one_field() -> None:
-    """The certificates of etcd and etcd-v2 have different keys and one field."""
+def test_etcd_and_etcd_v2_keys_share_fields() -> None:
     legacy = conf("protocol=HTTPS,cert=c,key=k,cacert=a", "etcd")
     newer = conf("protocol=https,ssl_cert=c,ssl_cert_key=k,ca_cert=a", "etcd-v2")
     assert legacy[0][-4:] == newer[0][-4:] == ("https", "c", "k", "a")
@@ -186,22 +182,22 @@ def test_the_keys_of_etcd_and_etcd_v2_lead_to_one_field() -> None:
     ("backend", "names"), [("etcd", "cert cacert"), ("etcd-v2", "ssl_cert ca_cert")]
 )
 def test_certificates_without_tls_give_a_note(backend: str, names: str) -> None:
-    """With certificates for etcd but no protocol, a note says that nothing is encrypted."""
+    """Nothing is encrypted without the protocol."""
     for name in names.split():
         _, notes = conf(f"{name}=c", backend)
         assert notes == [f"--rdzv-conf: {name} has no effect without protocol=https"]
         assert conf(f"protocol=https,{name}=c", backend)[1] == []
 
 
-def test_of_a_key_given_twice_the_last_counts() -> None:
-    """The last of two values counts, as in torchrun, and a note says so."""
+def test_last_duplicate_key_wins() -> None:
+    """As under torchrun, but with a note."""
     values, notes = conf("join_timeout=1,join_timeout=2")
     assert values.join_timeout == 2
     assert notes == ["--rdzv-conf: join_timeout is given twice; the last value, 2, is used"]
 
 
 @pytest.mark.parametrize("name", ["token_file", "tls_cert", "tls_key", "tls_ca"])
-def test_an_unreadable_file_is_named_before_anything_starts(name: str) -> None:
+def test_unreadable_file_is_named_before_start(name: str) -> None:
     def missing(path: str) -> bytes:
         if path == "/gone":
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -213,8 +209,8 @@ def test_an_unreadable_file_is_named_before_anything_starts(name: str) -> None:
         parse(pairs, "c10d", missing)
 
 
-def test_the_token_is_the_file_without_its_last_newline(tmp_path: Path) -> None:
-    """The secret is the file without its last newline; an empty file is no secret."""
+def test_token_is_file_without_trailing_newline(tmp_path: Path) -> None:
+    """An empty file is not a token."""
     path = tmp_path / "token"
     path.write_text("hush\n")
     assert read_token(str(path)) == b"hush"
@@ -224,8 +220,8 @@ def test_the_token_is_the_file_without_its_last_newline(tmp_path: Path) -> None:
         parse((("token_file", str(path)),), "c10d")
 
 
-def test_every_key_has_a_field_and_a_row_in_the_documents() -> None:
-    """Every key has a field, every field a key, and docs/several-nodes.md has a row for each."""
+def test_every_key_has_a_field_and_a_documented_row() -> None:
+    """Every field has a key; the row is in docs/several-nodes.md."""
     assert {key.target for key in KEYS} == set(Conf._fields)
     assert len({key.name for key in KEYS}) == len(KEYS)
     text = (Path(__file__).parent.parent / "docs" / "several-nodes.md").read_text()
@@ -234,8 +230,8 @@ def test_every_key_has_a_field_and_a_row_in_the_documents() -> None:
 
 
 @pytest.mark.processes
-def test_the_table_of_keys_imports_nothing_more() -> None:
-    """The table costs no import that the command line does not have already."""
+def test_key_table_imports_nothing_extra() -> None:
+    """Nothing that the command line doesn't import anyway."""
     code = (
         "import sys, relight.flags.spec; before = set(sys.modules); import relight.rendezvous.conf;"
         "print(*sorted(set(sys.modules) - before))"

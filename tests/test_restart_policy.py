@@ -28,30 +28,28 @@ def train(tmp_path: Path) -> Path:
     return path
 
 
-def restarts_said(stderr: str) -> list[str]:
+def restart_messages(stderr: str) -> list[str]:
     """What follows each failure, as users see it."""
     said = [line for line in stderr.split("\n") if re.match(r"relight: rank \d.*; restart", line)]
     ended = [line for line in stderr.split("\n") if line.startswith("exit code ")]
     return [line.partition("; ")[2] for line in (*said, *ended)]
 
 
-def test_smart_ends_the_job_when_the_same_exception_comes_again(
-    launch: Launch, train: Path
-) -> None:
+def test_smart_stops_on_repeated_exception(launch: Launch, train: Path) -> None:
     result = launch("run", "--nproc-per-node=2", "--max-restarts=10", "--restart-policy=smart",
                     train, "pass")  # fmt: skip
     assert result.returncode == 1
-    assert restarts_said(result.stderr) == [
+    assert restart_messages(result.stderr) == [
         "restart 1 of 10",
         "the same exception at the same line came again, without progress between",
     ]
 
 
-def test_progress_lets_smart_go_on_and_refills_the_budget(launch: Launch, train: Path) -> None:
-    """A budget of one; three failures, each after new steps, and a fourth after none."""
+def test_progress_refills_smart_restart_budget(launch: Launch, train: Path) -> None:
+    """A budget of one: three failures after new steps, and a fourth after none."""
     result = launch("run", "--nproc-per-node=2", "--max-restarts=1", "--restart-policy=smart",
                     train, "progress(min(restart, 2))")  # fmt: skip
-    assert restarts_said(result.stderr) == [
+    assert restart_messages(result.stderr) == [
         "restart 1 of 1",
         "restart 2, 1 of 1 since the last progress",
         "restart 3, 1 of 1 since the last progress",
@@ -59,21 +57,19 @@ def test_progress_lets_smart_go_on_and_refills_the_budget(launch: Launch, train:
     ]
 
 
-def test_a_new_checkpoint_is_progress(launch: Launch, train: Path) -> None:
+def test_new_checkpoint_counts_as_progress(launch: Launch, train: Path) -> None:
     save = "restart < 2 and open(f'ckpt-{restart}.pt', 'w').close()"
     result = launch("run", "--max-restarts=9", "--restart-policy=smart", "--checkpoints=ckpt-*.pt",
                     train, save)  # fmt: skip
-    assert len(restarts_said(result.stderr)) == 3
-    assert restarts_said(result.stderr)[-1].startswith("the same exception")
+    assert len(restart_messages(result.stderr)) == 3
+    assert restart_messages(result.stderr)[-1].startswith("the same exception")
 
 
-def test_after_signals_from_outside_smart_waits_longer_each_time(
-    launch: Launch, train: Path
-) -> None:
+def test_smart_backs_off_after_external_signals(launch: Launch, train: Path) -> None:
     result = launch("run", "--max-restarts=2", "--restart-policy=smart", "--log-dir=logs", train,
                     "os.kill(os.getpid(), signal.SIGKILL)")  # fmt: skip
     assert result.returncode == 137
-    said = restarts_said(result.stderr)
+    said = restart_messages(result.stderr)
     assert said[0] == "restart 1 of 2"
     wait = re.fullmatch(r"restart 2 of 2 in (0\.[5-9]|1\.0) s", said[1])
     assert wait is not None
@@ -85,22 +81,20 @@ def test_after_signals_from_outside_smart_waits_longer_each_time(
     assert decided[-1]["reason"] == "all 2 restarts since the last progress are used up"
 
 
-def test_the_default_restarts_as_torchrun_and_says_what_smart_would_have_saved(
-    launch: Launch, train: Path
-) -> None:
+def test_default_policy_reports_restarts_smart_would_save(launch: Launch, train: Path) -> None:
     result = launch("run", "--max-restarts=3", train, "pass")
-    assert restarts_said(result.stderr)[2:] == [
+    assert restart_messages(result.stderr)[2:] == [
         "restart 3 of 3",
         "all 3 restarts are used up; --restart-policy=smart would have saved 2 of them",
     ]
 
 
-def test_a_budget_over_time_ends_a_job_that_fails_too_often(launch: Launch, train: Path) -> None:
+def test_restart_rate_limit_ends_flapping_job(launch: Launch, train: Path) -> None:
     result = launch("run", "--max-restarts=2/1h", train, "pass")
-    assert restarts_said(result.stderr)[-1].startswith("all 2 restarts within 1 h are used up")
+    assert restart_messages(result.stderr)[-1].startswith("all 2 restarts within 1 h are used up")
 
 
-def test_the_failure_report_tells_programs_the_cause(launch: Launch, train: Path) -> None:
+def test_failure_report_has_cause_as_json(launch: Launch, train: Path) -> None:
     result = launch("run", "--nproc-per-node=2", "--max-restarts=1", "--failure-report=why.json",
                     train, "pass")  # fmt: skip
     report = json.loads((train.parent / "why.json").read_text())
@@ -115,7 +109,7 @@ def test_the_failure_report_tells_programs_the_cause(launch: Launch, train: Path
     assert report["text"][-1] == "exit code 1; the one restart is used up"
 
 
-def test_the_fields_of_the_failure_report_are_documented(launch: Launch, train: Path) -> None:
+def test_failure_report_fields_are_documented(launch: Launch, train: Path) -> None:
     launch("run", "--failure-report=why.json", train, "pass")
     report = json.loads((train.parent / "why.json").read_text())
     text = (Path(__file__).parent.parent / "docs" / "failure-report.md").read_text()
@@ -123,8 +117,7 @@ def test_the_fields_of_the_failure_report_are_documented(launch: Launch, train: 
     assert names == set(re.findall(r"^ *- `(\w+)`", text, re.MULTILINE))
 
 
-def test_a_job_that_succeeds_leaves_no_failure_report(launch: Launch, train: Path) -> None:
-    """Not that of an earlier job either."""
+def test_successful_job_removes_old_failure_report(launch: Launch, train: Path) -> None:
     report = train.parent / "why.json"
     report.write_text("old")
     assert launch("run", f"--failure-report={report}", train, "sys.exit(0)").returncode == 0
@@ -139,7 +132,7 @@ def test_a_job_that_succeeds_leaves_no_failure_report(launch: Launch, train: Pat
         (".", "it is not a regular file"),
     ],
 )
-def test_a_failure_report_that_can_t_be_written_is_refused_before_anything_starts(
+def test_unwritable_failure_report_rejected_before_start(
     path: str, why: str, launch: Launch, train: Path
 ) -> None:
     result = launch("run", f"--failure-report={path}", train, "print('started')")
@@ -149,9 +142,7 @@ def test_a_failure_report_that_can_t_be_written_is_refused_before_anything_start
     assert Path("/dev/null").is_char_device()
 
 
-def test_a_failure_report_that_can_t_be_written_any_more_costs_one_line(
-    launch: Launch, train: Path
-) -> None:
+def test_failure_report_lost_later_costs_one_line(launch: Launch, train: Path) -> None:
     directory = train.parent / "gone"
     directory.mkdir()
     remove = f"os.rmdir({str(directory)!r})"

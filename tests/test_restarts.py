@@ -38,7 +38,7 @@ os._exit(0)  # the shutdown of Python takes a second with torch
 @pytest.mark.slow
 @pytest.mark.needs_torch
 @pytest.mark.long
-def test_a_gloo_job_survives_a_kill_without_preload(
+def test_gloo_job_survives_kill_without_preload(
     launch: Launch, script: Callable[[str], Path]
 ) -> None:
     flags = ("--nproc-per-node=2", "--max-restarts=1", "--preload=off")
@@ -47,8 +47,8 @@ def test_a_gloo_job_survives_a_kill_without_preload(
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_a_gloo_job_survives_every_kill(warm_torch: WarmTorch) -> None:
-    """A rank killed with SIGKILL, each time another: every attempt meets in a fresh store."""
+def test_gloo_job_survives_every_kill(warm_torch: WarmTorch) -> None:
+    """A different rank is killed each time; every attempt meets in a fresh store."""
     flags = ("--nproc-per-node=4", "--max-restarts=8")
     check_kills(warm_torch.run(GLOO, *flags, KILLS="8"), 8)
 
@@ -62,8 +62,8 @@ def check_kills(result: "subprocess.CompletedProcess[str]", kills: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_rank_0_may_serve_the_store_itself(warm_torch: WarmTorch) -> None:
-    """--worker-store=rank0 leaves the store to torch, with a port that nobody else can take."""
+def test_rank_0_may_serve_store_itself(warm_torch: WarmTorch) -> None:
+    """--worker-store=rank0 leaves the store to torch, on a port that nobody else can take."""
     flags = ("--nproc-per-node=2", "--max-restarts=2", "--worker-store=rank0")
     result = warm_torch.run(GLOO, *flags, KILLS="2")
     assert result.returncode == 0, result.stderr
@@ -84,10 +84,7 @@ sys.exit(9)
 """
 
 
-def test_a_job_fails_after_max_restarts_with_the_root_causes_exit_code(
-    launch: Launch, script: Script
-) -> None:
-    """After --max-restarts restarts the job fails with the root cause's exit code."""
+def test_max_restarts_exhausted_exits_with_root_cause_code(launch: Launch, script: Script) -> None:
     result = launch("run", "--nproc-per-node=2", "--max-restarts=2", script(COUNT))
     assert result.returncode == 9
     assert sorted(result.stdout.split("\n")[:-1]) == [
@@ -96,8 +93,8 @@ def test_a_job_fails_after_max_restarts_with_the_root_causes_exit_code(
     assert "all 2 restarts are used up" in result.stderr
 
 
-def test_workers_that_ended_well_are_started_again(launch: Launch, script: Script) -> None:
-    """A restart is for all ranks, also for one that was done before another failed."""
+def test_finished_workers_restart_with_the_others(launch: Launch, script: Script) -> None:
+    """A rank that finished before another failed runs again."""
     text = """
 import os, pathlib, sys, time
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
@@ -116,10 +113,8 @@ elif first:
     assert result.stdout == "ran\n" * 4
 
 
-def test_the_grace_time_holds_on_restarts(launch: Launch, script: Script) -> None:
-    """--shutdown-timeout bounds how long a stubborn peer delays a restart (torchrun: 30 s). The
-    peer would stay for as long as a test waits.
-    """
+def test_shutdown_timeout_bounds_restart_delay(launch: Launch, script: Script) -> None:
+    """Under torchrun, a fixed 30 s. The stubborn peer would stay for as long as a test waits."""
     text = """
 import os, signal, sys, time
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
@@ -140,8 +135,10 @@ sys.exit(3)
     assert time.monotonic() - begin >= 0.3
 
 
-def test_twenty_jobs_at_the_same_moment(start: Callable[..., object], script: Script) -> None:
-    """Twenty jobs started together each get a port of their own, also with 29500 taken."""
+def test_twenty_simultaneous_jobs_get_own_ports(
+    start: Callable[..., object], script: Script
+) -> None:
+    """Even if 29500 is taken."""
     import json
     import socket
 
@@ -170,10 +167,8 @@ print(json.dumps([os.environ["TORCHELASTIC_RUN_ID"], address[1]]), flush=True)
     assert len({port for _, port in seen}) == 20
 
 
-def test_a_taken_master_port_is_an_error_before_anything_starts(
-    launch: Launch, script: Script
-) -> None:
-    """A port that was asked for and is taken is named; no worker has run."""
+def test_taken_master_port_fails_before_start(launch: Launch, script: Script) -> None:
+    """The error names the port."""
     import socket
 
     with socket.socket() as squatter:

@@ -45,31 +45,29 @@ def test_flaky_test_passes_and_is_reported(
     assert flaky[0].endswith("test_own.py::test_flaky[0]")
 
 
-def test_test_that_fails_twice_fails_the_run(suite: run.Suite) -> None:
+def test_test_failing_twice_fails_run(suite: run.Suite) -> None:
     write(suite, FLAKY.format(count=1) + "\ndef test_broken():\n    assert False\n")
     assert run.run((suite,), retry=True) == 1
 
 
-def test_too_many_flaky_tests_fail_the_run(
-    suite: run.Suite, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_too_many_flaky_tests_fail_run(suite: run.Suite, capfd: pytest.CaptureFixture[str]) -> None:
     write(suite, FLAKY.format(count=run.MAX_FLAKY + 1))
     assert run.run((suite,), retry=True) == 1
     assert "4 flaky tests; at most 3 are tolerated" in capfd.readouterr().out
 
 
-def test_nothing_is_retried_without_the_flag(suite: run.Suite) -> None:
+def test_nothing_is_retried_without_flag(suite: run.Suite) -> None:
     write(suite, FLAKY.format(count=1))
     assert run.run((suite,), retry=False) == 1
 
 
-def test_test_that_ends_its_process_is_a_failure(suite: run.Suite) -> None:
+def test_test_exiting_its_process_is_a_failure(suite: run.Suite) -> None:
     write(suite, "import os\ndef test_exits():\n    os._exit(7)\n")
     parallel = suite._replace(arguments=("-n", "1", *suite.arguments))
     assert run.run((parallel,), retry=True) != 0
 
 
-def test_all_suites_run_whatever_fails(suite: run.Suite, tmp_path: Path) -> None:
+def test_all_suites_run_despite_failures(suite: run.Suite, tmp_path: Path) -> None:
     write(suite, "def test_broken():\n    assert False\n")
     other = tmp_path / "other"
     other.mkdir()
@@ -82,7 +80,7 @@ def test_all_suites_run_whatever_fails(suite: run.Suite, tmp_path: Path) -> None
     assert (other / "test_other.py.ran").exists()
 
 
-def test_tests_and_their_helpers_are_compiled_before_they_run(
+def test_tests_and_helpers_are_compiled_before_run(
     suite: run.Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del suite

@@ -38,7 +38,7 @@ def await_line(process: "subprocess.Popen[bytes]", text: str) -> None:
     raise AssertionError(f"it ended without {text!r}")
 
 
-def runs(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     return system._state(pid) not in (b"", b"Z", b"X")
 
 
@@ -51,16 +51,16 @@ def command_line(pid: int) -> bytes:
 
 def await_gone(pids: list[int]) -> None:
     end = time.monotonic() + LIMIT_S
-    while left := list(filter(runs, pids)):
+    while left := list(filter(is_running, pids)):
         assert time.monotonic() < end, f"left behind: {left}"
         time.sleep(0.02)
 
 
 @pytest.mark.slow
-def test_a_killed_host_is_lost_to_the_others_and_the_exit_code_is_that_of_the_survivor(
+def test_killed_host_is_lost_and_survivor_sets_exit_code(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """The file says when; each line of output begins with its host."""
+    """At the time given in the faults file; each line of output starts with its host."""
     (tmp_path / "faults").write_text('when "on host2 restart" kill host 2\nafter 1h heal\n')
     flags = ("--nnodes=1:2", "--faults=faults", "--rdzv-conf=last_call_timeout=30")
     done = launch("sandbox", "2", *flags, "--", script(SCRIPT))
@@ -74,7 +74,7 @@ def test_a_killed_host_is_lost_to_the_others_and_the_exit_code_is_that_of_the_su
 
 
 @pytest.mark.slow
-def test_a_killed_rank_costs_a_restart(launch: Launch, script: Script, tmp_path: Path) -> None:
+def test_killed_rank_costs_a_restart(launch: Launch, script: Script, tmp_path: Path) -> None:
     (tmp_path / "faults").write_text('when "rank 3 of 4" kill rank 3\n')
     flags = ("--nproc-per-node=2", "--max-restarts=1", "--faults=faults")
     done = launch("sandbox", "2", *flags, "--", script(SCRIPT))
@@ -84,8 +84,8 @@ def test_a_killed_rank_costs_a_restart(launch: Launch, script: Script, tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", ["asked", "killed", "with its switch", "its switch"])
-def test_nothing_is_left_of_a_sandbox(start: Start, script: Script, killed: str) -> None:
-    """Whether it is asked to end, killed, killed together with its switch, or loses the switch."""
+def test_sandbox_leaves_nothing_behind(start: Start, script: Script, killed: str) -> None:
+    """Whether it gets SIGTERM, is killed, alone or with its switch, or loses the switch."""
     process = start("sandbox", "2", "--", script(SCRIPT))
     await_line(process, "rank 0 of 2")
     pids = system.tree(process.pid)
@@ -103,8 +103,8 @@ def test_nothing_is_left_of_a_sandbox(start: Start, script: Script, killed: str)
 
 
 @pytest.mark.slow
-def test_keys_on_a_terminal_cause_faults_and_the_terminal_is_as_before(script: Script) -> None:
-    """Each waits for what the one before has done; Ctrl-C ends the job."""
+def test_keys_inject_faults_and_terminal_is_restored(script: Script) -> None:
+    """Each key waits for the effect of the previous one; Ctrl-C ends the job."""
     ours, theirs = pty.openpty()
     before = subprocess.run(["stty", "-g"], stdin=theirs, capture_output=True, check=True).stdout
     command = [sys.executable, "-m", "relight", "sandbox", "2", "--nnodes=1:2", "--"]
@@ -152,7 +152,7 @@ WRONG = [
 ]
 
 
-def test_what_is_wrong_is_refused_before_anything_starts(
+def test_invalid_arguments_rejected_before_start(
     tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     from relight.cli.main import main
@@ -167,7 +167,7 @@ def test_what_is_wrong_is_refused_before_anything_starts(
     assert "there is no file nothing.py" in capsys.readouterr().err
 
 
-def test_a_user_without_any_way_to_make_hosts_is_told_what_is_needed(
+def test_missing_privileges_error_says_what_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from relight.base.errors import MachineError
@@ -180,10 +180,10 @@ def test_a_user_without_any_way_to_make_hosts_is_told_what_is_needed(
 
 
 @pytest.mark.slow
-def test_the_fixture_runs_a_script_on_hosts(
+def test_fixture_runs_script_on_hosts(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A test sees exit code and output; a wrong fault, and a job that does not end, fail it."""
+    """A test sees exit code and output; an invalid fault and a job that doesn't end fail it."""
     for name in os.environ.keys() - clean_environment().keys():
         monkeypatch.delenv(name)
     pytester.makepyfile(

@@ -15,10 +15,10 @@ print([text.count("hunter2") for text in (str(dict(os.environ)), started_with, c
 
 
 @pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=["cold", "warm"])
-def test_workers_do_not_have_the_token(
+def test_workers_do_not_see_token(
     flags: tuple[str, ...], launch: Launch, script: Callable[[str], Path]
 ) -> None:
-    """RELIGHT_TOKEN is not among a worker's variables, nor in those it was started with."""
+    """RELIGHT_TOKEN is neither in the worker's environment nor in its initial one."""
     result = launch("run", *flags, "-v", script(LOOK), RELIGHT_TOKEN="hunter2", command=FIRST_WARM)
     assert result.stdout == "[0, 0, 0]\n", result.stderr
     assert ("workers start with preloaded modules" in result.stderr) == bool(flags)

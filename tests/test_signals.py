@@ -49,8 +49,8 @@ def started(
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
-def test_a_stop_signal_is_passed_on(name: str, start: Start, script: Script) -> None:
-    """Workers get the agent's own signal once and may leave; the exit code is 128 + n."""
+def test_stop_signal_is_forwarded_once(name: str, start: Start, script: Script) -> None:
+    """Workers may exit on it; the exit code is 128 + n."""
     agent = started(start, script, CATCH=name, LEAVE_ON=name)
     agent.send_signal(signal.Signals[name])
     out, errors = agent.communicate(timeout=LIMIT_S)
@@ -59,8 +59,8 @@ def test_a_stop_signal_is_passed_on(name: str, start: Start, script: Script) -> 
     assert b"Traceback" not in errors
 
 
-def test_the_grace_time_ends_with_sigkill(start: Start, script: Script) -> None:
-    """A worker that ignores the signal is killed after --shutdown-timeout, all at the same time."""
+def test_grace_period_ends_with_sigkill(start: Start, script: Script) -> None:
+    """After --shutdown-timeout, for all workers at once."""
     agent = started(start, script, "--shutdown-timeout=0.5", CATCH="SIGTERM")
     begin = time.monotonic()
     agent.send_signal(signal.SIGTERM)
@@ -71,8 +71,8 @@ def test_the_grace_time_ends_with_sigkill(start: Start, script: Script) -> None:
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_kills_at_once(second: int, start: Start, script: Script) -> None:
-    """Who asks twice need not wait for the grace time; the exit code is that of the first."""
+def test_second_signal_kills_immediately(second: int, start: Start, script: Script) -> None:
+    """The exit code is that of the first signal."""
     agent = started(start, script, "--shutdown-timeout=600", CATCH="SIGTERM,SIGINT")
     agent.send_signal(signal.SIGTERM)
     wait_for(agent, b"got SIGTERM\n", 2)
@@ -83,8 +83,8 @@ def test_a_second_signal_kills_at_once(second: int, start: Start, script: Script
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
-def test_user_signals_reach_workers_that_want_them(name: str, start: Start, script: Script) -> None:
-    """SIGUSR1 and SIGUSR2 do not end the agent; workers with a handler get them."""
+def test_user_signals_reach_workers_with_a_handler(name: str, start: Start, script: Script) -> None:
+    """SIGUSR1 and SIGUSR2 do not end the agent."""
     agent = started(start, script, CATCH=f"{name},SIGTERM", LEAVE_ON="SIGTERM")
     agent.send_signal(signal.Signals[name])
     wait_for(agent, b"got " + name.encode(), 2)
@@ -93,10 +93,7 @@ def test_user_signals_reach_workers_that_want_them(name: str, start: Start, scri
     assert agent.returncode == 143
 
 
-def test_user_signals_do_not_kill_workers_that_know_nothing_of_them(
-    start: Start, script: Script
-) -> None:
-    """SIGUSR1 is kept from workers that it would kill."""
+def test_user_signals_spare_workers_without_a_handler(start: Start, script: Script) -> None:
     agent = started(start, script, "-v", CATCH="SIGTERM", LEAVE_ON="SIGTERM")
     agent.send_signal(signal.SIGUSR1)
     assert agent.stderr is not None
@@ -108,8 +105,8 @@ def test_user_signals_do_not_kill_workers_that_know_nothing_of_them(
     assert out.count(b"got SIGTERM") == 2
 
 
-def test_signals_to_handle_replaces_the_list(start: Start, script: Script) -> None:
-    """A signal named in --signals-to-handle stops the job, as in torchrun."""
+def test_signals_to_handle_replaces_default_list(start: Start, script: Script) -> None:
+    """As in torchrun."""
     agent = started(
         start, script, "--signals-to-handle=SIGUSR1", CATCH="SIGUSR1", LEAVE_ON="SIGUSR1"
     )
@@ -119,10 +116,10 @@ def test_signals_to_handle_replaces_the_list(start: Start, script: Script) -> No
     assert agent.returncode == 128 + signal.SIGUSR1
 
 
-def test_a_signal_left_out_of_the_list_ends_the_agent_but_leaves_no_orphan(
+def test_unhandled_signal_ends_agent_and_its_workers(
     start: Start, script: Script, tmp_path: Path
 ) -> None:
-    """SIGHUP that is not handled ends the agent, and the workers with it."""
+    """SIGHUP, if --signals-to-handle omits it."""
     agent = start("run", "--signals-to-handle=SIGTERM", script(
         "import os, time; print(os.getpid(), flush=True); time.sleep(600)"))  # fmt: skip
     assert agent.stdout is not None
@@ -144,8 +141,7 @@ def _alive(pid: int) -> bool:
     return stat.rpartition(b")")[2].split()[0] != b"Z"
 
 
-def test_nohup_outlives_the_terminal(start: Start, script: Script) -> None:
-    """A job under nohup is not ended by SIGHUP."""
+def test_nohup_job_survives_sighup(start: Start, script: Script) -> None:
     agent = start(
         "run", "--nproc-per-node=2", script(RECORDER),
         variables={"CATCH": "SIGTERM", "LEAVE_ON": "SIGTERM"},
@@ -188,9 +184,9 @@ MOMENTS = [("import", at) for at in (1, 2, 7, 12, 17, 23, 28, 33, 38, 43, 48, 53
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_at_any_moment_ends_the_agent(number: int, start: Start, marker: str) -> None:
-    """From our first line to our last: 128 + n, or the job's own exit code; never an end by the
-    signal, nor a traceback; and no worker is left.
+def test_signal_at_any_moment_ends_agent_cleanly(number: int, start: Start, marker: str) -> None:
+    """From relight's first line to its last: 128 + n or the job's own exit code, never death by the
+    signal or a traceback, and no worker is left.
     """
     codes = {}
     for event, at in MOMENTS:
@@ -207,8 +203,8 @@ def test_a_signal_at_any_moment_ends_the_agent(number: int, start: Start, marker
     assert marked(marker) == []
 
 
-def test_a_python_worker_is_signalled_alone(start: Start, script: Script) -> None:
-    """SIGTERM does not reach a script's children before the script itself can react."""
+def test_sigterm_does_not_reach_children_of_python_worker(start: Start, script: Script) -> None:
+    """The script itself can react first."""
     agent = start("run", script("""
 import signal, subprocess, sys, time
 child = subprocess.Popen(["sleep", "600"])
@@ -226,8 +222,8 @@ time.sleep(600)
     assert b"child None" in out
 
 
-def test_a_program_is_signalled_with_its_process_group(start: Start, tmp_path: Path) -> None:
-    """A shell script does not pass signals on, so its whole group gets them."""
+def test_program_is_signalled_as_process_group(start: Start, tmp_path: Path) -> None:
+    """A shell script doesn't forward signals."""
     inner = tmp_path / "inner.sh"
     inner.write_text(
         "trap 'echo inner got it; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
@@ -241,8 +237,8 @@ def test_a_program_is_signalled_with_its_process_group(start: Start, tmp_path: P
     assert b"inner got it" in out
 
 
-def test_workers_start_with_default_signals(launch: Launch, script: Script) -> None:
-    """What the agent does with signals is not inherited: nothing blocked, nothing ignored."""
+def test_workers_start_with_default_signal_state(launch: Launch, script: Script) -> None:
+    """Nothing blocked, nothing ignored."""
     probe = script("""
 fields = dict(line.split(":\\t") for line in open("/proc/self/status") if line.startswith("Sig"))
 print(fields["SigBlk"].strip(), fields["SigIgn"].strip())

@@ -109,7 +109,7 @@ def members(coordinator: Coordinator) -> int:
     return sum(len(group.membership.members) for group in coordinator.groups.values())
 
 
-def test_a_silent_node_is_probed_until_it_is_heard(
+def test_silent_node_is_probed_until_heard(
     loop: Loop, coordinator: Coordinator, agent: Agent
 ) -> None:
     probed = coordinator._heartbeats._probed
@@ -119,9 +119,7 @@ def test_a_silent_node_is_probed_until_it_is_heard(
     assert members(coordinator) == 1
 
 
-def test_a_node_whose_port_nobody_has_is_lost(
-    loop: Loop, coordinator: Coordinator, agent: Agent
-) -> None:
+def test_node_with_closed_port_is_lost(loop: Loop, coordinator: Coordinator, agent: Agent) -> None:
     agent.datagrams.close()
     agent.connection.close()
     until(loop, lambda: not members(coordinator))
@@ -129,9 +127,7 @@ def test_a_node_whose_port_nobody_has_is_lost(
     assert not coordinator._heartbeats._probed
 
 
-def test_nothing_is_kept_of_a_node_that_has_left(
-    loop: Loop, coordinator: Coordinator, agent: Agent
-) -> None:
+def test_departed_node_leaves_no_state(loop: Loop, coordinator: Coordinator, agent: Agent) -> None:
     agent.connection.send(fields.to_json(NodeLeaving("the job is over")))
     agent.connection.drain()
     agent.connection.close()
@@ -140,7 +136,7 @@ def test_nothing_is_kept_of_a_node_that_has_left(
     assert not coordinator._heartbeats._probed
 
 
-def test_a_second_connection_ends_the_probes_for_the_first(
+def test_second_connection_ends_probes_of_first(
     loop: Loop, coordinator: Coordinator, agent: Agent
 ) -> None:
     until(loop, lambda: coordinator._heartbeats._probed)
@@ -149,7 +145,7 @@ def test_a_second_connection_ends_the_probes_for_the_first(
     assert members(coordinator) == 1
 
 
-def test_who_steps_down_probes_nobody(loop: Loop, coordinator: Coordinator, agent: Agent) -> None:
+def test_stepping_down_ends_probes(loop: Loop, coordinator: Coordinator, agent: Agent) -> None:
     until(loop, lambda: coordinator._heartbeats._probed)
     coordinator.step_down()
     assert not coordinator._heartbeats._probed

@@ -21,10 +21,10 @@ while True:
 
 
 @pytest.mark.long
-def test_a_rank_that_makes_fewer_steps_is_named_in_the_status_as_text_and_as_json(
+def test_status_names_rank_that_makes_fewer_steps(
     start: Start, launch: Launch, script: Callable[[str], Path]
 ) -> None:
-    """Takes a little more than twice the shortest time over which ranks are compared."""
+    """Takes a little more than twice the shortest comparison interval."""
     agent = start("run", "--nproc-per-node=4", "--watch-slow-ranks=10", script(STEPS))
     deadline, told = time.monotonic() + LIMIT_S, list[str]()
     while not told:

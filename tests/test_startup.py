@@ -98,8 +98,7 @@ print(code, *sorted(set(sys.modules) - before))
 """
 
 
-def test_the_launch_path_imports_a_fixed_list(tmp_path: Path) -> None:
-    """Nothing but the modules listed here is loaded on the way to the first worker."""
+def test_launch_path_imports_only_listed_modules(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-I", "-c", PROBE],
         capture_output=True,
@@ -125,12 +124,9 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_a_job_that_has_run_for_a_while_needs_no_module_when_a_worker_fails(
-    restarts: int, tmp_path: Path
-) -> None:
-    """A restart does not wait for imports, and the disk that has the modules may be gone.
-
-    Where stacks are read, what reads them is loaded: after the failure of a peer, or on a terminal.
+def test_settled_job_imports_nothing_on_failure(restarts: int, tmp_path: Path) -> None:
+    """Restarts don't wait for imports, and the disk may be gone. What reads stacks is loaded after
+    the failure of a peer, or on a terminal.
     """
     script, go = tmp_path / "train.py", tmp_path / "go"
     script.write_text(FAILS)
@@ -156,10 +152,9 @@ def test_a_job_that_has_run_for_a_while_needs_no_module_when_a_worker_fails(
     assert later <= {"atexit"}
 
 
-def test_nodes_load_openssl_only_once_their_workers_run(tmp_path: Path) -> None:
-    """`hashlib` loads it, in two milliseconds. It is there before a late heartbeat needs it: the
-    file server that has it may be unreachable, as the network is. Only if one is late earlier, as
-    on a busy machine, is it loaded then.
+def test_nodes_load_openssl_only_after_workers_start(tmp_path: Path) -> None:
+    """`hashlib` loads it, in 2 ms, before a late heartbeat needs it: its file server may be
+    unreachable when the network is. A heartbeat that is late earlier, on a busy machine, loads it.
     """
     assert any(not loads_openssl_early(tmp_path) for _ in range(10))
 
@@ -203,8 +198,8 @@ os._exit(3)
 """
 
 
-def test_a_coordinator_needs_no_module_when_nodes_fail_or_are_lost(tmp_path: Path) -> None:
-    """`relight coordinator` may outlive the file server that has relight, as agents may."""
+def test_coordinator_imports_nothing_on_node_failure(tmp_path: Path) -> None:
+    """`relight coordinator`, like an agent, may outlive the file server it was loaded from."""
     script = tmp_path / "train.py"
     go = tmp_path / "go"
     script.write_text(WAITS_AND_FAILS)

@@ -54,10 +54,10 @@ libc.pthread_mutex_lock(mutex)
     [IGNORES, SYSTEM_CALL, DESTRUCTOR, AT_EXIT, STUCK_IN_C],
     ids=["ignores SIGTERM", "system call", "destructor", "atexit", "native code"],
 )
-def test_workers_with_nothing_to_save_are_not_waited_for(
+def test_teardown_does_not_wait_for_workers_without_handler(
     body: str, launch: Launch, script: Script
 ) -> None:
-    """Workers without a SIGTERM handler of their own cost a restart nothing, wherever they are."""
+    """Wherever they are stuck."""
     result = launch("run", "--nproc-per-node=3", "--max-restarts=1", LONG, script(FAIL + body))
     assert result.returncode == 0, result.stderr
     assert "restart 1 of 1" in result.stderr
@@ -82,8 +82,8 @@ os._exit(3)
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_a_worker_in_a_collective_is_not_waited_for(warm_torch: WarmTorch) -> None:
-    """A rank that stands in an all-reduce, for another that will never come, is gone at once."""
+def test_teardown_does_not_wait_for_worker_in_collective(warm_torch: WarmTorch) -> None:
+    """A rank stuck in an all-reduce with a peer that never comes is gone immediately."""
     flags = ("--nproc-per-node=3", "--max-restarts=1", LONG)
     result = warm_torch.run(COLLECTIVE, *flags)
     assert result.returncode == 0, result.stderr
@@ -113,20 +113,20 @@ time.sleep(1000)
         "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n    save()\n    sys.exit(0)",
         "    sys.exit(0)\nmodel = Model()",
     ],
-    ids=["in its handler", "which has taken itself away", "at the interpreter's end"],
+    ids=["in its handler", "after resetting the handler", "at interpreter exit"],
 )
-def test_a_worker_that_saves_is_waited_for(stop: str, launch: Launch, script: Script) -> None:
-    """A worker that handles SIGTERM when it comes has the grace time to finish what it writes,
-    whatever becomes of the handler meanwhile.
-    """
+def test_teardown_waits_for_worker_that_checkpoints(
+    stop: str, launch: Launch, script: Script
+) -> None:
+    """A worker that handles SIGTERM gets the grace period, whatever becomes of the handler."""
     path = script(FAIL + SAVES + stop + WAITS)
     result = launch("run", "--nproc-per-node=9", "--max-restarts=1", LONG, path)
     assert result.returncode == 0, result.stderr
     assert len(list(path.parent.glob("saved.*"))) == 8
 
 
-def test_all_workers_have_one_grace_time_together(launch: Launch, script: Script) -> None:
-    """Eight workers whose handlers never run are killed together, not one after the other."""
+def test_all_workers_share_one_grace_period(launch: Launch, script: Script) -> None:
+    """Eight workers whose handlers never run are killed together, not in sequence."""
     path = script(FAIL + "signal.signal(signal.SIGTERM, lambda *_: None)" + STUCK_IN_C)
     result = launch("run", "--nproc-per-node=9", "--max-restarts=1", "--shutdown-timeout=2",
                     "--log-dir=logs", path)  # fmt: skip
@@ -141,10 +141,8 @@ def test_all_workers_have_one_grace_time_together(launch: Launch, script: Script
     assert max(exits[1:]) - exits[1] < exits[1] - exits[0]  # one by one it would be 7 times as much
 
 
-def test_a_signal_of_the_user_waits_for_all_workers(
-    start: Callable[..., object], script: Script
-) -> None:
-    """A worker that ignores SIGTERM because it is nearly done may finish when the user stops it."""
+def test_user_signal_waits_for_all_workers(start: Callable[..., object], script: Script) -> None:
+    """A worker that ignores SIGTERM because it is nearly done may finish."""
     import signal
     import subprocess
 

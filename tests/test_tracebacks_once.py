@@ -83,8 +83,8 @@ def shown(
 
 
 @pytest.mark.parametrize("text", [SAME, "if x\n"], ids=["exception", "syntax error"])
-def test_an_error_of_all_ranks_is_shown_once(shown: Callable[..., str], text: str) -> None:
-    """The report has it, and the workers' own copies are not shown."""
+def test_error_of_all_ranks_is_shown_once(shown: Callable[..., str], text: str) -> None:
+    """In the report; the workers' own copies are hidden."""
     output = shown(text, "--nproc-per-node=4")
     assert output.startswith("relight: ranks 0-3 raised ")
     assert len(re.findall(r"^\w+Error: ", output, re.MULTILINE)) == 1
@@ -98,8 +98,10 @@ def test_an_error_of_all_ranks_is_shown_once(shown: Callable[..., str], text: st
         pytest.param("3.14", marks=pytest.mark.needs_python314),
     ],
 )
-def test_other_versions_of_python_are_known_too(shown: Callable[..., str], version: str) -> None:
-    """From 3.13 on, Python colours what it prints on a terminal."""
+def test_recognizes_tracebacks_of_other_python_versions(
+    shown: Callable[..., str], version: str
+) -> None:
+    """Since 3.13, Python colours tracebacks on a terminal."""
     variables = {"PYTHON_EXEC": interpreter(version), "NO_COLOR": "", "TERM": "xterm"}
     output = shown(CHAIN, "--nproc-per-node=3", **variables)
     plain = re.sub(r"\x1b\[[\d;]*m", "", output)
@@ -110,7 +112,7 @@ def test_other_versions_of_python_are_known_too(shown: Callable[..., str], versi
 
 
 def test_two_errors_are_shown_once_each(shown: Callable[..., str]) -> None:
-    """The one that is not in the report comes before it, with its ranks."""
+    """The one that is not in the report comes first, with its ranks."""
     output = shown(TWO, "--nproc-per-node=4")
     (title,) = re.findall(r"^relight: traceback of (.*)$", output, re.MULTILINE)
     assert title in ("rank 0; rank 2: the same", "rank 1; rank 3: the same")
@@ -120,15 +122,15 @@ def test_two_errors_are_shown_once_each(shown: Callable[..., str]) -> None:
     assert output.count("\nValueError: no file") == 1
 
 
-def test_each_attempt_has_its_traceback(shown: Callable[..., str]) -> None:
-    """That of a failed attempt stands before the notice of the restart; the last in the report."""
+def test_each_attempt_shows_its_traceback(shown: Callable[..., str]) -> None:
+    """An earlier attempt's before the restart notice, the last in the report."""
     output = shown(SAME, "--nproc-per-node=2", "--max-restarts=1")
     assert output.startswith("relight: traceback of rank 0; rank 1: the same\nTraceback")
     assert output.index("ValueError: no file data.bin\n") < output.index("restart 1 of 1")
     assert output.count("Traceback (most recent call last):") == 2
 
 
-def test_a_traceback_that_the_report_shortens_is_shown_in_full(shown: Callable[..., str]) -> None:
+def test_shortened_traceback_is_shown_in_full(shown: Callable[..., str]) -> None:
     reason = "".join(f"reason {letter}\n" for letter in "abcdefghijklmnopqrstuvwxyz")
     output = shown(f"raise ValueError({reason!r})", "--nproc-per-node=2")
     assert "relight: traceback of rank 0; rank 1: the same\n" in output
@@ -136,7 +138,7 @@ def test_a_traceback_that_the_report_shortens_is_shown_in_full(shown: Callable[.
     assert output.count("\nValueError: reason a\n") == 2
 
 
-def test_an_interrupt_is_shown_once(
+def test_keyboard_interrupt_is_shown_once(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path
 ) -> None:
     train = script(
@@ -155,10 +157,8 @@ def test_an_interrupt_is_shown_once(
     assert b"relight: traceback of rank 0; ranks 1-2: the same\r\n" in output
 
 
-def test_each_console_of_a_job_shows_what_the_report_does_not(
-    start: Start, script: Script, tmp_path: Path
-) -> None:
-    """The report is on the consoles of both nodes, and each shows its own ranks besides."""
+def test_each_console_shows_what_report_omits(start: Start, script: Script, tmp_path: Path) -> None:
+    """The report is on both consoles; each adds its own ranks."""
     train = script(
         "import os, time\n"
         "from pathlib import Path\n"
@@ -210,11 +210,11 @@ print("goes on", file=sys.stderr)
 
 @pytest.mark.parametrize("printing", ["logging.exception('it failed')", "traceback.print_exc()"])
 @pytest.mark.parametrize("runs", [(), ("-m",)], ids=["script", "module"])
-def test_a_caught_traceback_is_shown_while_the_worker_goes_on(
+def test_caught_traceback_is_shown_while_worker_continues(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path, printing: str,
     runs: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """The worker waits until it is on the terminal."""
+    """The worker waits until the traceback is on the terminal."""
     path = script(GOES_ON.replace("{print}", printing))
     agent = start("run", "--nproc-per-node=1", *runs, "train" if runs else path,
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
@@ -226,7 +226,7 @@ def test_a_caught_traceback_is_shown_while_the_worker_goes_on(
     assert agent.returncode == 0
 
 
-def test_a_shell_script_that_goes_on_has_the_traceback_of_its_program_shown(
+def test_traceback_of_shell_child_is_shown_while_it_goes_on(
     start: Start, terminal: Terminal, tmp_path: Path
 ) -> None:
     program = f"{sys.executable} -c 'raise ValueError(1)'; echo again; sleep 1000"
@@ -238,14 +238,14 @@ def test_a_shell_script_that_goes_on_has_the_traceback_of_its_program_shown(
     assert agent.poll() is None
 
 
-def test_a_traceback_before_a_good_end_is_shown(shown: Callable[..., str]) -> None:
+def test_traceback_before_clean_exit_is_shown(shown: Callable[..., str]) -> None:
     text = "import sys, traceback\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n" \
            "    traceback.print_exc()\nsys.exit(0)\n"  # fmt: skip
     output = shown(text, "--nproc-per-node=1")
     assert output.endswith("\nZeroDivisionError: division by zero\n")
 
 
-def test_what_a_worker_prints_after_its_last_traceback_is_shown(shown: Callable[..., str]) -> None:
+def test_output_after_last_traceback_is_shown(shown: Callable[..., str]) -> None:
     """Exit functions may print, and finalizers may fail."""
     text = (
         "import atexit, sys\n"
@@ -270,10 +270,10 @@ def test_what_a_worker_prints_after_its_last_traceback_is_shown(shown: Callable[
     ],
     ids=["exit function", "thread"],
 )
-def test_workers_that_hang_at_their_end_have_their_traceback_shown(
+def test_workers_hanging_at_exit_show_their_traceback(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path, waits: str
 ) -> None:
-    """Once, too."""
+    """It is shown exactly once."""
     train = script(
         f"{waits}\n"
         "import os\n"
@@ -292,10 +292,10 @@ def test_workers_that_hang_at_their_end_have_their_traceback_shown(
 
 
 @pytest.mark.slow
-def test_a_traceback_does_not_wait_for_workers_that_take_long_to_stop(
+def test_traceback_does_not_wait_for_slow_teardown(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path
 ) -> None:
-    """Others may save a checkpoint for half a minute."""
+    """Others may checkpoint for half a minute."""
     train = script(
         "import os, signal, time\n"
         "from pathlib import Path\n"
@@ -320,7 +320,7 @@ def test_a_traceback_does_not_wait_for_workers_that_take_long_to_stop(
 
 
 @pytest.mark.parametrize("flags", [("-t2", "--log-dir=logs"), ("-t3", "--log-dir=logs")])
-def test_with_a_file_every_byte_is_in_the_file_and_on_the_terminal(
+def test_teed_tracebacks_stay_complete_in_file_and_terminal(
     shown: Callable[..., str], tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     output = shown(SAME, "--nproc-per-node=2", *flags)
@@ -331,10 +331,10 @@ def test_with_a_file_every_byte_is_in_the_file_and_on_the_terminal(
         assert log.read_text().endswith("\nValueError: no file data.bin\n")
 
 
-def test_a_pipe_has_the_tracebacks_of_all_workers(
+def test_pipe_gets_tracebacks_of_all_workers(
     start: Start, script: Script, together: dict[str, str]
 ) -> None:
-    """Without colours, also if they are forced."""
+    """Without colours in the report, even if they are forced."""
     variables = {"FORCE_COLOR": "1", **together}
     agent = start("run", "--nproc-per-node=3", script(SAME), variables=variables)
     _, errors = agent.communicate(timeout=LIMIT_S)
@@ -346,7 +346,7 @@ def test_a_pipe_has_the_tracebacks_of_all_workers(
 @pytest.mark.parametrize(
     ("variables", "is_coloured"), [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False)]
 )
-def test_a_terminal_has_colours_where_they_are_wanted(
+def test_terminal_has_colours_only_where_wanted(
     shown: Callable[..., str], variables: dict[str, str], is_coloured: bool
 ) -> None:
     output = shown(SAME, "--nproc-per-node=2", NO_COLOR="", **variables)
@@ -399,11 +399,11 @@ def shown_warm(terminal: Terminal, warm_torch: WarmTorch) -> Callable[..., str]:
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_the_culprit_of_a_job_of_torch_is_shown_once_and_each_victim_at_most_once(
+def test_torch_job_shows_culprit_once(
     shown_warm: Callable[..., str],
 ) -> None:
-    """Python takes a second or two to shut down with torch: the traceback is held until then.
-    If it takes more than five, the traceback is shown before the report, too.
+    """Shutting down Python with torch takes a second or two, in which the traceback is held back;
+    after five, it is also shown above the report.
     """
     output = shown_warm(DDP, "--nproc-per-node=3")
     is_late = "relight: traceback of rank 1" in output
@@ -415,8 +415,8 @@ def test_the_culprit_of_a_job_of_torch_is_shown_once_and_each_victim_at_most_onc
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_an_exception_that_torch_records_is_shown_once(shown_warm: Callable[..., str]) -> None:
-    """Its error file has other frames than what Python prints."""
+def test_exception_recorded_by_torch_is_shown_once(shown_warm: Callable[..., str]) -> None:
+    """Its error file has other frames than Python's traceback."""
     output = shown_warm(RECORD, "--nproc-per-node=2")
     is_late = "relight: traceback of rank 0; rank 1: the same" in output
     assert output.count("\nValueError: recorded\n") == 1 + is_late

@@ -50,8 +50,8 @@ def frozen(marker: str) -> Iterator[str]:
 
 
 @pytest.mark.needs_setpriv
-def test_another_users_zombie_is_reaped() -> None:
-    """A signal to it is refused, as to a running process of that user."""
+def test_foreign_zombie_is_reaped() -> None:
+    """A signal to it fails, as to a running process of that user."""
     code = (
         "import os, subprocess, sys\n"
         "from relight.host import linux\n"
@@ -68,7 +68,7 @@ def test_another_users_zombie_is_reaped() -> None:
 
 
 @pytest.mark.needs_setpriv
-def test_a_restart_goes_on_without_another_users_process_and_names_it(
+def test_restart_abandons_unkillable_foreign_process(
     launch: Launch, tmp_path: Path, marker: str, unkillable: str
 ) -> None:
     (tmp_path / "train.py").write_text(FAILS_ONCE)
@@ -86,9 +86,7 @@ def test_a_restart_goes_on_without_another_users_process_and_names_it(
 
 
 @pytest.mark.needs_freezer
-def test_a_process_in_an_uninterruptible_call_is_named(
-    launch: Launch, tmp_path: Path, frozen: str
-) -> None:
+def test_uninterruptible_process_is_named(launch: Launch, tmp_path: Path, frozen: str) -> None:
     (tmp_path / "train.py").write_text(FAILS_ONCE)
     ready = tmp_path / "ready"
     done = launch(
@@ -103,7 +101,7 @@ def test_a_process_in_an_uninterruptible_call_is_named(
 
 
 @pytest.mark.needs_freezer
-def test_a_health_check_in_an_uninterruptible_call_keeps_no_agent(
+def test_uninterruptible_health_check_does_not_block_agent(
     launch: Launch, tmp_path: Path, frozen: str
 ) -> None:
     check = tmp_path / "check.sh"
@@ -118,7 +116,7 @@ def test_a_health_check_in_an_uninterruptible_call_keeps_no_agent(
 @pytest.mark.parametrize(
     "end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
 )
-def test_the_guard_of_what_can_not_be_killed_ends(
+def test_guard_of_unkillable_process_ends(
     end: int, start: Start, tmp_path: Path, marker: str, unkillable: str
 ) -> None:
     agent = start(
@@ -140,8 +138,8 @@ def test_the_guard_of_what_can_not_be_killed_ends(
         (0.1, False, 10.0), (20.0, False, 20.0), (900.0, False, 30.0),
     ],
 )  # fmt: skip
-def test_the_shutdown_timeout_bounds_the_wait(
+def test_shutdown_timeout_bounds_wait_for_unkillable(
     grace_s: float, refused: bool, expected: float
 ) -> None:
-    """One that was killed has 10 s at least: the kernel has to free its memory."""
+    """A killed one gets at least 10 s: the kernel has to free its memory."""
     assert patience_s(grace_s, refused=refused) == expected

@@ -94,7 +94,7 @@ class RunningAgent:
         self.wait_for(rf"^import time:.*\| +{re.escape(LAST_MODULE)}$")
 
 
-def ask_everything(launch: Launch, job: str) -> None:
+def query_all_commands(launch: Launch, job: str) -> None:
     """Run all commands that ask the agent of a job; each answers."""
     expected = {
         ("status",): "train",
@@ -113,7 +113,7 @@ def ask_everything(launch: Launch, job: str) -> None:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_job_of_one_node_survives_an_upgrade(
+def test_single_node_job_survives_upgrade(
     change: str, copy: Copy, launch: Launch, start: Start, script: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -123,7 +123,7 @@ def test_job_of_one_node_survives_an_upgrade(
     one.wait_for("worker 1 restart 0")
     one.wait_until_loaded()
     CHANGES[change](copy)
-    ask_everything(launch, one.job)
+    query_all_commands(launch, one.job)
     one.process.send_signal(signal.SIGUSR1)
     one.process.send_signal(signal.SIGWINCH)
     one.wait_for("worker 1 got SIGUSR1")
@@ -138,7 +138,7 @@ def test_job_of_one_node_survives_an_upgrade(
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_job_of_two_nodes_survives_an_upgrade(
+def test_two_node_job_survives_upgrade(
     change: str, copy: Copy, launch: Launch, start: Start, script: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:  # fmt: skip
@@ -152,7 +152,7 @@ def test_job_of_two_nodes_survives_an_upgrade(
         node.wait_until_loaded()
     CHANGES[change](copy)
     for node in nodes:
-        ask_everything(launch, node.job)
+        query_all_commands(launch, node.job)
     for node in nodes:
         node.process.send_signal(signal.SIGUSR1)
         node.wait_for("got SIGUSR1")
@@ -170,7 +170,7 @@ def test_job_of_two_nodes_survives_an_upgrade(
 
 @pytest.mark.skipif(PORTABLE, reason="--preload needs Linux")
 @pytest.mark.parametrize("change", ["removed", pytest.param("replaced", marks=pytest.mark.long)])
-def test_workers_start_cold_after_an_upgrade_if_the_preloading_process_is_lost(
+def test_workers_start_cold_if_upgrade_loses_preloader(
     change: str, copy: Copy, start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """A new one would run files of another version, or none."""
@@ -205,10 +205,10 @@ while True:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_preempted_job_saves_after_an_upgrade(
+def test_preempted_job_checkpoints_after_upgrade(
     change: str, copy: Copy, start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Its script has imported `relight.worker` before, which loads nothing more."""
+    """Its script has imported `relight.worker`, which loads nothing more."""
     one = RunningAgent(start, copy, tmp_path / "output", "run", str(script(SAVES)))
     one.wait_for("training")
     one.wait_until_loaded()
@@ -219,10 +219,10 @@ def test_preempted_job_saves_after_an_upgrade(
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_submitted_job_ends_as_usual_after_an_upgrade(
+def test_submitted_job_ends_normally_after_upgrade(
     change: str, copy: Copy, launch: Launch, start: Start, tmp_path: Path
 ) -> None:
-    """The process that runs it finds out why a replica has failed."""
+    """The process that runs it finds out why a replica failed."""
     state = {"RELIGHT_STATE_DIR": str(tmp_path / "state")}
     wait = "echo begun; while [ ! -e go ]; do sleep 0.05; done; echo no such batch >&2; exit 3"
     words = ("submit", "-s", "local", "--wait", "utils.sh", "--", "sh", "-c", wait)
@@ -243,7 +243,7 @@ def test_submitted_job_ends_as_usual_after_an_upgrade(
 LOADED = {
     "relight.agent.agent": """
 from relight.agent import agent, link
-from relight.inspect import sight
+from relight.agent.status import inspector as sight
 modules = *agent._LOADED_FOR_NODES, *agent._LOADED_LATER
 """,
     "relight.cli.coordinator": """
@@ -289,10 +289,8 @@ DONE_WITHOUT = {"relight.doctor"}
 
 
 @pytest.mark.parametrize("module", LOADED)
-def test_running_process_loads_no_module_of_relight(module: str) -> None:
-    """Each import in a function that an agent, or `relight coordinator`, may call later finds its
-    module loaded.
-    """
+def test_running_process_imports_no_relight_module(module: str) -> None:
+    """Imports inside functions of an agent or `relight coordinator` find their modules loaded."""
     done = subprocess.run(
         [sys.executable, "-c", LOADED[module] + IMPORT],
         stdout=subprocess.PIPE,

@@ -29,12 +29,10 @@ def on_screen(data: bytes) -> str:
 
 
 @pytest.mark.slow
-def test_while_a_node_waits_a_line_is_rewritten_until_work_goes_on(
+def test_waiting_line_is_rewritten_until_work_continues(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path
 ) -> None:
-    """Not wider than the terminal, without colours where the user wants none, and no worker has
-    it in its output.
-    """
+    """Not wider than the terminal, without colours if unwanted, and never in worker output."""
     flags = (*TWO_NODES, f"--rdzv-endpoint={tmp_path}", script("print('at work')"))
     variables = {"TERM": "xterm", "NO_COLOR": "1"}
     first = start(*flags, stdout=terminal.agents_end, stderr=terminal.agents_end,
@@ -73,10 +71,10 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_while_workers_stop_the_line_never_mixes_with_their_output(
+def test_waiting_line_never_mixes_with_worker_output(
     start: Start, terminal: Terminal, script: Script
 ) -> None:
-    """In the middle of a worker's line there is none; with colours it is dim."""
+    """Never in the middle of a worker's line; dim where there are colours."""
     agent = start("run", script(STUBBORN), stdout=terminal.agents_end, stderr=terminal.agents_end,
                   variables={"TERM": "xterm"})  # fmt: skip
     terminal.read_until(b"ready")
@@ -92,7 +90,7 @@ def test_while_workers_stop_the_line_never_mixes_with_their_output(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["a pipe", "a dumb terminal"])
-def test_elsewhere_the_reason_is_a_line_as_ever(
+def test_reason_is_plain_line_without_terminal(
     start: Start, terminal: Terminal, script: Script, tmp_path: Path, where: str
 ) -> None:
     end = terminal.agents_end if where == "a dumb terminal" else subprocess.PIPE
@@ -110,8 +108,8 @@ def test_elsewhere_the_reason_is_a_line_as_ever(
     )
 
 
-def test_a_restart_is_told_in_one_line(launch: Launch, script: Script) -> None:
-    """With its cause, its number and how many there are."""
+def test_restart_is_reported_in_one_line(launch: Launch, script: Script) -> None:
+    """It has the cause, the number of the restart and the limit."""
     failing = "import os; raise SystemExit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
     done = launch("run", "--max-restarts=2", script(failing))
     assert done.returncode == 0

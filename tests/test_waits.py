@@ -51,7 +51,7 @@ def endless_waits(tree: ast.AST) -> Iterator[ast.Call]:
                 yield node
 
 
-def test_the_search_finds_what_waits_for_ever() -> None:
+def test_search_finds_unbounded_waits() -> None:
     for text in (
         "process.wait()", "process.wait(timeout=None or x)", "os.waitpid(pid, 0)", "os.wait()",
         "process.communicate()", "subprocess.run(command, timeout=3)", "thread.join()",
@@ -63,7 +63,7 @@ def test_the_search_finds_what_waits_for_ever() -> None:
         assert not list(endless_waits(ast.parse(text))), text
 
 
-def test_no_process_of_a_job_waits_without_a_limit() -> None:
+def test_no_process_of_a_job_waits_without_limit() -> None:
     paths = loaded()
     assert {ROOT / "agent.py", ROOT / "health_check.py", ROOT / "host" / "linux.py"} <= paths
     found = [

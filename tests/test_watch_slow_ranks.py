@@ -31,7 +31,7 @@ os._exit(0)  # a thread of torch that still runs would abort the shutdown of Pyt
 """
 
 
-def until_told(log: Path, agent: "subprocess.Popen[bytes]") -> dict[str, object]:
+def wait_for_slow_ranks(log: Path, agent: "subprocess.Popen[bytes]") -> dict[str, object]:
     """Return the first event of slow ranks in the output of an agent."""
     deadline = time.monotonic() + LIMIT_S
     while True:
@@ -46,14 +46,14 @@ def until_told(log: Path, agent: "subprocess.Popen[bytes]") -> dict[str, object]
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_a_slow_node_is_named_on_all_nodes_and_in_the_status(
+def test_slow_node_is_named_on_all_nodes_and_in_status(
     warm_torch: WarmTorch,
     start: Start,
     launch: Launch,
     script: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    """Meanwhile, another job with a slow rank has not asked for that, and is told nothing."""
+    """Another job with a slow rank, without the flag, reports nothing."""
     with open(tmp_path / "unasked", "wb") as stderr:
         unasked = start("run", "--nproc-per-node=4", "--event-log-handler=console", script(STEPS),
                         stderr=stderr)  # fmt: skip
@@ -69,7 +69,7 @@ def test_a_slow_node_is_named_on_all_nodes_and_in_the_status(
                 )
             )  # fmt: skip
     for agent, log in zip(agents, logs, strict=True):
-        event = until_told(log, agent)
+        event = wait_for_slow_ranks(log, agent)
         assert event["ranks"] == [2, 3]
         text = str(event["text"])
         assert text.startswith(f"all ranks of {event['hosts'][0]} are ")  # type: ignore[index]
@@ -91,7 +91,7 @@ def test_a_slow_node_is_named_on_all_nodes_and_in_the_status(
 @pytest.mark.slow
 @pytest.mark.needs_torch
 @pytest.mark.long
-def test_no_rank_is_named_where_all_are_equal(warm_torch: WarmTorch) -> None:
+def test_equal_ranks_raise_no_straggler_warning(warm_torch: WarmTorch) -> None:
     flags = ("--nproc-per-node=3", "--event-log-handler=console", "--watch-slow-ranks=10")
     done = warm_torch.run(TRAIN, *flags, TRAIN_S="24")
     assert done.returncode == 0, done.stderr
@@ -99,14 +99,14 @@ def test_no_rank_is_named_where_all_are_equal(warm_torch: WarmTorch) -> None:
 
 
 @pytest.mark.slow
-def test_that_workers_cannot_be_read_is_said(launch: Launch) -> None:
+def test_unreadable_workers_are_reported(launch: Launch) -> None:
     done = launch("run", "--no-python", "--nproc-per-node=2", "--watch-slow-ranks=10", "sleep", "4")
     assert done.returncode == 0
     assert done.stderr.count("can't see whether ranks are slow: process ") == 1
     assert "is not a Python process" in done.stderr
 
 
-def test_a_time_that_is_too_short_is_refused(launch: Launch) -> None:
+def test_too_short_interval_is_rejected(launch: Launch) -> None:
     done = launch("run", "--watch-slow-ranks=1", "train.py")
     assert done.returncode == 2
     assert "at least 10 seconds" in done.stderr

@@ -87,7 +87,7 @@ def notes_of(*argv: str) -> list[str]:
         (["--re=3"], "redirects", StreamChoice(3)),
     ],
 )
-def test_each_form_of_a_flag_that_torchrun_takes_gives_the_same_value(
+def test_flag_forms_of_torchrun_are_equivalent(
     argv: list[str], field: str, value: object
 ) -> None:
     assert getattr(spec_of(*argv, "train.py"), field) == value
@@ -110,7 +110,7 @@ def test_each_form_of_a_flag_that_torchrun_takes_gives_the_same_value(
         (["train.py", "", "$$", "${local_rank}"], "train.py", ("", "$$", "${local_rank}")),
     ],
 )
-def test_everything_after_the_script_belongs_to_it(
+def test_everything_after_script_belongs_to_it(
     argv: list[str], script: str, script_args: tuple[str, ...]
 ) -> None:
     """Everything from the script on is the script's, but for a `--` directly after it."""
@@ -124,7 +124,7 @@ def test_everything_after_the_script_belongs_to_it(
     st.sampled_from(["train.py", "-"]),
     st.lists(st.sampled_from(["--", "a", "-", "--x", "-m", "--nnodes=2", "--nnodes"])),
 )
-def test_the_script_gets_what_argparse_would_leave_to_it(
+def test_script_arguments_split_as_by_argparse(
     flags: list[str], dashes: bool, script: str, arguments: list[str]
 ) -> None:
     """The script gets what it would get of torchrun's parser, argparse, wherever `--` stands."""
@@ -140,7 +140,7 @@ def test_the_script_gets_what_argparse_would_leave_to_it(
 
 
 @given(st.lists(st.text(alphabet=st.characters(codec="utf-8")), max_size=6))
-def test_any_arguments_reach_the_script_unchanged(arguments: list[str]) -> None:
+def test_script_arguments_pass_through_unchanged(arguments: list[str]) -> None:
     """No text in the script's arguments is taken for ours."""
     assert spec_of("train.py", "a", *arguments).script_args == ("a", *arguments)
 
@@ -157,7 +157,7 @@ def test_any_arguments_reach_the_script_unchanged(arguments: list[str]) -> None:
         ({"PET_NUMA_BINDING": "node"}, [], "numa_binding", ""),  # torchrun has no variable for it
     ],
 )
-def test_pet_variables_give_defaults_and_the_command_line_wins(
+def test_command_line_overrides_pet_variables(
     variables: dict[str, str], argv: list[str], field: str, value: object
 ) -> None:
     assert getattr(spec_of(*argv, "train.py", **variables), field) == value
@@ -207,7 +207,7 @@ def test_pet_variables_give_defaults_and_the_command_line_wins(
         (["--event-log-handler=a b", "x.py"], "a b is not one of null, console"),
     ],
 )
-def test_a_bad_command_line_is_reported_with_what_is_valid(argv: list[str], message: str) -> None:
+def test_invalid_command_line_error_lists_valid_choices(argv: list[str], message: str) -> None:
     """What is wrong is named, with the valid values or the nearest."""
     with pytest.raises(UsageError) as caught:
         spec_of(*argv)
@@ -224,7 +224,7 @@ def test_a_bad_command_line_is_reported_with_what_is_valid(argv: list[str], mess
         (["--worker-store=rank1"], {}, "--worker-store: who serves MASTER_PORT: agent, or rank0's"),
     ],
 )
-def test_a_bad_value_leads_to_a_good_one(
+def test_invalid_value_hint_shows_a_valid_one(
     argv: list[str], variables: dict[str, str], hint: str
 ) -> None:
     """The hint is a value that works, or says what the flag is for."""
@@ -234,12 +234,12 @@ def test_a_bad_value_leads_to_a_good_one(
 
 
 @pytest.mark.parametrize("name", suggestions.EXAMPLES)
-def test_each_value_that_a_hint_shows_is_valid(name: str) -> None:
+def test_values_in_hints_are_valid(name: str) -> None:
     for value in suggestions.EXAMPLES[name]:
         assert spec_of(f"--{name}={value}", "x.py").script == "x.py"
 
 
-def test_the_signals_that_are_offered_can_be_handled() -> None:
+def test_offered_signals_can_be_handled() -> None:
     """A misspelt signal is answered with all others, but SIGKILL and SIGSTOP."""
     with pytest.raises(UsageError) as caught:
         spec_of("--signals-to-handle=FOO", "x.py")
@@ -247,7 +247,7 @@ def test_the_signals_that_are_offered_can_be_handled() -> None:
     assert "SIGKILL" not in caught.value.message and "SIGSTOP" not in caught.value.message
 
 
-def test_the_nearest_flag_is_offered() -> None:
+def test_suggests_nearest_flag() -> None:
     """A slip in a flag's name leads to the flag."""
     with pytest.raises(UsageError) as caught:
         spec_of("--nproc-per-nod3=2", "x.py")
@@ -262,7 +262,7 @@ def test_the_nearest_flag_is_offered() -> None:
         ({"PET_STANDALONE": ""}, "PET_STANDALONE=: expected 1 or 0"),
     ],
 )
-def test_a_variable_with_a_bad_value_is_named_as_the_source(
+def test_invalid_variable_is_named_as_source(
     variables: dict[str, str], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -285,7 +285,7 @@ def test_a_variable_with_a_bad_value_is_named_as_the_source(
         (["--nnodes=2", "--rdzv-id="], "--rdzv-id is empty"),
     ],
 )
-def test_values_that_contradict_each_other_are_refused_by_name(
+def test_contradictory_flags_are_rejected_by_name(
     argv: list[str], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -307,7 +307,7 @@ def test_values_that_contradict_each_other_are_refused_by_name(
         (["--duplicate-stderr-filters=a", "--tee=1"], "no stderr is tee'd"),
     ],
 )
-def test_values_without_effect_are_named(argv: list[str], note: str) -> None:
+def test_values_without_effect_are_noted(argv: list[str], note: str) -> None:
     """Where torchrun ignores something in silence, one line says so."""
     notes = notes_of(*argv, "x.py")
     assert len(notes) == 1
@@ -324,7 +324,7 @@ def test_values_without_effect_are_named(argv: list[str], note: str) -> None:
         ["--rdzv-id="],
     ],
 )
-def test_common_command_lines_need_no_note(argv: list[str]) -> None:
+def test_common_command_lines_give_no_note(argv: list[str]) -> None:
     """Command lines that people use with torchrun are taken as they are."""
     assert notes_of(*argv, "x.py") == []
 
@@ -336,7 +336,7 @@ def test_every_flag_has_a_field() -> None:
 
 
 @given(st.text(max_size=30), st.sampled_from([f for f in FLAGS if f.parse is not None]))
-def test_any_text_is_a_value_or_a_clear_error(text: str, flag: object) -> None:
+def test_any_text_is_a_value_or_a_usage_error(text: str, flag: object) -> None:
     """No value of a flag makes anything but a value or a UsageError."""
     try:
         parse([f"--{flag.name}={text}", "x.py"], Environment({}))  # type: ignore[attr-defined]

@@ -64,7 +64,7 @@ LONG = "9" * 5000  # int() raises ValueError
     ],
     ids=lambda argv: argv[0],
 )
-def test_absurd_numbers_are_refused(argv: tuple[str, ...], refused: Refused) -> None:
+def test_absurd_numbers_are_rejected(argv: tuple[str, ...], refused: Refused) -> None:
     said = refused(*argv)
     assert said.startswith("relight: error: ") and "int_max_str_digits" not in said
 
@@ -123,7 +123,7 @@ def test_absurd_numbers_are_refused(argv: tuple[str, ...], refused: Refused) -> 
         (("run", "", "train.py"), "a quoted variable that is not set?"),
     ],
 )
-def test_a_slip_is_answered_with_the_command_line_that_was_meant(
+def test_slip_suggests_intended_command_line(
     argv: tuple[str, ...], hint: str, refused: Refused
 ) -> None:
     """A habit from elsewhere, or a slip, is answered with the command line that was meant."""
@@ -146,7 +146,7 @@ def test_a_slip_is_answered_with_the_command_line_that_was_meant(
         ("--rdzv-timeout --rdzv_timeout", "--rdzv-conf join_timeout="),
     ],
 )
-def test_a_flag_of_another_launcher_gets_the_right_one_suggested(
+def test_flag_of_another_launcher_suggests_ours(
     flags: str, meant: str, refused: Refused
 ) -> None:
     """A flag of mpirun, srun, accelerate, deepspeed or torchx gets the right one suggested."""
@@ -166,7 +166,7 @@ def spec_of(*argv: str) -> tuple[LaunchSpec, set[str]]:
     ["train.py", "python.sh", "-", "-m train", "-m pkg.train", "-m name.space", "-m json.tool",
      "-m code.made_by_its_code", "-m pkg", "-m train.py.more", "-m ${local_rank}", "-m .x"],
 )  # fmt: skip
-def test_a_command_line_that_may_work_is_not_refused(words: str, refused: Refused) -> None:
+def test_plausible_command_line_is_not_rejected(words: str, refused: Refused) -> None:
     """Only what can't work is refused: a package's code, another Python or its flags may know
     more than the launcher.
     """
@@ -185,7 +185,7 @@ def test_a_command_line_that_may_work_is_not_refused(words: str, refused: Refuse
         ("auto", "", ""),
     ],
 )  # fmt: skip
-def test_a_module_to_preload_that_is_not_there_is_refused(
+def test_missing_preload_module_is_rejected(
     names: str, says: str, hint: str, refused: Refused
 ) -> None:
     """A module that is not there is refused, without the import of its package; one that the
@@ -207,7 +207,7 @@ def test_a_module_to_preload_that_is_not_there_is_refused(
     assert hint in caught.value.hint
 
 
-def test_another_python_finds_its_modules_itself(refused: Refused) -> None:
+def test_module_of_another_python_is_not_checked(refused: Refused) -> None:
     """Where workers run another Python, -m is left to it."""
     spec = spec_of("-m", "no_such_module")[0]
     entrypoint.check(spec, Environment({}), "/usr/bin/python3")
@@ -215,7 +215,7 @@ def test_another_python_finds_its_modules_itself(refused: Refused) -> None:
         entrypoint.check(spec, Environment({}), sys.executable)
 
 
-def test_flags_after_the_script_are_noted_once() -> None:
+def test_flags_after_script_are_noted_once() -> None:
     """A launcher's flag behind the script reaches the script, and a note says so; not if it was
     given to the launcher as well, or is one that scripts have.
     """
@@ -229,7 +229,7 @@ def test_flags_after_the_script_are_noted_once() -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "launch", "submit", "doctor"])
-def test_the_version_is_printed_for_a_command_as_well(
+def test_each_command_prints_version(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command is `relight COMMAND --version`."""
@@ -237,7 +237,7 @@ def test_the_version_is_printed_for_a_command_as_well(
     assert capsys.readouterr().out == f"relight {relight.__version__}\n"
 
 
-def test_relight_help_command_is_relight_command_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_command_equals_command_help(capsys: pytest.CaptureFixture[str]) -> None:
     """The commands are `relight help COMMAND` and `relight COMMAND --help`."""
     assert main(["help", "run"]) == 0
     assert capsys.readouterr().out.startswith("usage: relight run")
@@ -256,7 +256,7 @@ def test_help_has_groups_and_defaults() -> None:
 
 
 @pytest.mark.parametrize("flag", EVERY_FLAG, ids=lambda f: f.name)
-def test_a_default_in_the_help_is_the_value_that_it_reads_as(flag: Flag) -> None:
+def test_default_in_help_parses_to_the_default(flag: Flag) -> None:
     """Typed, it means the default; a default that says nothing, such as no directory, is absent."""
     shown = shown_default(flag)
     if shown == "all":
@@ -269,7 +269,7 @@ def test_a_default_in_the_help_is_the_value_that_it_reads_as(flag: Flag) -> None
 
 
 @pytest.mark.parametrize("text", [coordinator_help(COORDINATOR_FLAGS), doctor_help()])
-def test_the_help_of_coordinator_and_doctor_is_aligned_and_has_defaults(text: str) -> None:
+def test_coordinator_and_doctor_help_has_defaults(text: str) -> None:
     lines = text.splitlines()
     assert max(map(len, lines)) <= 100
     flags = lines[lines.index("", 2) + 1 : lines.index("examples:") - 1]
@@ -278,6 +278,6 @@ def test_the_help_of_coordinator_and_doctor_is_aligned_and_has_defaults(text: st
     assert "[c10d]" in text
 
 
-def test_an_editor_completes_relight_launch() -> None:
+def test_launch_is_completed_by_editors() -> None:
     """`relight.launch` is among the names that an editor or a notebook completes."""
     assert "launch" in dir(relight)

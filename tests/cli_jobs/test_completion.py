@@ -53,7 +53,7 @@ def completion(here: Command, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)
-def test_bash_offers_the_right_words(completion: Path, line: str, expected: str) -> None:
+def test_bash_completes_words(completion: Path, line: str, expected: str) -> None:
     """What bash itself offers at the end of a line."""
     script = (
         f'source {completion}; COMP_LINE=$1; read -ra COMP_WORDS <<< "$1"; '
@@ -72,10 +72,8 @@ def test_bash_offers_the_right_words(completion: Path, line: str, expected: str)
 
 
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)
-def test_fish_offers_the_right_words(
-    here: Command, tmp_path: Path, line: str, expected: str
-) -> None:
-    """It offers no file beside commands."""
+def test_fish_completes_words(here: Command, tmp_path: Path, line: str, expected: str) -> None:
+    """It offers no files next to commands."""
     path = tmp_path / "relight.fish"
     path.write_text(here("completion", "fish").stdout)
     (tmp_path / "file").touch()
@@ -91,8 +89,8 @@ def test_fish_offers_the_right_words(
 
 
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)
-def test_zsh_shows_the_right_words(here: Command, tmp_path: Path, line: str, expected: str) -> None:
-    """It shows them on a terminal when TAB is pressed."""
+def test_zsh_completes_words(here: Command, tmp_path: Path, line: str, expected: str) -> None:
+    """They appear on a terminal when TAB is pressed."""
     path = tmp_path / "relight.zsh"
     path.write_text(here("completion", "zsh").stdout)
     command, own = [shell("zsh"), "-f", "-i"], {"HOME": str(tmp_path), "TERM": "dumb"}
@@ -121,7 +119,7 @@ def _until(terminal: int, *words: str) -> None:
 
 
 def test_every_flag_is_completed(here: Command) -> None:
-    """Bash and fish know each flag of each command."""
+    """Bash and fish know the flags of all commands."""
     bash, fish = here("completion", "bash").stdout, here("completion", "fish").stdout
     for command in JOB_COMMANDS:
         words = here(command, "--help").stdout.split()
@@ -133,10 +131,8 @@ def test_every_flag_is_completed(here: Command) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_reads_its_file_without_complaint(
-    here: Command, tmp_path: Path, shell: str
-) -> None:
-    """A shell that is not installed is left out; each line is a command of it."""
+def test_completion_file_is_valid_in_each_shell(here: Command, tmp_path: Path, shell: str) -> None:
+    """Shells that are not installed are skipped."""
     found = here("completion", shell)
     assert (found.returncode, found.stderr) == (0, "")
     path = tmp_path / "completion"

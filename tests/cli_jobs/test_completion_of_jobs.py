@@ -50,10 +50,10 @@ def jobs(tmp_path: Path, variables: dict[str, str]) -> dict[str, str]:
 
 @pytest.mark.parametrize(("name", "words"), [("bash", ("-uc", BASH, "bash")),
                                              ("fish", ("--no-config", "-c", FISH))])  # fmt: skip
-def test_jobs_are_offered_by_name_and_id(
+def test_jobs_complete_by_name_and_id(
     jobs: dict[str, str], place: Path, name: str, words: tuple[str, ...]
 ) -> None:
-    """Where a flag has no value of its own; names that a shell would run are left out."""
+    """Where no flag expects another value; names that a shell would execute are omitted."""
     found = subprocess.run(
         [shell(name), *words, *LINES], capture_output=True, text=True, timeout=LIMIT_S, check=False,
         cwd=place, env=jobs,
@@ -69,7 +69,7 @@ def test_jobs_are_offered_by_name_and_id(
     assert not [*place.iterdir()]
 
 
-def test_a_user_without_jobs_or_whose_directories_are_not_his_is_told_nothing(
+def test_completion_is_silent_without_jobs_or_own_directory(
     relight: Command, tmp_path: Path
 ) -> None:
     for _ in range(2):
@@ -83,8 +83,7 @@ def test_a_user_without_jobs_or_whose_directories_are_not_his_is_told_nothing(
         (tmp_path / "state").touch()
 
 
-def test_no_scheduler_is_loaded_while_a_shell_waits() -> None:
-    """Nothing that takes long to import."""
+def test_completing_jobs_loads_no_scheduler() -> None:
     say = "import sys; main(['completion', 'jobs']); print(*sys.modules, file=sys.stderr)"
     found = subprocess.run(
         [sys.executable, "-c", f"from relight.cli.main import main; {say}"],

@@ -37,10 +37,10 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def test_events_of_a_job_without_files_are_those_in_its_agent(
+def test_events_without_log_files_come_from_agent(
     start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str],
 ) -> None:  # fmt: skip
-    """They are followed until the job is over, with what follows the end of the workers."""
+    """They are followed until the job is over, including events after the workers' end."""
     path = script(FAILS_ONCE)
     agent = start("run", "--nproc-per-node=2", "--max-restarts=1", path, cwd=path.parent,
                   variables=variables)  # fmt: skip
@@ -69,7 +69,7 @@ def test_events_of_a_job_without_files_are_those_in_its_agent(
     assert (over.returncode, "has kept no event log" in over.stderr) == (2, True)
 
 
-def test_a_recorded_group_is_replayed(
+def test_recorded_group_is_replayed(
     launch: Command, relight: Command, script: Callable[[str], Path], tmp_path: Path,
 ) -> None:  # fmt: skip
     path = script("import os, sys\nsys.exit(int(os.environ['TORCHELASTIC_RESTART_COUNT']) < 1)\n")
@@ -90,10 +90,10 @@ def test_a_recorded_group_is_replayed(
 
 
 @pytest.mark.slow
-def test_events_and_output_of_a_rank_of_a_submitted_job(
+def test_events_and_logs_of_one_rank_of_submitted_job(
     submitted: Callable[..., str], relight: Command, script: Callable[[str], Path],
 ) -> None:  # fmt: skip
-    """Ranks count over all nodes; which files are those of a rank is in the event logs."""
+    """Ranks count over all nodes; the event logs say which files belong to a rank."""
     path = script("import os\nprint('a word of rank', os.environ['RANK'])\n")
     handle = submitted("dist.ddp", "-j", "2x2", "--script", path)
     assert relight("wait", handle).returncode == 0
@@ -125,7 +125,7 @@ def test_events_and_output_of_a_rank_of_a_submitted_job(
         (("run", "--record-group", "x.py"), "keeps no log files"),
     ],
 )  # fmt: skip
-def test_what_can_not_be_read_is_refused(
+def test_invalid_events_request_is_rejected(
     relight: Command, words: tuple[str, ...], why: str
 ) -> None:
     found = relight(*words)
@@ -142,7 +142,7 @@ def test_what_can_not_be_read_is_refused(
     ],
     ids=["bytes", "zeros", "words"],
 )
-def test_a_file_that_is_no_event_log_is_refused(
+def test_file_that_is_not_an_event_log_is_rejected(
     relight: Command, tmp_path: Path, rubbish: bytes, flags: tuple[str, ...]
 ) -> None:
     (tmp_path / "events.jsonl").write_bytes(rubbish)
@@ -151,8 +151,8 @@ def test_a_file_that_is_no_event_log_is_refused(
     assert f"{tmp_path}/events.jsonl is no event log: no line of it is an event" in found.stderr
 
 
-def test_an_agent_keeps_the_latest_events_in_64_kib(tmp_path: Path) -> None:
-    """However long their texts are; their numbers show what is missing."""
+def test_agent_keeps_latest_events_in_64_kib(tmp_path: Path) -> None:
+    """However long their texts are; their numbers reveal gaps."""
     log = EventLog("")
     for number in range(2000):
         log.write(event_types.GroupStopped(number, "x" * (number % 4096)))

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 @pytest.mark.parametrize("lines", [400, pytest.param(100_000, marks=pytest.mark.long)])
-def test_command_lines_end_without_an_internal_error(lines: int) -> None:
+def test_fuzzed_command_lines_cause_no_internal_error(lines: int) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.command_fuzz", f"--lines={lines}"],
         cwd=ROOT,

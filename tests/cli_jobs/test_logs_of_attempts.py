@@ -62,10 +62,10 @@ def runner(tmp_path: Path, variables: dict[str, str]) -> Runner:
     ("rank", "run_guarded", "generations"),
     [(0, "0", [0]), (1, "0", [1]), (1, "1", [2]), (1, "all", [1, 2]), (0, "all", [0])],
 )
-def test_the_lines_of_a_rank_are_those_that_had_this_rank(
+def test_lines_of_rank_follow_membership_changes(
     runner: Runner, rank: int, attempt: str, generations: list[int]
 ) -> None:
-    """Also where the membership changed without a restart, and with it the ranks."""
+    """Even where membership, and with it ranks, changed without a restart."""
     found = list(runner.log_lines(JOB, "default", rank, attempt=attempt))
     assert found == [f"generation {number}" for number in generations]
 
@@ -77,7 +77,7 @@ def test_the_lines_of_a_rank_are_those_that_had_this_rank(
         (5, "0", "run://relight/train-7 has no rank 5", "ranks 0 to 1"),
     ],
 )
-def test_what_a_job_lacks_is_refused_with_what_it_has(
+def test_missing_rank_or_attempt_error_lists_available(
     runner: Runner, rank: int, attempt: str, said: str, hint: str
 ) -> None:
     with pytest.raises(UsageError, match=said) as caught:
@@ -85,13 +85,13 @@ def test_what_a_job_lacks_is_refused_with_what_it_has(
     assert hint in caught.value.hint
 
 
-def test_a_job_without_log_files_says_how_to_keep_them(variables: dict[str, str]) -> None:
+def test_job_without_log_files_says_how_to_keep_them(variables: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="keeps no log files") as caught:
         ended_job(variables, "").log_lines(JOB, "default", 0, attempt="0")
     assert "--log-dir=DIR" in caught.value.hint
 
 
-def test_the_command_shows_an_attempt_while_the_job_runs(
+def test_attempt_is_shown_while_job_runs(
     start: Start,
     relight: Command,
     script: Callable[[str], Path],
@@ -122,7 +122,7 @@ sys.exit(attempt == "0")
 """
 
 
-def test_a_rank_is_followed_through_the_restart_of_its_job(
+def test_rank_is_followed_through_restart(
     start: Start,
     script: Callable[[str], Path],
     tmp_path: Path,

@@ -54,7 +54,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize(("text", "headline"), FAILURES.values(), ids=FAILURES)
-def test_all_outlets_show_the_same_headline(
+def test_all_outlets_show_same_headline(
     relight: Command,
     here: Command,
     script: Callable[[str], Path],
@@ -100,7 +100,7 @@ def test_all_outlets_show_the_same_headline(
     assert "headline" not in json.loads(parent.read_text())  # torchrun writes none
 
 
-def test_json_names_the_rank_that_hangs(
+def test_json_names_hung_rank(
     relight: Command, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     found = relight(
@@ -114,7 +114,7 @@ def test_json_names_the_rank_that_hangs(
     assert known == {0: "stopped", 1: "hung"}
 
 
-def test_submitted_jobs_show_the_headline_of_their_agent(
+def test_submitted_job_shows_headline_of_its_agent(
     relight: Command, here: Command, place: Path
 ) -> None:
     (place / "train.py").write_text(SHOWN + FAILURES["exception"][0])
@@ -128,19 +128,19 @@ def test_submitted_jobs_show_the_headline_of_their_agent(
     assert headline in here("list").stdout
 
 
-def test_headline_without_a_worker_is_the_reason() -> None:
+def test_headline_falls_back_to_reason() -> None:
     assert JobEnded(3, "gave up after 5 s", (), None).headline == "gave up after 5 s"
     refused = JobEnded(4, "the node leaves", ("error: no GPU", "  hint: look"), None)
     assert refused.headline == "no GPU"
 
 
-def test_worker_that_exits_like_a_timeout_does_not_hang() -> None:
+def test_exit_code_of_timeout_alone_is_not_a_hang() -> None:
     root = Failure(0, 0, "h", 1, EXIT_HUNG, 0.0, 0, None, (), "", "")
     assert not JobEnded(EXIT_HUNG, "the workers failed", ("x",), root).hung
     assert JobEnded(EXIT_HUNG, "no progress", ("x",), root._replace(stop_signal=15)).hung
 
 
-def test_container_without_a_termination_log_gets_none(tmp_path: Path) -> None:
+def test_termination_log_is_not_created_if_missing(tmp_path: Path) -> None:
     path = tmp_path / "none"
     postmortem.tell_container(
         "rank 0 raised KeyError: 3", Environment({"RELIGHT_TERMINATION_LOG": str(path)})
@@ -148,7 +148,7 @@ def test_container_without_a_termination_log_gets_none(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_both_nodes_of_a_job_show_the_same_headline(
+def test_both_nodes_show_same_headline(
     script: Callable[[str], Path], here: Command, variables: dict[str, str], tmp_path: Path
 ) -> None:
     path = script(SHOWN + FAILURES["exception"][0])

@@ -18,7 +18,7 @@ from .conftest import Command
 @pytest.mark.parametrize("flag", ["--help", "-h"])
 @pytest.mark.parametrize("command", JOB_COMMANDS)
 def test_help_fits_on_a_screen(here: Command, command: str, flag: str) -> None:
-    """Each command's help has its form, its flags and examples, and fits on one screen."""
+    """It has usage, flags and examples."""
     found = here(command, flag)
     assert (found.returncode, found.stderr) == (0, "")
     lines = found.stdout.splitlines()
@@ -30,8 +30,8 @@ def test_help_fits_on_a_screen(here: Command, command: str, flag: str) -> None:
 
 
 @pytest.mark.parametrize("name", components.names())
-def test_help_of_a_component_is_the_page_of_the_component(here: Command, name: str) -> None:
-    """`submit COMPONENT --help` and `components COMPONENT` are the same page, one screen wide."""
+def test_component_help_is_component_page(here: Command, name: str) -> None:
+    """`submit COMPONENT --help` prints the same page as `components COMPONENT`."""
     found = here("submit", name, "--help")
     assert (found.returncode, found.stderr) == (0, "")
     assert here("components", name).stdout == found.stdout
@@ -41,19 +41,19 @@ def test_help_of_a_component_is_the_page_of_the_component(here: Command, name: s
     assert max(map(len, lines)) <= 100
 
 
-def test_help_of_submit_says_when_the_command_ends(here: Command) -> None:
-    """A job of this machine ends with the command, unless it is detached."""
+def test_submit_help_says_when_command_ends(here: Command) -> None:
+    """A local job ends with the command unless it is detached."""
     text = " ".join(here("submit", "--help").stdout.split())
     assert "On local and ssh the command shows the job's output and ends with the job" in text
     assert "-cfg detach=true lets the job run on" in text
 
 
-def test_relight_help_has_a_line_for_each_command(here: Command) -> None:
+def test_main_help_lists_all_commands(here: Command) -> None:
     text = here("--help").stdout
     assert all(f"\n  {command:13}" in text for command in COMMANDS)
 
 
-def test_components_are_a_table_an_object_flags_and_source(here: Command, place: Path) -> None:
+def test_components_as_table_json_flags_and_source(here: Command, place: Path) -> None:
     rows = here("components").stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["COMPONENT", *components.names()]
     shown = json.loads(here("components", "--json").stdout)
@@ -71,8 +71,8 @@ def test_components_are_a_table_an_object_flags_and_source(here: Command, place:
 
 
 @pytest.mark.processes
-def test_schedulers_are_a_table_an_object_and_options(here: Command) -> None:
-    """Those of one, by either name."""
+def test_schedulers_as_table_json_and_options(here: Command) -> None:
+    """A single scheduler is found by either of its names."""
     rows = here("schedulers").stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["SCHEDULER", *registry.names()]
     assert here("schedulers", "local").stdout == here("schedulers", "local_cwd").stdout
@@ -87,7 +87,7 @@ def test_schedulers_are_a_table_an_object_and_options(here: Command) -> None:
 
 
 def test_configure_writes_one_section_per_scheduler(here: Command, place: Path) -> None:
-    """A file with one section per scheduler, which is read as it is written; twice adds nothing."""
+    """It loads as written; a second run adds nothing."""
     found = here("configure", "--all")
     assert (found.returncode, found.stdout) == (0, "")
     text = (place / ".relightconfig").read_text()
@@ -104,8 +104,8 @@ def test_configure_writes_one_section_per_scheduler(here: Command, place: Path) 
 
 
 @pytest.mark.processes
-def test_configure_leaves_what_is_in_the_file(here: Command, place: Path) -> None:
-    """What is there stays; a section that is there is not written again."""
+def test_configure_preserves_existing_content(here: Command, place: Path) -> None:
+    """An existing section is not written again."""
     file = place / ".relightconfig"
     file.write_text("[local]\nlog_dir = /mine\n")
     assert here("configure", "-s", "slurm").returncode == 0
@@ -122,8 +122,8 @@ def test_configure_leaves_what_is_in_the_file(here: Command, place: Path) -> Non
 
 @pytest.mark.processes
 @pytest.mark.parametrize("before", ["", "[local]\n"])
-def test_configure_on_a_full_disk_leaves_no_half_of_a_file(place: Path, before: str) -> None:
-    """Later commands would believe it."""
+def test_configure_on_full_disk_leaves_no_partial_file(place: Path, before: str) -> None:
+    """Later commands would trust it."""
     if before:
         (place / ".relightconfig").write_text(before)
     found = subprocess.run(
@@ -135,7 +135,7 @@ def test_configure_on_a_full_disk_leaves_no_half_of_a_file(place: Path, before: 
     assert [each.read_text() for each in place.glob(".relightconfig")] == [before] * bool(before)
 
 
-def test_configure_with_print_writes_nothing(here: Command, place: Path) -> None:
+def test_configure_print_writes_nothing(here: Command, place: Path) -> None:
     found = here("configure", "--print", "--all", "-s", "local,slurm")
     assert found.stdout.startswith("[local]\nlog_dir = None\nprepend_cwd = false\n")
     assert "\n\n[slurm]\n" in found.stdout
@@ -143,7 +143,7 @@ def test_configure_with_print_writes_nothing(here: Command, place: Path) -> None
 
 
 @pytest.mark.parametrize("name", components.names())
-def test_a_printed_component_can_be_submitted_as_it_is(
+def test_printed_component_can_be_submitted_unchanged(
     here: Command, place: Path, name: str
 ) -> None:
     (place / "mine.py").write_text(here("components", "--print", name).stdout)
@@ -165,10 +165,10 @@ def test_a_printed_component_can_be_submitted_as_it_is(
 
 
 @pytest.mark.processes
-def test_configure_leaves_out_a_broken_plug_in_by_name(
+def test_configure_skips_broken_plugin_by_name(
     relight: Command, place: Path, tmp_path: Path
 ) -> None:
-    """A broken one that is asked for is an error."""
+    """Requested explicitly, a broken plug-in is an error."""
     info = tmp_path / "site" / "theirs-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
@@ -183,7 +183,7 @@ def test_configure_leaves_out_a_broken_plug_in_by_name(
     assert relight("configure", "--print", "-s", "broken", **site).returncode == 2
 
 
-def test_configure_writes_values_that_are_read(here: Command, place: Path) -> None:
-    """Each scheduler's section, with all options, can be used as it is."""
+def test_configure_writes_values_that_load(here: Command, place: Path) -> None:
+    """Each scheduler's section has all of its options."""
     assert here("configure", "--all").returncode == 0
     assert "= none\n" not in (place / ".relightconfig").read_text()

@@ -6,8 +6,10 @@ from pathlib import Path
 from .conftest import Command
 
 
-def test_the_status_of_a_part_is_of_that_part(relight: Command, tmp_path: Path) -> None:
-    """A job is cancelled and deleted as a whole."""
+def test_status_of_replica_handle_covers_only_that_replica(
+    relight: Command, tmp_path: Path
+) -> None:
+    """Jobs are only cancelled and deleted as a whole."""
     handle = relight("submit", "utils.echo", "--num_replicas", "2").stdout.strip()
     whole = json.loads(relight("status", "--json", handle).stdout)
     assert [each["id"] for each in whole["roles"][0]["replicas"]] == [0, 1]
@@ -22,8 +24,7 @@ def test_the_status_of_a_part_is_of_that_part(relight: Command, tmp_path: Path) 
     assert len(list((tmp_path / "state" / "jobs").iterdir())) == 1
 
 
-def test_times_are_those_of_the_viewer(relight: Command, tmp_path: Path) -> None:
-    """Wherever a job was submitted, the list shows the clock of this machine."""
+def test_times_are_in_local_timezone_of_viewer(relight: Command, tmp_path: Path) -> None:
     relight("submit", "utils.echo")
     (file,) = (tmp_path / "state" / "jobs").glob("*/job.json")
     record = json.loads(file.read_text())
@@ -31,8 +32,8 @@ def test_times_are_those_of_the_viewer(relight: Command, tmp_path: Path) -> None
     assert relight("list", TZ="UTC-1").stdout.rstrip().endswith(" 2026-01-01 18:00:00+0100")
 
 
-def test_a_broken_record_hides_no_other_job(relight: Command, tmp_path: Path) -> None:
-    """It ends no command with more than one line."""
+def test_corrupt_record_hides_no_other_job(relight: Command, tmp_path: Path) -> None:
+    """No command prints more than one line about it."""
     relight("submit", "utils.echo")
     good = relight("submit", "utils.echo", "--msg", "x").stdout.strip()
     bad, file = next(

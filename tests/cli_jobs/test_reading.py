@@ -34,8 +34,8 @@ def two(place: Path, ended: Ended) -> str:
     return str(ended("two.py:app")["handle"])
 
 
-def test_status_shows_the_jobs_state_and_a_line_a_replica(relight: Command, two: str) -> None:
-    """The job is named by handle, by id, or with TorchX's name of the scheduler."""
+def test_status_shows_job_state_and_one_line_per_replica(relight: Command, two: str) -> None:
+    """The job is named by handle, by id, or with TorchX's scheduler name."""
     app_id = two.rpartition("/")[2]
     for name in (two, app_id, two.replace("local://relight", "local_cwd://torchx")):
         found = relight("status", name)
@@ -51,13 +51,13 @@ def test_status_shows_the_jobs_state_and_a_line_a_replica(relight: Command, two:
         ]
 
 
-def test_status_without_a_job_lists_the_agents_of_this_machine(
+def test_status_without_job_lists_local_agents(
     relight: Command,
     start: Callable[..., "subprocess.Popen[bytes]"],
     script: Callable[[str], Path],
     tmp_path: Path,
 ) -> None:
-    """Without a job: a line for each agent that runs here, or an object."""
+    """There is one line per agent, or an object with --json."""
     text = "import json, time\nprint('up', flush=True)\ntime.sleep(600)"
     job = start("run", "--rdzv-id=mine", "--preload=json", "-v", script(text))
     assert job.stdout is not None and job.stderr is not None
@@ -88,8 +88,8 @@ def test_status_without_a_job_lists_the_agents_of_this_machine(
     )
 
 
-def test_status_as_json_is_one_object(relight: Command, two: str) -> None:
-    """The object has all of the status; --roles leaves the others out."""
+def test_status_json_is_one_object(relight: Command, two: str) -> None:
+    """It has the whole status; --roles leaves out other roles."""
     found = json.loads(relight("status", "--json", two).stdout)
     assert (found["handle"], found["state"], found["exitcode"]) == (two, "SUCCEEDED", 0)
     assert [(role["role"], len(role["replicas"])) for role in found["roles"]] == [
@@ -102,15 +102,14 @@ def test_status_as_json_is_one_object(relight: Command, two: str) -> None:
     assert wrong.stderr.splitlines()[1] == "hint: it has reader, trainer"
 
 
-def test_a_job_that_failed_says_why(relight: Command, ended: Ended) -> None:
-    """The cause is in its status."""
+def test_failed_job_status_gives_reason(relight: Command, ended: Ended) -> None:
     status = ended("utils.sh", "sh", "-c", "exit 7")
     found = relight("status", status["handle"])
     assert found.returncode == 0
     assert "FAILED\n  sh/0 failed with exit code 7\n" in found.stdout
 
 
-def test_logs_of_one_replica_are_its_lines_as_they_are(relight: Command, ended: Ended) -> None:
+def test_logs_of_one_replica_have_no_prefix(relight: Command, ended: Ended) -> None:
     handle = ended("utils.sh", "sh", "-c", SAY)["handle"]
     found = relight("logs", handle)
     assert (found.returncode, found.stderr) == (0, "")
@@ -126,8 +125,8 @@ def test_logs_of_one_replica_are_its_lines_as_they_are(relight: Command, ended: 
     assert "relight logs needs one job" in relight("logs", "--tail", "3").stderr
 
 
-def test_logs_of_several_replicas_name_the_replica_of_each_line(relight: Command, two: str) -> None:
-    """The lines of a single one have no name."""
+def test_logs_of_several_replicas_are_prefixed(relight: Command, two: str) -> None:
+    """The lines of a single replica have no prefix."""
     only = ("--streams", "stdout")
     assert sorted(relight("logs", two, *only).stdout.splitlines()) == [
         "reader/0 reader 0", "trainer/0 trainer 0", "trainer/1 trainer 1"
@@ -143,16 +142,14 @@ def test_logs_of_several_replicas_name_the_replica_of_each_line(relight: Command
 
 
 @pytest.mark.parametrize("flag", ["-f", "--follow", "--tail", "-t"])
-def test_following_a_job_that_is_over_waits_for_nothing(
-    relight: Command, two: str, flag: str
-) -> None:
+def test_following_finished_job_returns_immediately(relight: Command, two: str, flag: str) -> None:
     found = relight("logs", flag, two, "--streams", "stdout")
     assert len(found.stdout.splitlines()) == 3
     assert relight("logs", flag, f"{two}/reader", "--streams", "stdout").stdout == "reader 0\n"
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_following_a_job_ends_with_it(
+def test_following_ends_with_job(
     start: Callable[..., "subprocess.Popen[bytes]"],
     submitted: Submitted,
     relight: Command,
@@ -160,7 +157,7 @@ def test_following_a_job_ends_with_it(
     variables: dict[str, str],
     count: int,
 ) -> None:
-    """Lines come as they are written."""
+    """Lines arrive as they are written."""
     text = "echo first; until [ -e go ]; do sleep 0.05; done; echo last"
     handle = submitted("utils.sh", "--num_replicas", str(count), "sh", "-c", text)
     process = start("logs", "-f", handle, cwd=place, variables=variables)
@@ -175,10 +172,10 @@ def test_following_a_job_ends_with_it(
     assert relight("wait", handle).returncode == 0
 
 
-def test_logs_end_in_silence_when_the_reader_goes(
+def test_logs_exit_silently_when_reader_leaves(
     relight: Command, two: str, variables: dict[str, str]
 ) -> None:
-    """`relight logs | head -1` ends in silence."""
+    """`relight logs | head -1` prints no error."""
     import sys
 
     command = f"{sys.executable} -m relight logs {two} | head -1"
@@ -189,10 +186,10 @@ def test_logs_end_in_silence_when_the_reader_goes(
     assert (len(found.stdout.splitlines()), found.stderr) == (1, "")
 
 
-def test_wait_ends_as_the_job_has(
+def test_wait_exits_with_job_code_or_times_out(
     relight: Command, submitted: Submitted, ended: Ended, place: Path
 ) -> None:
-    """124 if it was not over in time, and the job runs on."""
+    """A timeout exits with 124, and the job continues."""
     handle = submitted("utils.sh", "sh", "-c", "until [ -e go ]; do sleep 0.05; done; exit 5")
     late = relight("wait", "--timeout", "0.3", handle)
     assert (late.returncode, late.stdout) == (124, "")
@@ -207,7 +204,7 @@ def test_wait_ends_as_the_job_has(
     assert (found.returncode, json.loads(found.stdout)["exitcode"]) == (5, 5)
 
 
-def test_the_list_has_what_runs_and_what_is_over_newest_first(
+def test_list_shows_running_and_ended_jobs_newest_first(
     relight: Command, ended: Ended, submitted: Submitted
 ) -> None:
     """The list is a table, or JSON."""
@@ -233,7 +230,7 @@ def test_the_list_has_what_runs_and_what_is_over_newest_first(
     relight("delete", running)
 
 
-def test_a_job_that_its_scheduler_forgot_is_listed(
+def test_job_forgotten_by_scheduler_is_still_listed(
     relight: Command, ended: Ended, tmp_path: Path
 ) -> None:
     import shutil
@@ -259,8 +256,8 @@ def test_a_job_that_its_scheduler_forgot_is_listed(
     assert "command" in relight("describe", handle).stdout
 
 
-def test_a_description_says_what_was_submitted_and_by_whom(relight: Command, place: Path) -> None:
-    """It also says from where, and of which commit."""
+def test_describe_shows_what_was_submitted_and_by_whom(relight: Command, place: Path) -> None:
+    """It also shows from where, and of which commit."""
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
     (place / "train.py").write_text("print('x')\n")
     for words in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-q", "-m", "x")):
@@ -289,8 +286,10 @@ def test_a_description_says_what_was_submitted_and_by_whom(relight: Command, pla
 SECRET = "hunter2"
 
 
-def test_no_secret_is_kept_or_shown(relight: Command, submitted: Submitted, tmp_path: Path) -> None:
-    """The job has its secrets; nobody else reads them, in any command, record or process list."""
+def test_secrets_are_never_stored_or_shown(
+    relight: Command, submitted: Submitted, tmp_path: Path
+) -> None:
+    """The job has them, but no command, record or process list does."""
     handle = submitted(
         "utils.sh", "--env", f"HF_TOKEN={SECRET},A=1", "sh", "-c",
         'test "$HF_TOKEN" = hunter2 && echo right; sleep 300',

@@ -73,7 +73,7 @@ def last_line_of_rank_1(relight: Command) -> str:
     return str(found["roles"][0]["replicas"][1]["last_line"])
 
 
-def test_a_job_is_known_by_its_name_with_what_it_does(
+def test_job_found_by_name_with_its_activity(
     start: Start,
     relight: Command,
     find: Find,
@@ -105,7 +105,7 @@ def test_a_job_is_known_by_its_name_with_what_it_does(
     assert "rank 0" not in output
 
 
-def test_cancel_stops_it_and_its_end_is_kept(
+def test_cancel_stops_job_and_keeps_its_end(
     start: Start, relight: Command, find: Find, script: Callable[[str], Path],
     variables: dict[str, str],
 ) -> None:  # fmt: skip
@@ -122,7 +122,7 @@ def test_cancel_stops_it_and_its_end_is_kept(
     assert relight("list").stderr == "relight: there are no jobs\n"
 
 
-def test_wait_ends_with_the_exit_code_of_the_job(
+def test_wait_exits_with_job_exit_code(
     start: Start, relight: Command, find: Find, script: Callable[[str], Path],
     variables: dict[str, str],
 ) -> None:  # fmt: skip
@@ -137,7 +137,7 @@ def test_wait_ends_with_the_exit_code_of_the_job(
     assert states == ["CANCELLED", "FAILED"]
 
 
-def test_log_files_are_followed_until_the_worker_ends(
+def test_log_files_are_followed_until_worker_ends(
     start: Start, relight: Command, find: Find, script: Callable[[str], Path], tmp_path: Path,
     variables: dict[str, str],
 ) -> None:  # fmt: skip
@@ -162,14 +162,14 @@ def test_log_files_are_followed_until_the_worker_ends(
     assert relight("logs", "train", "--regex", "las").stdout == "last\n"
 
 
-def test_a_stopped_agent_is_not_taken_for_a_job_that_is_gone(
+def test_stopped_agent_is_not_mistaken_for_gone_job(
     start: Start,
     find: Find,
     script: Callable[[str], Path],
     variables: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Somebody who waits for the job, or follows it, goes on."""
+    """Whoever waits for the job or follows it continues."""
     start("run", script(WAITS), variables=variables)
     job = find(lambda job: bool(job.ranks))
     monkeypatch.setattr(running_jobs, "_TIMEOUT_S", 0.3)
@@ -191,7 +191,7 @@ def test_a_stopped_agent_is_not_taken_for_a_job_that_is_gone(
     assert jobs.status([job.id])[job.id].replicas
 
 
-def test_an_agent_that_was_killed_leaves_nothing(
+def test_killed_agent_leaves_no_entry(
     start: Start, relight: Command, find: Find, script: Callable[[str], Path], jobs: JobDirectory,
     variables: dict[str, str],
 ) -> None:  # fmt: skip
@@ -203,7 +203,7 @@ def test_an_agent_that_was_killed_leaves_nothing(
     assert not os.listdir(jobs.path)
 
 
-def test_strangers_and_nonsense_do_not_disturb_the_agent(
+def test_agent_ignores_garbage_and_foreign_uids(
     start: Start, relight: Command, find: Find, script: Callable[[str], Path], jobs: JobDirectory,
     variables: dict[str, str],
 ) -> None:  # fmt: skip
@@ -237,7 +237,7 @@ def test_strangers_and_nonsense_do_not_disturb_the_agent(
     assert "RUNNING" in relight("status", job.id).stdout
 
 
-def test_agents_of_a_submitted_job_are_no_jobs_of_their_own(
+def test_agents_of_submitted_job_are_not_listed_separately(
     submitted: Callable[..., str], relight: Command, script: Callable[[str], Path],
     jobs: JobDirectory,
 ) -> None:  # fmt: skip
@@ -247,7 +247,7 @@ def test_agents_of_a_submitted_job_are_no_jobs_of_their_own(
 
 
 @pytest.mark.parametrize("name", ["", "-x", ".x", "a b", "a/b", "ä", "x" * 61])
-def test_a_name_that_no_file_can_have_is_refused(relight: Command, name: str) -> None:
+def test_invalid_job_name_is_rejected(relight: Command, name: str) -> None:
     found = relight("run", f"--name={name}", "train.py")
     assert found.returncode == 2
     assert "--name" in found.stderr
@@ -261,11 +261,11 @@ def test_a_name_that_no_file_can_have_is_refused(relight: Command, name: str) ->
         ("x" * 99, "x" * 60),
     ],
 )  # fmt: skip
-def test_a_job_without_a_name_has_that_of_its_script(script: str, name: str) -> None:
+def test_job_name_defaults_to_script_name(script: str, name: str) -> None:
     assert _name_of(script) == name
 
 
-def test_the_last_hundred_ended_jobs_are_kept(jobs: JobDirectory) -> None:
+def test_last_hundred_ended_jobs_are_kept(jobs: JobDirectory) -> None:
     one = NodeSnapshot(
         "x-1", "x", 1, "vm", "id", ("x.py",), "/", "default", 0.0, 0.0, "ended", 0, 0, 0, "start",
         0, 1, 1, 0, "", "", (),
@@ -281,8 +281,8 @@ def test_the_last_hundred_ended_jobs_are_kept(jobs: JobDirectory) -> None:
     assert "x-3" not in kept
 
 
-def test_the_token_of_a_page_that_was_killed_is_removed(jobs: JobDirectory) -> None:
-    """If neither the page nor its job is there: pids of another container say nothing."""
+def test_token_of_killed_page_is_removed(jobs: JobDirectory) -> None:
+    """Only if neither page nor job exists: pids of another container mean nothing."""
     folder, no_pid = Path(jobs.path), 1 << 23
     for name in (f"gone-1.{no_pid}.token", f"runs-1.{no_pid}.token", "runs-1.sock"):
         (folder / name).write_text("x")
@@ -302,7 +302,7 @@ def test_the_token_of_a_page_that_was_killed_is_removed(jobs: JobDirectory) -> N
 def test_agent_of_another_version_is_named(
     named: dict[str, str], theirs: str, jobs: JobDirectory, relight: Command
 ) -> None:
-    """Its snapshot has a form that this version can't read."""
+    """Its snapshot has a format that this version can't read."""
     job = f"train-{os.getpid()}"
     answer = json.dumps({"type": "nodesnapshot", "ident": job, **named}).encode()
     path = os.path.join(jobs.path, f"{job}.sock")
@@ -338,8 +338,8 @@ def test_agent_of_another_version_is_named(
         listener.close()
 
 
-def test_snapshot_of_the_last_version_is_read(jobs: JobDirectory) -> None:
-    """Fields that it does not have yet have defaults, and those that are gone are ignored."""
+def test_snapshot_of_previous_version_is_readable(jobs: JobDirectory) -> None:
+    """Missing fields have defaults, removed ones are ignored."""
     path = Path(__file__).parent / "recorded" / "snapshot-0.1.0.json"
     (Path(jobs.path) / "train-4711.json").write_text(path.read_text())
     job = jobs.find("train-4711")

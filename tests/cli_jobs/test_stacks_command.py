@@ -52,7 +52,7 @@ def until(relight: Command) -> Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_a_rank_that_does_not_come_to_a_collective_is_the_first_line(
+def test_rank_missing_from_collective_is_first_line(
     start: Start, until: Command, script: Callable[[str], Path]
 ) -> None:
     text = """
@@ -80,7 +80,7 @@ dist.all_reduce(torch.ones(1))
     assert found.stdout.rstrip().endswith("in all_reduce")
 
 
-def test_ranks_of_an_agent_are_grouped_each_group_with_its_stack(
+def test_ranks_are_grouped_by_stack(
     start: Start, until: Command, script: Callable[[str], Path]
 ) -> None:
     file = script(WAITS)
@@ -103,7 +103,7 @@ def test_ranks_of_an_agent_are_grouped_each_group_with_its_stack(
     ]
 
 
-def test_a_stopped_rank_says_so_and_all_shows_every_rank(
+def test_stopped_rank_is_marked_and_all_shows_every_rank(
     start: Start, until: Command, script: Callable[[str], Path]
 ) -> None:
     agent = start("run", "--nproc-per-node=3", script(WAITS))
@@ -124,7 +124,7 @@ def test_a_stopped_rank_says_so_and_all_shows_every_rank(
     os.kill(pids[1], signal.SIGCONT)
 
 
-def test_an_agent_that_has_a_rank_itself_is_none(
+def test_agent_with_rank_variable_is_not_a_rank(
     start: Start, until: Command, script: Callable[[str], Path]
 ) -> None:
     """Some clusters set RANK for the whole node."""
@@ -132,7 +132,7 @@ def test_an_agent_that_has_a_rank_itself_is_none(
     until(str(agent.pid), prints=lambda text: text.startswith("ranks 0-1 in others"))
 
 
-def test_any_python_process_can_be_named(
+def test_stacks_accepts_any_python_pid(
     start: Start, until: Command, script: Callable[[str], Path]
 ) -> None:
     file = script("import time\ndef rest():\n    time.sleep(600)\nrest()\n")
@@ -144,9 +144,7 @@ def test_any_python_process_can_be_named(
     assert shown["groups"] == [{"ranks": [None], "text": line}]
 
 
-def test_a_process_that_does_not_exist_or_is_not_python_is_an_error(
-    relight: Command, start: Start
-) -> None:
+def test_missing_or_non_python_process_is_an_error(relight: Command, start: Start) -> None:
     process = start("600", command=("sleep",))
     found = relight("stacks", str(process.pid))
     assert (found.returncode, found.stdout) == (4, "")
@@ -160,7 +158,7 @@ def test_a_process_that_does_not_exist_or_is_not_python_is_an_error(
         assert "there is no process" in relight("stacks", number).stderr
 
 
-def test_a_job_of_this_machine_is_found_by_its_handle_or_id(
+def test_local_job_is_found_by_handle_or_id(
     relight: Command,
     submitted: Callable[..., str],
     until: Command,
@@ -169,7 +167,7 @@ def test_a_job_of_this_machine_is_found_by_its_handle_or_id(
     monkeypatch: pytest.MonkeyPatch,
     variables: dict[str, str],
 ) -> None:
-    """Both agents of it; once it is over, and of a part of it, the error says what to do."""
+    """Both of its agents answer; an ended job and a replica get an error with a remedy."""
     (place / "waits.py").write_text(WAITS)
     job = submitted("dist.ddp", "-j", "2x2", "--script", "waits.py")
     lines = [

@@ -13,14 +13,14 @@ from .conftest import Command
 Submitted = Callable[..., str]
 
 
-def jobs(state: Path) -> list[str]:
+def job_directories(state: Path) -> list[str]:
     return sorted(os.listdir(state / "jobs"))
 
 
-def test_cancel_ends_the_processes_and_keeps_logs_and_record(
+def test_cancel_ends_processes_and_keeps_logs_and_record(
     relight: Command, submitted: Submitted, place: Path
 ) -> None:
-    """A second time changes nothing."""
+    """A second cancel changes nothing."""
     handle = submitted("utils.sh", "sh", "-c", "echo $$ > pid; echo said; exec sleep 300")
     end = time.monotonic() + LIMIT_S
     while relight("logs", handle).stdout != "said\n":
@@ -36,10 +36,8 @@ def test_cancel_ends_the_processes_and_keeps_logs_and_record(
     assert relight("wait", handle).returncode == 143
 
 
-def test_cancel_leaves_a_job_that_is_over_as_it_was_and_says_so(
-    relight: Command, submitted: Submitted
-) -> None:
-    """It is no error."""
+def test_cancel_of_ended_job_changes_nothing(relight: Command, submitted: Submitted) -> None:
+    """It is not an error."""
     handle = submitted("utils.sh", "sh", "-c", "sleep 1; exit 3")
     assert relight("wait", handle).returncode == 3
     found = relight("cancel", handle)
@@ -48,7 +46,7 @@ def test_cancel_leaves_a_job_that_is_over_as_it_was_and_says_so(
     )  # fmt: skip
 
 
-def test_cancel_and_delete_take_several_jobs(
+def test_cancel_and_delete_accept_several_jobs(
     relight: Command, submitted: Submitted, tmp_path: Path
 ) -> None:
     """Jobs are named by handle or by id."""
@@ -59,15 +57,15 @@ def test_cancel_and_delete_take_several_jobs(
     found = relight("delete", *names)
     assert (found.returncode, found.stdout) == (0, "")
     assert found.stderr.splitlines() == [f"relight: {handle} is deleted" for handle in handles]
-    assert jobs(tmp_path / "state") == []
+    assert job_directories(tmp_path / "state") == []
 
 
-def test_delete_stops_the_job_and_leaves_nothing_of_it(
+def test_delete_stops_job_and_removes_everything(
     relight: Command, submitted: Submitted, place: Path, tmp_path: Path
 ) -> None:
     handle = submitted("utils.sh", "sleep", "300")
     assert relight("delete", handle).returncode == 0
-    assert jobs(tmp_path / "state") == []
+    assert job_directories(tmp_path / "state") == []
     assert list(place.iterdir()) == []
     for command in ("status", "logs", "wait", "cancel", "delete", "describe"):
         found = relight(command, handle)
@@ -75,10 +73,10 @@ def test_delete_stops_the_job_and_leaves_nothing_of_it(
         assert found.stderr.startswith(f"relight: error: there is no job {handle}\n")
 
 
-def test_logs_in_a_directory_of_ones_own_are_deleted_with_the_job(
+def test_custom_log_directory_is_deleted_with_job(
     relight: Command, place: Path, tmp_path: Path
 ) -> None:
-    """Others' stay."""
+    """Others' logs stay."""
     (place / "logs").mkdir()
     (place / "logs" / "mine").touch()
     found = relight("submit", "-cfg", "log_dir=logs", "utils.echo", "--msg", "hi")
@@ -88,4 +86,4 @@ def test_logs_in_a_directory_of_ones_own_are_deleted_with_the_job(
     assert relight("logs", handle).stdout == "hi\n"
     assert relight("delete", handle).returncode == 0
     assert [path.name for path in (place / "logs").iterdir()] == ["mine"]
-    assert jobs(tmp_path / "state") == []
+    assert job_directories(tmp_path / "state") == []

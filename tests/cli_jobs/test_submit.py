@@ -49,10 +49,10 @@ def files(folder: Path) -> list[str]:
     ],
     ids=" ".join,
 )
-def test_a_dry_run_has_no_side_effect(
+def test_dry_run_has_no_side_effects(
     relight: Command, place: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    """Nothing is made or changed anywhere; what would be sent is on stdout."""
+    """What would be sent is on stdout."""
     (place / "train.py").write_text(SCRIPT)
     (place / "comp.py").write_text(
         "import relight.job as specs\n"
@@ -65,8 +65,8 @@ def test_a_dry_run_has_no_side_effect(
     assert files(tmp_path) == before
 
 
-def test_a_dry_run_shows_what_is_sent(relight: Command, place: Path) -> None:
-    """Text for people, and an object with four keys for programs."""
+def test_dry_run_shows_request(relight: Command, place: Path) -> None:
+    """It prints text, or an object with four keys."""
     words = ("utils.sh", "echo", "$HOME", "a b")
     assert "sh -c 'echo '" in relight("submit", "--dryrun", *words).stdout
     found = relight("submit", "--dryrun", "--json", *words)
@@ -78,15 +78,15 @@ def test_a_dry_run_shows_what_is_sent(relight: Command, place: Path) -> None:
     assert replica["cwd"] == str(place)
 
 
-def test_a_dry_run_notes_a_script_that_is_not_there(relight: Command) -> None:
-    """A dry run shows it all the same, with a note on stderr."""
+def test_dry_run_notes_missing_script(relight: Command) -> None:
+    """The note is on stderr; the request is shown anyway."""
     found = relight("submit", "--dryrun", "dist.ddp", "--script", "no.py")
     assert found.returncode == 0
     assert "relight: note: there is no file no.py\n" in found.stderr
 
 
-def test_stdout_of_submit_is_the_handle_alone(relight: Command) -> None:
-    """The job's lines and its end are on stderr."""
+def test_submit_prints_only_handle_on_stdout(relight: Command) -> None:
+    """The job's output and its end are on stderr."""
     found = relight("submit", "utils.echo", "--msg", "hello you")
     assert found.returncode == 0
     handle = found.stdout.removesuffix("\n")
@@ -96,10 +96,8 @@ def test_stdout_of_submit_is_the_handle_alone(relight: Command) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--wait", "--log", "--tee_logs", "--tee-logs"])
-def test_flags_that_wait_change_nothing_where_submit_waits_anyway(
-    relight: Command, flag: str
-) -> None:
-    """They are taken together with a scheduler that waits anyway, and say nothing twice."""
+def test_wait_flags_are_no_ops_where_submit_waits_anyway(relight: Command, flag: str) -> None:
+    """Nothing is printed twice."""
     found = relight("submit", flag, "utils.echo", "--msg", "hi")
     assert found.returncode == 0
     assert found.stderr.count("echo/0 hi\n") == 1
@@ -108,16 +106,13 @@ def test_flags_that_wait_change_nothing_where_submit_waits_anyway(
 @pytest.mark.parametrize(
     ("command", "code"), [("exit 7", 7), ("kill -TERM $$", 143), ("true", 0), ("exit 255", 255)]
 )
-def test_submit_ends_with_the_exit_code_of_the_job(
-    relight: Command, command: str, code: int
-) -> None:
-    """A job ends as what it ran has ended."""
+def test_submit_exits_with_job_exit_code(relight: Command, command: str, code: int) -> None:
     found = relight("submit", "utils.sh", "sh", "-c", command)
     assert found.returncode == code
 
 
-def test_with_json_stdout_is_one_object(ended: Callable[..., dict[str, Any]]) -> None:
-    """It says how the job has ended."""
+def test_submit_json_prints_one_object_on_stdout(ended: Callable[..., dict[str, Any]]) -> None:
+    """It has the final state."""
     status = ended("utils.sh", "--num_replicas", "2", "sh", "-c", "exit 3")
     assert (status["state"], status["exitcode"], status["scheduler"]) == ("FAILED", 3, "local")
     assert status["handle"] == f"local://relight/{status['app_id']}"
@@ -126,8 +121,8 @@ def test_with_json_stdout_is_one_object(ended: Callable[..., dict[str, Any]]) ->
     assert 3 in [replica["exitcode"] for replica in role["replicas"]]
 
 
-def test_a_job_of_two_roles_fails_as_one(ended: Callable[..., dict[str, Any]], place: Path) -> None:
-    """When one role fails, the other is stopped and the job's exit code is that of the first."""
+def test_job_of_two_roles_fails_as_one(ended: Callable[..., dict[str, Any]], place: Path) -> None:
+    """The other role is stopped, and the exit code is that of the first to fail."""
     (place / "two.py").write_text(
         "import relight.job as specs\n"
         "def app():\n"
@@ -144,8 +139,10 @@ HARD = ["--data", "a", "--data", "b", "$$", "${x}", "$HOME", "it's", 'a"b', "", 
 
 
 @pytest.mark.parametrize("component", ["utils.python", "dist.ddp"])
-def test_what_follows_two_dashes_arrives(relight: Command, place: Path, component: str) -> None:
-    """The script gets its arguments byte for byte: repeated flags, quotes, dollars, nothing."""
+def test_arguments_after_double_dash_arrive_unchanged(
+    relight: Command, place: Path, component: str
+) -> None:
+    """Repeated flags, quotes, dollars and empty ones arrive byte for byte."""
     (place / "train.py").write_text(SCRIPT)
     size = ("-j", "1x1", "--tee", "0") if component == "dist.ddp" else ()
     found = relight("submit", component, *size, "--script", "train.py", "--", *HARD,
@@ -155,10 +152,8 @@ def test_what_follows_two_dashes_arrives(relight: Command, place: Path, componen
     assert json.loads(line[line.index("{") :])["argv"] == HARD
 
 
-def test_replicas_are_nodes_in_the_order_of_ranks(relight: Command, place: Path) -> None:
-    """`-j 4x2` is four replicas of one job on this machine, in the order of ranks, whichever is
-    there first.
-    """
+def test_replicas_are_numbered_in_rank_order(relight: Command, place: Path) -> None:
+    """`-j 4x2` is four local replicas, ranked in their order, whichever comes first."""
     (place / "train.py").write_text(SCRIPT)
     found = relight("submit", "dist.ddp", "-j", "4x2", "--script", "train.py")
     assert found.returncode == 0, found.stderr
@@ -174,7 +169,7 @@ LONG = "No checkpoint. " + "a file of many is not there, " * 14 + "since you tri
 
 
 def test_one_report_for_all_replicas(relight: Command, place: Path) -> None:
-    """The node of the cause reports it, with all of its reason; the others say so in a line."""
+    """The culprit's node reports it in full; the others in one line."""
     script = f"import os\nif os.environ['RANK'] == '1':\n    raise ValueError({LONG!r})\n"
     (place / "train.py").write_text(script + "import time\ntime.sleep(600)\n")
     found = relight("submit", "dist.ddp", "-j", "2x1", "--script", "train.py")
@@ -189,7 +184,7 @@ def test_one_report_for_all_replicas(relight: Command, place: Path) -> None:
     assert f"exit code 1: {said}" in found.stderr.splitlines()[-1]
 
 
-def test_a_json_object_on_stdin_says_all_of_a_command_line(relight: Command) -> None:
+def test_json_on_stdin_replaces_command_line(relight: Command) -> None:
     order = {
         "component_name": "utils.echo",
         "scheduler": "local",
@@ -208,10 +203,8 @@ def test_a_json_object_on_stdin_says_all_of_a_command_line(relight: Command) -> 
     assert (found.returncode, "hello world" in found.stderr) == (0, True)
 
 
-def test_a_component_of_the_settings_takes_what_follows_the_flags(
-    relight: Command, place: Path
-) -> None:
-    """With `[cli:run] component`, what follows the flags is for it."""
+def test_default_component_of_settings_takes_flags(relight: Command, place: Path) -> None:
+    """With `[cli:run] component`, the flags are that component's."""
     (place / ".torchxconfig").write_text("[cli:run]\ncomponent = utils.echo\n")
     found = relight("submit", "--dryrun", "--msg", "mine")
     assert "echo mine" in found.stdout
@@ -219,8 +212,8 @@ def test_a_component_of_the_settings_takes_what_follows_the_flags(
     assert "hello world" in relight("submit", "--dryrun").stdout
 
 
-def test_output_of_a_components_file_goes_to_stderr(relight: Command, place: Path) -> None:
-    """What a component's file says goes to stderr: stdout is for the result."""
+def test_component_file_output_goes_to_stderr(relight: Command, place: Path) -> None:
+    """Stdout is for the result."""
     (place / "loud.py").write_text(
         "import relight.job as specs\nprint('loading')\n"
         "def app():\n    print('calling')\n"
@@ -232,7 +225,7 @@ def test_output_of_a_components_file_goes_to_stderr(relight: Command, place: Pat
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_submit_that_is_stopped_stops_its_job(
+def test_interrupted_submit_stops_its_job(
     start: Callable[..., "subprocess.Popen[bytes]"],
     place: Path,
     variables: dict[str, str],
@@ -240,7 +233,7 @@ def test_a_submit_that_is_stopped_stops_its_job(
     number: int,
     code: int,
 ) -> None:
-    """A job that is not detached ends with the command, as a whole."""
+    """A detached job would go on."""
     text = "echo started; exec sleep 300"
     process = start("submit", "utils.sh", "sh", "-c", text, cwd=place, variables=variables)
     handle = process.stdout.readline().decode().strip()
@@ -255,8 +248,8 @@ def test_a_submit_that_is_stopped_stops_its_job(
     assert [replica["state"] for replica in state["replicas"]] == ["CANCELLED"]
 
 
-def test_a_detached_job_is_sent_and_left(relight: Command) -> None:
-    """The command ends at once with its handle, and the job runs on."""
+def test_detached_job_runs_on_after_submit(relight: Command) -> None:
+    """The command returns the handle immediately."""
     found = relight("submit", "-cfg", "detach=true", "utils.sh", "sleep", "300")
     assert (found.returncode, found.stderr) == (0, "")
     handle = found.stdout.strip()
@@ -264,8 +257,8 @@ def test_a_detached_job_is_sent_and_left(relight: Command) -> None:
     relight("delete", handle)
 
 
-def test_submit_waits_for_a_detached_job_if_asked_to(relight: Command) -> None:
-    """--wait waits, without the output; --log has it."""
+def test_submit_waits_for_detached_job_on_request(relight: Command) -> None:
+    """--wait waits without the output; --log shows it."""
     words = ("-cfg", "detach=true", "utils.echo", "--msg", "hi")
     found = relight("submit", "--wait", *words)
     assert (found.returncode, "echo/0 hi" in found.stderr) == (0, False)
@@ -307,8 +300,8 @@ def follow(replicas: Replicas, where: SlowReader) -> Follower:
     return Follower(cast(Runner, replicas), Handle("local", "relight", "x-1"), where)
 
 
-def test_a_slow_reader_has_all_lines() -> None:
-    """However long it takes, it gets every line, whole and in order; not each on its own."""
+def test_slow_reader_gets_all_lines() -> None:
+    """Lines arrive in order and whole, but in few writes."""
     reader = SlowReader(4)
     follow(Replicas(30_000), reader).join(limit_s=2)
     found = reader.getvalue().splitlines()
@@ -319,16 +312,16 @@ def test_a_slow_reader_has_all_lines() -> None:
     assert reader.writes < 1000
 
 
-def test_a_scheduler_whose_lines_never_end_is_left_after_a_while() -> None:
-    """A scheduler that has the job's end but not its lines is left after a while; it is said."""
+def test_endless_output_is_abandoned_after_a_while() -> None:
+    """If a scheduler has the job's end but not its lines, an error says so."""
     reader = SlowReader(0)
     with pytest.raises(MachineError, match="relight logs local://relight/x-1"):
         follow(Replicas(3, ends=False), reader).join(limit_s=2)
     assert len(reader.getvalue().splitlines()) == 6
 
 
-def test_a_job_runs_in_a_copy_of_the_workspace(relight: Command, tmp_path: Path) -> None:
-    """The job runs in a copy of the workspace, and its script is looked for there."""
+def test_job_runs_in_copy_of_workspace(relight: Command, tmp_path: Path) -> None:
+    """Its script is looked up there."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "main.py").write_text("print(open('data').read(), __file__)")
@@ -338,8 +331,7 @@ def test_a_job_runs_in_a_copy_of_the_workspace(relight: Command, tmp_path: Path)
     assert str(source) not in found.stderr
 
 
-def test_a_letter_that_the_terminal_lacks_is_shown_escaped(relight: Command) -> None:
-    """It ends nothing."""
+def test_unencodable_character_is_escaped(relight: Command) -> None:
     found = relight("submit", "--dryrun", "utils.echo", "--msg", "…", PYTHONIOENCODING="latin-1")
     assert found.returncode == 0
     assert r"\u2026" in found.stdout

@@ -50,28 +50,28 @@ def rates(*uses: RankUse) -> list[tuple[float | None, float | None]]:
 # What is shown.
 
 
-def test_rates_follow_from_looks_and_are_unknown_before_the_second() -> None:
+def test_rates_need_two_samples() -> None:
     looks = RankUse(10.0, 5.0, 0, 100, 0.0), RankUse(12.0, 8.0, 0, 120, 0.0)
     assert rates(*looks) == [(None, None), (10.0, 1.5)]
 
 
-def test_a_rate_is_measured_from_step_to_step() -> None:
+def test_rate_is_measured_from_step_to_step() -> None:
     """A step of 4 s, seen every 3 s: the moments of the steps count, not those of the looks."""
     looks = [RankUse(at, 0.0, 0, int(at // 4), at % 4) for at in (9.0, 12.0, 15.0)]
     assert [rate for rate, _ in rates(*looks)] == [None, 0.25, 0.25]
 
 
-def test_a_rank_that_does_no_more_steps_has_the_rate_0() -> None:
+def test_stalled_rank_has_rate_0() -> None:
     looks = [RankUse(float(at), 0.0, 0, min(at, 5), max(0.0, at - 5.0)) for at in range(40)]
     assert rates(*looks)[-1][0] == 0.0
 
 
 @pytest.mark.parametrize("later", [RankUse(12.0, 1.0, 0, 120), RankUse(12.0, 6.0, 0, 3)])
-def test_a_rank_that_was_started_again_is_measured_afresh(later: RankUse) -> None:
+def test_restarted_rank_is_measured_afresh(later: RankUse) -> None:
     assert rates(RankUse(10.0, 5.0, 0, 100), later)[-1] == (None, None)
 
 
-def test_a_rank_that_reports_no_steps_has_no_rate() -> None:
+def test_rank_without_steps_has_no_rate() -> None:
     assert rates(RankUse(10.0, 5.0, 0), RankUse(12.0, 6.0, 0))[-1] == (None, 0.5)
 
 
@@ -87,7 +87,7 @@ def test_a_rank_that_reports_no_steps_has_no_rate() -> None:
         ("memory", [1, 0, 2, 10]),
     ],
 )
-def test_the_most_remarkable_rank_comes_first(order: str, expected: list[int]) -> None:
+def test_each_sort_order_puts_notable_ranks_first(order: str, expected: list[int]) -> None:
     def row(rank: int, host: str, state: str, *values: Any) -> Row:
         return Row("run://relight/x-1", "default", rank, host, state, *values, "")
 
@@ -104,7 +104,7 @@ def test_the_most_remarkable_rank_comes_first(order: str, expected: list[int]) -
         assert [row.rank for row in reverse] == [*known[::-1], 10]
 
 
-def test_columns_in_which_nothing_is_known_are_left_out() -> None:
+def test_empty_columns_are_omitted() -> None:
     rows = SampleHistory().rows([job(replica(0, line="hello"))])
     assert top_rows.table(rows) == (
         ["REPLICA", "HOST", "STATE", "LAST LINE"],
@@ -112,7 +112,7 @@ def test_columns_in_which_nothing_is_known_are_left_out() -> None:
     )
 
 
-def test_jobs_without_ranks_have_a_line_and_others_one_for_each_rank() -> None:
+def test_job_without_ranks_has_one_line_others_one_per_rank() -> None:
     use = RankUse(1.0, 1.0, 3 << 30, 7, 0.0)
     waits = job(name="wait-2", state=AppState.PENDING, message="waiting for a group")
     rows = SampleHistory().rows([job(replica(0, use)), waits])
@@ -126,19 +126,19 @@ def test_jobs_without_ranks_have_a_line_and_others_one_for_each_rank() -> None:
     assert top_rows.totals(rows) == "2 jobs, 1 node, 1 rank: 1 RUNNING"
 
 
-def test_a_job_whose_id_does_not_say_its_name_has_both() -> None:
+def test_job_shows_id_and_name_if_they_differ() -> None:
     running = AppStatus(AppState.RUNNING, replicas=(replica(0),))
     jobs = JobLook("slurm://relight/7", running, "train"), job(replica(0))._replace(name="train")
     assert [row.cells()[0] for row in SampleHistory().rows(jobs)] == ["7 train", "train-1"]
 
 
-def test_what_a_worker_prints_is_not_obeyed_and_its_failure_is_shown() -> None:
+def test_worker_output_is_sanitized_and_failure_is_shown() -> None:
     looked = job(replica(0, line="\x1b[2J[red]x"), replica(1, exitcode=7, state=AppState.FAILED))
     cells = [row.cells()[-1] for row in SampleHistory().rows([looked])]
     assert cells == ["\ufffd[2J[red]x", "exit code 7"]
 
 
-def test_words_that_a_row_must_have_are_found_in_any_cell() -> None:
+def test_filter_words_match_in_any_cell() -> None:
     rows = SampleHistory().rows(
         [job(replica(0, host="gpu-01", line="Loss"), replica(1, host="gpu-02"))]
     )
@@ -157,7 +157,7 @@ def test_words_that_a_row_must_have_are_found_in_any_cell() -> None:
         ("0, 97\n\n", ""),
     ],
 )
-def test_gpus_of_this_machine_are_shown_as_nvidia_smi_prints_them(
+def test_gpus_of_this_machine_are_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, printed: str, shown: str
 ) -> None:
     program = tmp_path / "nvidia-smi"
@@ -168,7 +168,7 @@ def test_gpus_of_this_machine_are_shown_as_nvidia_smi_prints_them(
 
 
 @pytest.mark.parametrize("text", ["exit 9", "exec sleep 60", None])
-def test_nvidia_smi_that_fails_hangs_or_is_missing_is_asked_once(
+def test_failing_hanging_or_missing_nvidia_smi_is_tried_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str | None
 ) -> None:
     program, calls = tmp_path / "nvidia-smi", tmp_path / "calls"
@@ -233,7 +233,7 @@ def states(jobs: list[JobLook]) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("name", ["", "run://relight/train"])
-def test_a_job_whose_agent_was_killed_is_shown_as_gone(name: str) -> None:
+def test_job_with_killed_agent_is_shown_as_unknown(name: str) -> None:
     ended = replica(1, state=AppState.FAILED, exitcode=1)
     runner = FakeRunner(train=AppStatus(AppState.RUNNING, replicas=(replica(0), ended)))
     looked = watched(runner, name)
@@ -245,7 +245,7 @@ def test_a_job_whose_agent_was_killed_is_shown_as_gone(name: str) -> None:
         assert "its agent was killed" in found[0].status.message
 
 
-def test_a_job_that_ends_while_it_is_looked_at_stays_and_new_ones_come() -> None:
+def test_ended_job_stays_and_new_ones_appear() -> None:
     runner = FakeRunner(
         old=AppStatus(AppState.SUCCEEDED), first=AppStatus(AppState.RUNNING)
     )  # fmt: skip
@@ -257,7 +257,7 @@ def test_a_job_that_ends_while_it_is_looked_at_stays_and_new_ones_come() -> None
         assert states(looked.look()) == {"second": ["RUNNING"], "first": ["FAILED"]}
 
 
-def test_only_the_last_twenty_jobs_that_have_ended_stay() -> None:
+def test_only_last_twenty_ended_jobs_stay() -> None:
     runner, looked = FakeRunner(), None
     looked = watched(runner)
     for number in range(30):
@@ -266,7 +266,7 @@ def test_only_the_last_twenty_jobs_that_have_ended_stay() -> None:
     assert len(found) == 21
 
 
-def test_a_scheduler_that_does_not_answer_hides_no_other_jobs() -> None:
+def test_unresponsive_scheduler_hides_no_other_jobs() -> None:
     runner = FakeRunner(train=AppStatus(AppState.RUNNING))
     runner.error = "the cluster does not answer"
     (found,) = watched(runner).look()
@@ -275,7 +275,7 @@ def test_a_scheduler_that_does_not_answer_hides_no_other_jobs() -> None:
         watched(runner, scheduler="slurm").look()
 
 
-def test_a_job_that_does_not_exist_and_a_part_of_one_are_refused(relight: Command) -> None:
+def test_unknown_job_and_replica_handle_are_rejected(relight: Command) -> None:
     found = relight("top", "run://relight/nope-1")
     assert (found.returncode, found.stdout) == (2, "")
     assert "there is no job run://relight/nope-1" in found.stderr
@@ -287,7 +287,7 @@ def test_a_job_that_does_not_exist_and_a_part_of_one_are_refused(relight: Comman
 
 
 @pytest.mark.slow
-def test_in_a_pipe_it_prints_one_table(
+def test_pipe_gets_one_table(
     start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str]
 ) -> None:
     steps = "import time\nfrom relight.worker import progress\nfor step in range(10**6):\n"
@@ -308,7 +308,7 @@ def test_in_a_pipe_it_prints_one_table(
     assert len(alone) == len(lines) - 1
 
 
-def test_a_terminal_that_can_show_no_view_gets_the_table(variables: dict[str, str]) -> None:
+def test_dumb_terminal_gets_table(variables: dict[str, str]) -> None:
     ours, theirs = os.openpty()
     for term in ("dumb", ""):
         found = subprocess.run(
@@ -320,7 +320,7 @@ def test_a_terminal_that_can_show_no_view_gets_the_table(variables: dict[str, st
     os.close(theirs)
 
 
-def test_without_textual_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_textual_error_gives_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(cli, "top_view")
     monkeypatch.delitem(sys.modules, "relight.cli.inspect.top_view")
     monkeypatch.setitem(sys.modules, "textual.app", None)
@@ -382,7 +382,7 @@ TWO = (
 )
 
 
-def test_stacks_and_logs_are_those_of_the_row_under_the_cursor(
+def test_stacks_and_logs_are_of_selected_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     played = Played(monkeypatch, *TWO)
@@ -403,7 +403,7 @@ def test_stacks_and_logs_are_those_of_the_row_under_the_cursor(
     assert played.commands == [("stacks", "run://relight/other-2"), logs]
 
 
-def test_cancel_asks_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_asks_for_confirmation(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, *TWO)
 
     async def keys(pilot: Pilot[None]) -> None:
@@ -418,7 +418,7 @@ def test_cancel_asks_first(monkeypatch: pytest.MonkeyPatch) -> None:
     assert played.commands == [("cancel", "run://relight/other-2")]
 
 
-def test_rows_are_sorted_reversed_and_filtered_by_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_sort_reverse_and_filter_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, *TWO)
 
     async def keys(pilot: Pilot[None]) -> None:
@@ -441,7 +441,7 @@ def test_rows_are_sorted_reversed_and_filtered_by_keys(monkeypatch: pytest.Monke
     assert not played.commands
 
 
-def test_a_thousand_ranks_are_shown_and_the_cursor_stays_on_its_rank(
+def test_thousand_ranks_scroll_and_cursor_stays_on_its_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def looked(first_step: int) -> JobLook:
@@ -468,7 +468,7 @@ def test_a_thousand_ranks_are_shown_and_the_cursor_stays_on_its_rank(
     played.play(keys, size=(100, 30))
 
 
-def test_a_look_that_fails_is_told_and_the_last_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_refresh_is_reported_and_last_rows_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, *TWO)
 
     async def keys(pilot: Pilot[None]) -> None:
@@ -483,7 +483,7 @@ def test_a_look_that_fails_is_told_and_the_last_one_stays(monkeypatch: pytest.Mo
     played.play(keys)
 
 
-def test_a_command_that_ends_after_the_user_has_gone_back_does_no_harm(
+def test_late_command_output_after_escape_is_ignored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     played = Played(monkeypatch, *TWO)

@@ -23,7 +23,7 @@ def typed(pilot: Pilot[None], text: str) -> None:
         pilot.app.post_message(events.Key(names.get(each, each), character))
 
 
-def test_keys_that_come_at_once_are_all_in_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_typing_all_lands_in_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them is a command; those after enter are again."""
     played = Played(monkeypatch, *TWO)
 
@@ -40,7 +40,7 @@ def test_keys_that_come_at_once_are_all_in_the_filter(monkeypatch: pytest.Monkey
     assert not played.commands
 
 
-def test_all_lines_of_a_paste_are_in_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_multi_line_paste_all_lands_in_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, *TWO)
 
     async def keys(pilot: Pilot[None]) -> None:
@@ -51,7 +51,7 @@ def test_all_lines_of_a_paste_are_in_the_filter(monkeypatch: pytest.MonkeyPatch)
     played.play(keys)
 
 
-def test_in_a_window_the_filter_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dialog_ignores_filter_key(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, *TWO)
 
     async def keys(pilot: Pilot[None]) -> None:
@@ -86,7 +86,7 @@ def with_long_values(monkeypatch: pytest.MonkeyPatch) -> Played:
         ((20, 6), ["REPLICA", "STEP"]),
     ],
 )
-def test_columns_are_readable_and_the_least_important_go_first(
+def test_narrow_terminal_drops_least_important_columns(
     monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], heads: list[str]
 ) -> None:
     """Nothing is beside the screen, and the table has most of its lines."""
@@ -103,7 +103,7 @@ def test_columns_are_readable_and_the_least_important_go_first(
     played.play(keys, size=size)
 
 
-def test_columns_come_back_when_the_terminal_is_made_wider(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_return_when_terminal_widens(monkeypatch: pytest.MonkeyPatch) -> None:
     played = with_long_values(monkeypatch)
 
     async def keys(pilot: Pilot[None]) -> None:
@@ -122,7 +122,7 @@ HEADS = ["JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "
     some.integers(0, 300),
     some.sampled_from(HEADS),
 )
-def test_what_is_shown_fits_if_anything_does(
+def test_columns_fit_available_width(
     lines: list[list[str]], room: int, sorted_by: str
 ) -> None:
     found = top_rows.widths(HEADS, lines, room, 2, sorted_by)
@@ -135,7 +135,7 @@ def test_what_is_shown_fits_if_anything_does(
         assert min(full, 12) <= width <= full
 
 
-def test_the_column_by_which_rows_are_sorted_stays() -> None:
+def test_sort_column_is_never_dropped() -> None:
     lines = [["train-1", "default/0", LONG, "RUNNING", "18000", "10", "101%", "5.6 GiB", LINE]]
     shown = [HEADS[n] for n in top_rows.widths(HEADS, lines, 40, 2, "MEMORY")]
     assert "MEMORY" in shown
@@ -144,5 +144,5 @@ def test_the_column_by_which_rows_are_sorted_stays() -> None:
 @pytest.mark.parametrize(
     ("width", "expected"), [(12, "default/1234"), (9, "defa…1234"), (6, "def…34"), (1, "…")]
 )
-def test_a_name_is_cut_in_its_middle(width: int, expected: str) -> None:
+def test_long_name_is_shortened_in_the_middle(width: int, expected: str) -> None:
     assert top_rows.shortened("default/1234", width) == expected

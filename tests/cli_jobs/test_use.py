@@ -26,7 +26,7 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-def test_cpu_time_memory_and_steps_of_a_rank_count_what_it_has_started(
+def test_rank_usage_includes_child_processes(
     start: Start, relight: Command, script: Callable[[str], Path], tmp_path: Path,
     variables: dict[str, str],
 ) -> None:  # fmt: skip

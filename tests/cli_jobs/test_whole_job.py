@@ -32,13 +32,11 @@ def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.mark.slow
-def test_each_node_shows_the_ranks_of_all_nodes(
+def test_each_node_shows_ranks_of_all_nodes(
     start: Start, relight: Command, script: Callable[[str], Path], tmp_path: Path,
     variables: dict[str, str],
 ) -> None:  # fmt: skip
-    """Their states, their last lines and their logs; a node that is stopped is named, and then the
-    others are shown at once.
-    """
+    """With states, last lines and logs. A stopped node is named, and doesn't delay the others."""
     flags = ("run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file", "--rdzv-id=whole",
              f"--rdzv-endpoint={tmp_path}/where", "--rdzv-conf=lost_after=5")  # fmt: skip
     path, jobs = script(COUNTS), JobDirectory(variables)

@@ -227,7 +227,7 @@ def check(found: Any, text: str, place: Path, tmp_path: Path) -> None:
     ids=lambda value: value[:80] or "nothing",
 )
 @pytest.mark.usefixtures("files")
-def test_a_job_that_is_described_wrongly_is_not_sent(
+def test_invalid_submit_is_not_sent(
     here: Command, place: Path, tmp_path: Path, words: str, text: str
 ) -> None:
     check(here("submit", *words.split()), text, place, tmp_path)
@@ -235,15 +235,14 @@ def test_a_job_that_is_described_wrongly_is_not_sent(
 
 @pytest.mark.parametrize(("words", "text"), OTHERS, ids=str)
 @pytest.mark.usefixtures("files")
-def test_a_wrong_command_on_jobs_is_refused(
+def test_invalid_job_command_is_rejected(
     here: Command, place: Path, tmp_path: Path, words: str, text: str
 ) -> None:
-    """A command on jobs that can't be is refused."""
     check(here(*words.split()), text, place, tmp_path)
 
 
 @pytest.mark.parametrize(("order", "text"), STDIN, ids=lambda value: ascii(value)[:40])
-def test_an_object_of_another_form_on_stdin_is_refused(
+def test_invalid_json_on_stdin_is_rejected(
     here: Command, place: Path, tmp_path: Path, order: Any, text: str
 ) -> None:
     if isinstance(order, dict) and order and "bogus" not in order:
@@ -254,10 +253,8 @@ def test_an_object_of_another_form_on_stdin_is_refused(
     check(here("submit", "--stdin", stdin=said), text, place, tmp_path)
 
 
-def test_broken_settings_stop_each_command_with_their_name(
-    here: Command, place: Path, tmp_path: Path
-) -> None:
-    """A file of settings that can't be read stops each command, with its name."""
+def test_unreadable_settings_stop_each_command(here: Command, place: Path, tmp_path: Path) -> None:
+    """The error names the file."""
     (place / "a.py").write_text("")
     for words in (("submit", "utils.echo"), ("list",), ("status", "local://relight/x")):
         found = here(*words, RELIGHTCONFIG=str(place / "a.py") + "x")
@@ -267,15 +264,15 @@ def test_broken_settings_stop_each_command_with_their_name(
 
 
 @pytest.mark.parametrize("word", ["--dryrun", "-s"])
-def test_a_flag_of_submit_after_the_component_is_refused(here: Command, word: str) -> None:
+def test_submit_flag_after_component_is_rejected(here: Command, word: str) -> None:
     """The error says where it belongs."""
     found = here("submit", "dist.ddp", word, "--script", "a.py")
     assert found.returncode == 2
     assert found.stderr.endswith("it stands before dist.ddp\n")
 
 
-def test_a_switch_of_submit_with_a_value_is_answered_with_the_switch(here: Command) -> None:
-    """It takes no value, neither before the component nor after it."""
+def test_value_for_submit_switch_is_rejected(here: Command) -> None:
+    """Neither before the component nor after it."""
     found = here("submit", "dist.ddp", "--wait=false", "--script", "a.py")
     assert found.returncode == 2
     assert found.stderr.endswith("before dist.ddp and takes no value: --wait\n")
@@ -284,10 +281,8 @@ def test_a_switch_of_submit_with_a_value_is_answered_with_the_switch(here: Comma
         assert (found.returncode, found.stderr.splitlines()[1]) == (2, f"hint: {hint}")
 
 
-def test_a_wrong_value_of_the_settings_is_reported_with_its_file(
-    here: Command, place: Path
-) -> None:
-    """The file that has it is named; a mark at its beginning, as some editors write, is none."""
+def test_invalid_setting_is_reported_with_its_file(here: Command, place: Path) -> None:
+    """A byte order mark is ignored."""
     file = place / "set"
     file.write_text("\ufeff[local]\nprepend_cwd = maybe\n")
     found = here("submit", "--dryrun", "utils.echo", RELIGHTCONFIG=str(file))
@@ -296,10 +291,10 @@ def test_a_wrong_value_of_the_settings_is_reported_with_its_file(
 
 
 @pytest.mark.parametrize("words", [("components",), ("--help",), ("completion", "bash")])
-def test_output_on_a_full_disk_is_an_error_of_one_line(
+def test_full_stdout_is_one_line_error(
     relight: Command, place: Path, words: tuple[str, ...]
 ) -> None:
-    """The exit code is the machine's."""
+    """The exit code is the one for machine errors."""
     command = [sys.executable, "-m", "relight", *words]
     with open("/dev/full", "w") as full:
         found = subprocess.run(
@@ -309,7 +304,7 @@ def test_output_on_a_full_disk_is_an_error_of_one_line(
     assert found.stderr == "relight: error: can't write the output: No space left on device\n"
 
 
-def test_jobs_are_listed_without_a_working_directory(relight: Command, place: Path) -> None:
+def test_list_works_without_working_directory(relight: Command, place: Path) -> None:
     code = "import os, sys; os.rmdir(os.getcwd()); from relight.cli.main import main; "
     (place / "gone").mkdir()
     found = subprocess.run(
@@ -320,8 +315,8 @@ def test_jobs_are_listed_without_a_working_directory(relight: Command, place: Pa
     assert (found.returncode, found.stdout, found.stderr) == (0, "[]\n", "")
 
 
-def test_without_a_state_directory_nothing_is_sent(relight: Command, tmp_path: Path) -> None:
-    """The variable is named."""
+def test_nothing_is_submitted_without_state_directory(relight: Command, tmp_path: Path) -> None:
+    """The error names the variable."""
     (tmp_path / "file").write_text("")
     found = relight("submit", "utils.echo", RELIGHT_STATE_DIR=str(tmp_path / "file"))
     assert found.returncode == 4

@@ -81,10 +81,10 @@ def lab() -> Iterator[Lab]:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_pods_form_one_job_ranked_by_their_index(
+def test_pods_form_one_job_ranked_by_index(
     lab: Lab, tmp_path: Path, controller, nproc: int, port: str
 ) -> None:
-    """The pods make one job, ranked by their index; workers meet at the port that is open."""
+    """Workers meet at the open port."""
     write(tmp_path)
     processes = [
         lab[pod].start(

@@ -28,8 +28,8 @@ def relight(mpi: Mpi, host: str, *flags: str, more: tuple[str, ...] = ()) -> tup
 
 
 @pytest.mark.parametrize("start", ["login", NODES[0]], ids=["from outside", "from its first node"])
-def test_under_mpirun_no_flags_are_needed(mpi: Mpi, start: str) -> None:
-    """One process a host makes one job, in mpirun's order, wherever mpirun itself runs."""
+def test_mpirun_needs_no_flags(mpi: Mpi, start: str) -> None:
+    """One process per host makes one job, in mpirun's order, wherever mpirun itself runs."""
     text, code = relight(mpi, start, "--host", slots(NODES), more=("-v", "--nproc-per-node=2"))
     assert code == 0, text
     workers = seen(text)
@@ -51,12 +51,12 @@ def test_under_mpirun_no_flags_are_needed(mpi: Mpi, start: str) -> None:
         ("login", NODES[::-1], NODES[:1:-1]),
         (NODES[1], NODES[2:], NODES[2:]),
     ],
-    ids=["its own and two of three", "two of four", "the other way round", "only others"],
+    ids=["own host and others", "two of four", "reversed", "only other hosts"],
 )
-def test_fewer_processes_than_hosts_make_one_job(
+def test_fewer_processes_than_hosts_form_one_job(
     mpi: Mpi, start: str, listed: list[str], used: list[str]
 ) -> None:
-    """Fewer processes than hosts, and a mpirun beside the job, do not confuse who is first."""
+    """Rank 0 is right even with mpirun running next to the job."""
     flags = ("-np", str(len(used)), "--host", slots(listed))
     text, code = relight(mpi, start, *flags)
     assert code == 0, text
@@ -64,30 +64,30 @@ def test_fewer_processes_than_hosts_make_one_job(
     assert {worker.world for worker in seen(text)} == {len(used)}
 
 
-def test_on_hosts_with_many_slots_one_process_each_makes_a_job(mpi: Mpi) -> None:
-    """Hosts with many slots: one process each by --map-by ppr:1:node."""
+def test_one_process_per_host_with_many_slots_forms_one_job(mpi: Mpi) -> None:
+    """The flag for that is --map-by ppr:1:node."""
     flags = ("--map-by", "ppr:1:node", "--host", slots(NODES[:3], 8))
     text, code = relight(mpi, "login", *flags)
     assert code == 0, text
     assert [worker.host for worker in seen(text)] == NODES[:3], text
 
 
-def test_several_agents_on_a_host_are_refused_with_the_remedy(mpi: Mpi) -> None:
-    """One process a slot is refused with the remedy."""
+def test_several_agents_per_host_rejected_with_remedy(mpi: Mpi) -> None:
+    """That is what one process per slot leads to."""
     text, code = relight(mpi, "login", "-np", "4", "--host", slots(NODES[:2], 2))
     assert code == 2 and not seen(text), text
     assert "2 on this host (OMPI_COMM_WORLD_LOCAL_SIZE=2)" in text
     assert "mpirun --map-by ppr:1:node" in text
 
 
-def test_nnodes_says_that_each_process_of_a_host_is_a_node(mpi: Mpi) -> None:
+def test_nnodes_allows_several_agents_per_host(mpi: Mpi) -> None:
     text, code = relight(mpi, "node1", "-np", "3", "--host", "node1:3", more=("--nnodes=3",))
     assert code == 0, text
     assert [(worker.rank, worker.world) for worker in seen(text)] == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_flags_take_precedence_over_mpirun(mpi: Mpi) -> None:
-    """A range of nodes and an endpoint of the user's are kept."""
+def test_flags_override_mpirun(mpi: Mpi) -> None:
+    """A node range and an endpoint from the command line are kept."""
     more = ("--nnodes=1:2", "--rdzv-conf=last_call_timeout=9")
     text, code = relight(mpi, "login", "--host", slots(NODES[:2]), more=more)
     assert code == 0, text
@@ -99,7 +99,7 @@ def test_flags_take_precedence_over_mpirun(mpi: Mpi) -> None:
     assert f"meets at {NODES[1]}:29411" in text
 
 
-def test_mpirun_ends_with_the_jobs_exit_code(mpi: Mpi) -> None:
+def test_mpirun_exits_with_job_exit_code(mpi: Mpi) -> None:
     flags = ("--host", slots(NODES[:2]))
     text, code = mpi.run("login", *flags, *RELIGHT_RUN, "--no-python", "sh", "-c", "exit 17")
     assert code == 17, text

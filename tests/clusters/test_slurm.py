@@ -35,8 +35,8 @@ def relight(slurm: Slurm, *command: str, **variables: str) -> tuple[str, int]:
     return slurm.run([*flags, *RELIGHT_RUN, *more], env={**SHELL, **variables})
 
 
-def test_under_srun_no_flags_are_needed(slurm: Slurm) -> None:
-    """One task a node is all it takes: one job, ranks in Slurm's order, and -v says from where."""
+def test_srun_needs_no_flags(slurm: Slurm) -> None:
+    """One task per node suffices: one job, ranks in Slurm's order; -v names the sources."""
     text, code = relight(slurm, "srun", "-N4", "--", "-v", "--nproc-per-node=2", "worker.py")
     assert code == 0, text
     workers = seen(text)
@@ -54,29 +54,28 @@ def test_under_srun_no_flags_are_needed(slurm: Slurm) -> None:
         assert text.count(said) == (1 if "rank" in said else 4), said
 
 
-def test_nodes_in_an_order_of_the_users_are_ranked_as_slurm_does(slurm: Slurm) -> None:
-    """Nodes in an order of the user's are ranked as Slurm ranks them."""
+def test_ranks_follow_slurm_order_not_user_order(slurm: Slurm) -> None:
     text, code = relight(slurm, "srun", "-N3", "-w", "node4,node2,node3", "--", "worker.py")
     assert code == 0, text
     assert [w.host for w in seen(text)] == ["node2", "node3", "node4"], text
     assert all(worker.place == str(worker.group_rank) for worker in seen(text))
 
 
-def test_a_range_of_nodes_stays_and_meets_where_slurm_says(slurm: Slurm) -> None:
-    """--nnodes=MIN:MAX stays, and the nodes meet where Slurm says."""
+def test_node_range_meets_where_slurm_says(slurm: Slurm) -> None:
+    """--nnodes=MIN:MAX is kept."""
     more = ("--nnodes=1:4", "--rdzv-conf=last_call_timeout=5", "worker.py")
     text, code = relight(slurm, "srun", "-N3", "--", *more)
     assert code == 0, text
     assert [(worker.rank, worker.world) for worker in seen(text)] == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_srun_ends_with_the_jobs_exit_code(slurm: Slurm) -> None:
+def test_srun_exits_with_job_exit_code(slurm: Slurm) -> None:
     text, code = relight(slurm, "srun", "-N2", "--", "--no-python", "sh", "-c", "exit 17")
     assert code == 17, text
 
 
-def test_several_agents_on_a_node_are_refused_with_the_remedy(slurm: Slurm) -> None:
-    """One task a worker is refused with the remedy, unless the user says that each is a node."""
+def test_several_agents_per_node_rejected_with_remedy(slurm: Slurm) -> None:
+    """They are accepted if the user says that each is a node."""
     tasks = ("srun", "-w", "node1,node2", "--ntasks-per-node=2")
     text, code = relight(slurm, *tasks, "--", "worker.py")
     assert code == 2 and not seen(text), text
@@ -92,8 +91,8 @@ def test_several_agents_on_a_node_are_refused_with_the_remedy(slurm: Slurm) -> N
     assert [worker.world for worker in seen(text)] == [1, 1, 1, 1]
 
 
-def test_several_agents_on_a_node_are_refused_although_they_have_an_endpoint(slurm: Slurm) -> None:
-    """The first two to come would form a job on one of two hosts."""
+def test_several_agents_per_node_rejected_despite_endpoint(slurm: Slurm) -> None:
+    """The first two would form a job on one of two hosts."""
     tasks = ("srun", "-w", "node1,node2", "--ntasks-per-node=2")
     more = ("--rdzv-backend=c10d", "--rdzv-endpoint=node1:29412", "--rdzv-id=x", "worker.py")
     text, code = relight(slurm, *tasks, "--", "--nnodes=2", *more)
@@ -104,8 +103,8 @@ def test_several_agents_on_a_node_are_refused_although_they_have_an_endpoint(slu
     assert text.count("2 of 4 nodes are agents on one host, node1,") == 1, text
 
 
-def test_a_batch_script_ignores_the_step_that_called_sbatch(slurm: Slurm) -> None:
-    """It inherits the variables of that step, and is one node of another job."""
+def test_batch_script_ignores_step_that_called_sbatch(slurm: Slurm) -> None:
+    """It inherits the variables of that step, but is a single node of another job."""
     script, output = slurm.directory / "from_a_step.sh", slurm.directory / "from_a_step.txt"
     script.write_text(f"#!/bin/sh\n{' '.join(RELIGHT_RUN)} worker.py\n")
     submit = f"sbatch --wait -N2 -w node3,node4 -o {output} {script}"
@@ -117,8 +116,8 @@ def test_a_batch_script_ignores_the_step_that_called_sbatch(slurm: Slurm) -> Non
     assert "SLURM_STEP_NODELIST=node[1-2] lacks this node, node3: the step that called" in text
 
 
-def test_flags_take_precedence_over_slurm(slurm: Slurm) -> None:
-    """An endpoint, a backend, an id that were written down are those of the job."""
+def test_flags_override_slurm(slurm: Slurm) -> None:
+    """An explicit endpoint, backend and id are kept."""
     more = ("--rdzv-backend=c10d", "--rdzv-endpoint=node2:29411", "--rdzv-id=mine", "worker.py")
     text, code = relight(slurm, "srun", "-w", "node1,node2", "--", *more)
     assert code == 0, text
@@ -127,8 +126,8 @@ def test_flags_take_precedence_over_slurm(slurm: Slurm) -> None:
     assert "meets at node2:29411" in text
 
 
-def test_without_srun_it_is_one_node(slurm: Slurm) -> None:
-    """In salloc's shell and in a batch script relight runs on one node, and says so."""
+def test_runs_on_one_node_without_srun(slurm: Slurm) -> None:
+    """In salloc's shell and in a batch script, with a note."""
     text, code = relight(slurm, "salloc", "-N3", "--", "worker.py")
     assert code == 0, text
     assert [worker.world for worker in seen(text)] == [1], text
@@ -157,8 +156,8 @@ def until_state(slurm: Slurm, job: str, *states: str) -> str:
         time.sleep(0.1)
 
 
-def test_steps_of_a_batch_job_are_jobs(slurm: Slurm) -> None:
-    """Two steps at once, on two nodes each, do not meet; nor does a later one of all nodes."""
+def test_steps_of_batch_job_are_separate_jobs(slurm: Slurm) -> None:
+    """Two simultaneous steps on two nodes each don't meet, nor does a later one on all nodes."""
     run = " ".join(RELIGHT_RUN) + " worker.py"
     half = "srun -N2 -n2 --exact"
     text = f"{run}\n{half} {run} &\n{half} {run} &\nwait\nsrun -N4 {run}"
@@ -175,8 +174,8 @@ def test_steps_of_a_batch_job_are_jobs(slurm: Slurm) -> None:
     }
 
 
-def test_a_requeued_job_does_not_meet_its_past(slurm: Slurm) -> None:
-    """The second try of a job has another id, and runs."""
+def test_requeued_job_does_not_meet_previous_run(slurm: Slurm) -> None:
+    """The second attempt has another id, and runs."""
     first = slurm.directory / "first"
     wait = f"[ -e {first} ] || {{ touch {first}; sleep 100; }}"
     run = " ".join(RELIGHT_RUN)
@@ -210,7 +209,7 @@ for step in range(10**6):
 """
 
 
-def test_the_batch_script_of_the_documentation_saves_and_is_queued_again(slurm: Slurm) -> None:
+def test_documented_batch_script_checkpoints_and_requeues(slurm: Slurm) -> None:
     """`docs/checkpoints.md`: notice before the time limit, exit code 75, requeue."""
     page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
     (text,) = re.findall(r"```bash\n#!/bin/bash\n(.*?)```", page, re.DOTALL)
@@ -231,7 +230,7 @@ def test_the_batch_script_of_the_documentation_saves_and_is_queued_again(slurm: 
     max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_host_lists_are_read_as_scontrol_reads_them(slurm: Slurm, data: st.DataObject) -> None:
+def test_hostlists_expand_as_in_scontrol(slurm: Slurm, data: st.DataObject) -> None:
     text = data.draw(hostlists())
     said, code = slurm.run(["scontrol", "show", "hostnames", text])
     assert code == 0, said

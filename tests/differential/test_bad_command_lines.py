@@ -94,10 +94,7 @@ def refused(case: Case, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=" ".join)
-def test_a_flag_with_a_bad_value_is_refused_by_its_name(
-    flags: tuple[str, ...], tmp_path: Path
-) -> None:
-    """A flag that can't be what it says is refused by its name."""
+def test_invalid_flag_value_is_rejected_by_name(flags: tuple[str, ...], tmp_path: Path) -> None:
     lines = refused(Case("", flags), tmp_path)
     name = flags[-1].partition("=")[0] if flags[-1].startswith("-") else flags[-2]
     if name == "--standalone" and "=" not in flags[-1]:
@@ -128,10 +125,9 @@ def test_a_flag_with_a_bad_value_is_refused_by_its_name(
         ),
     ],
 )
-def test_a_variable_with_a_bad_value_is_refused_by_its_name(
+def test_invalid_variable_is_rejected_by_name(
     flags: tuple[str, ...], variables: Mapping[str, str], names: str, tmp_path: Path
 ) -> None:
-    """A variable that can't be what it says is refused by its name."""
     assert names in refused(Case("", flags, variables=variables), tmp_path)
 
 
@@ -150,15 +146,13 @@ def test_a_variable_with_a_bad_value_is_refused_by_its_name(
         (("--no-python",), ("./folder",), "./folder"),
     ],
 )
-def test_a_script_that_cannot_be_run_is_refused_by_its_name(
+def test_unrunnable_script_is_rejected_by_name(
     flags: tuple[str, ...], script: tuple[str, ...], names: str, tmp_path: Path
 ) -> None:
     assert names in refused(Case("", flags, script), tmp_path)
 
 
 @pytest.mark.parametrize("flags", [("--no-python",), ("--use-env=1",)])
-def test_relight_launch_refuses_what_its_contract_does_not_have(
-    flags: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_launch_rejects_flags_outside_its_contract(flags: tuple[str, ...], tmp_path: Path) -> None:
     lines = refused(Case("", flags, script=("./program",), command="launch"), tmp_path)
     assert flags[0].partition("=")[0] in lines

@@ -25,7 +25,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, Rec
     return first, second
 
 
-def test_what_varies_from_run_to_run_is_no_mismatch(
+def test_run_to_run_variation_is_no_mismatch(
     recordings: tuple[Recording, Recording],
 ) -> None:
     """Ports, pids, directories and random names vary."""
@@ -33,7 +33,7 @@ def test_what_varies_from_run_to_run_is_no_mismatch(
     assert len(flat(recordings[0])) > 300
 
 
-def test_a_change_of_any_recorded_thing_is_a_mismatch_with_its_name(
+def test_any_changed_value_is_a_mismatch_with_its_name(
     recordings: tuple[Recording, Recording],
 ) -> None:
     first, second = recordings
@@ -55,15 +55,15 @@ def replace(recording: Recording, path: list[str], value: object) -> Recording:
     return Recording(**copied)
 
 
-def test_a_missing_worker_is_one_mismatch(recordings: tuple[Recording, Recording]) -> None:
-    """Workers that one launcher did not start are told once, and the others are still compared."""
+def test_missing_worker_is_one_mismatch(recordings: tuple[Recording, Recording]) -> None:
+    """The other workers are still compared."""
     first, second = recordings
     fewer = second._replace(workers={w: s for w, s in second.workers.items() if w != "0.1"})
     assert [m.field for m in mismatches(first, fewer)] == ["workers"]
 
 
-def test_a_documented_difference_passes_where_a_case_names_it() -> None:
-    """A documented difference passes where a case names it, with exactly the documented values."""
+def test_documented_difference_passes_where_case_names_it() -> None:
+    """The values must be exactly the documented ones."""
     name, field = "run-id", "workers 0.0 environment TORCHELASTIC_RUN_ID"
     known = Mismatch(field, "{uuid}", "job7")
     assert sort_out([known], [name]) == ([], {name})
@@ -72,8 +72,8 @@ def test_a_documented_difference_passes_where_a_case_names_it() -> None:
     assert sort_out([other], DIFFERENCES) == ([other], set())
 
 
-def test_a_launcher_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A case that does not end is a failure with its command line, and leaves nothing running."""
+def test_hung_launcher_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails with its command line, and leaves nothing running."""
     monkeypatch.setattr("differential.recording.LIMIT_S", 1)
     with pytest.raises(Exception, match=r"probe\.py.*timed out"):
         record(Case("", variables={"PROBE_END": "0.0=wait"}), RELIGHT, tmp_path / "work")

@@ -102,8 +102,8 @@ def named(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
-def test_the_document_has_a_section_for_each_difference() -> None:
-    """The tests allow exactly the documented differences, each with both sides and its why."""
+def test_every_difference_is_documented() -> None:
+    """With both sides and the reason, and nothing else is allowed."""
     found = documented()
     assert found.keys() == DIFFERENCES.keys() | SHOWN
     assert all(list(items) == ["torchrun", "relight", "why"] for items in found.values())
@@ -112,8 +112,7 @@ def test_the_document_has_a_section_for_each_difference() -> None:
         assert found[name]["why"] == difference.why + "."
 
 
-def test_each_difference_of_several_nodes_has_a_test() -> None:
-    """The document names an existing test for each difference that takes several nodes."""
+def test_differences_on_several_nodes_name_existing_tests() -> None:
     found = documented("several")
     assert len(found) > 10
     for name, items in found.items():
@@ -123,8 +122,7 @@ def test_each_difference_of_several_nodes_has_a_test() -> None:
         assert f"def {function}(" in source, name
 
 
-def test_each_difference_that_is_allowed_is_seen() -> None:
-    """No difference is allowed that no command line has."""
+def test_every_allowed_difference_is_used() -> None:
     used = {name for case in CASES for name in case.differs}
     assert used == DIFFERENCES.keys()
     assert not used & SHOWN
@@ -133,10 +131,10 @@ def test_each_difference_that_is_allowed_is_seen() -> None:
 @shows("silent-flags")
 @pytest.mark.needs_torch
 @pytest.mark.parametrize("case", [named("filters without tee")], ids=lambda case: case.name)
-def test_a_flag_without_effect_is_noted(
+def test_flag_without_effect_is_noted(
     case: Case, reference: Callable[[Case], Recording], tmp_path: Path
 ) -> None:
-    """Where torchrun says nothing of a flag that has no effect, relight has a line."""
+    """Unlike under torchrun, which ignores it silently."""
     flag = "--duplicate-stdout-filters"
     assert not any(flag in line for line in reference(case).says)
     notes = [line for line in record(case, RELIGHT, tmp_path / "ours").says if flag in line]
@@ -151,7 +149,7 @@ def test_a_flag_without_effect_is_noted(
 def test_events_go_to_stderr_as_json_lines(
     case: Case, reference: Callable[[Case], Recording], tmp_path: Path
 ) -> None:
-    """Events go to stderr as JSON lines with either launcher; relight has its own events."""
+    """Both launchers do that; relight has its own events."""
     theirs = [line for line in reference(case).says if "torchelastic.worker.status" in line]
     ours = [json.loads(line) for line in record(case, RELIGHT, tmp_path / "ours").says]
     assert theirs
@@ -164,14 +162,14 @@ def test_events_go_to_stderr_as_json_lines(
 
 
 @shows("monitor-interval")
-def test_a_job_ends_when_its_workers_have_and_not_at_an_interval(tmp_path: Path) -> None:
+def test_job_ends_without_waiting_for_monitor_interval(tmp_path: Path) -> None:
     assert record(Case("", ("--monitor-interval=1000",)), RELIGHT, tmp_path / "ours").exit_code == 0
 
 
 @shows("one-node")
 @pytest.mark.parametrize("backend", ["c10d", "etcd", "etcd-v2"])
-def test_a_job_of_one_node_needs_nothing_at_its_endpoint(backend: str, tmp_path: Path) -> None:
-    """A job of one node needs no rendezvous, so nothing has to answer at its endpoint."""
+def test_single_node_job_needs_no_endpoint(backend: str, tmp_path: Path) -> None:
+    """A single node needs no rendezvous."""
     flags = (f"--rdzv-backend={backend}", "--rdzv-endpoint=192.0.2.1:9")
     found = record(Case("", flags), RELIGHT, tmp_path / "ours")
     assert found.exit_code == 0
@@ -180,8 +178,8 @@ def test_a_job_of_one_node_needs_nothing_at_its_endpoint(backend: str, tmp_path:
 
 @shows("endpoint-wait")
 @shows("group-exit-code")
-def test_an_endpoint_that_nobody_serves_is_given_up(tmp_path: Path) -> None:
-    """A node that may not host the endpoint waits there for twice the read_timeout, then ends."""
+def test_unserved_endpoint_times_out(tmp_path: Path) -> None:
+    """A node that may not host the endpoint waits for twice the read_timeout."""
     flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}",
              "--rdzv-conf=is_host=0,read_timeout=0.3")  # fmt: skip
     found = record(Case("", flags), RELIGHT, tmp_path / "ours")
@@ -190,15 +188,15 @@ def test_an_endpoint_that_nobody_serves_is_given_up(tmp_path: Path) -> None:
 
 
 @shows("static-port")
-def test_a_static_endpoint_has_a_port_by_default() -> None:
-    """Workers meet at the host of the endpoint, and at torchrun's usual port."""
+def test_static_endpoint_has_default_port() -> None:
+    """Workers meet at the endpoint's host, on torchrun's usual port."""
     spec = to_spec(parse(["--rdzv-endpoint=node1", "train.py"], Environment({})))
     assert spec.store_address() == Endpoint("node1", 29500)
 
 
 @shows("log-level")
-def test_a_log_level_changes_nothing_and_reaches_the_worker(tmp_path: Path) -> None:
-    """A level that torchrun would not start with changes nothing, and reaches the worker."""
+def test_log_level_only_reaches_worker(tmp_path: Path) -> None:
+    """This includes a level with which torchrun would not start."""
     found = record(Case("", variables={"LOGLEVEL": "chatty"}), RELIGHT, tmp_path / "ours")
     assert (found.exit_code, found.says) == (0, [])
     assert found.workers["0.0"]["environment"]["LOGLEVEL"] == "chatty"
@@ -206,8 +204,7 @@ def test_a_log_level_changes_nothing_and_reaches_the_worker(tmp_path: Path) -> N
 
 @shows("zero-flags")
 @pytest.mark.parametrize(("flags", "nodes"), [([], 2), (["--nnodes=1"], 1), (["--standalone"], 1)])
-def test_the_environment_of_a_cluster_counts_without_flags(flags: list[str], nodes: int) -> None:
-    """A job has as many nodes as the cluster says, unless a flag says it."""
+def test_cluster_environment_sets_nnodes_unless_flag_does(flags: list[str], nodes: int) -> None:
     cluster = {"MASTER_ADDR": "a", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
     environment = Environment(cluster)
     parsed = parse([*flags, "train.py"], environment)
@@ -216,8 +213,8 @@ def test_the_environment_of_a_cluster_counts_without_flags(flags: list[str], nod
 
 
 @shows("file-store")
-def test_a_c10d_store_in_a_file_is_a_directory(tmp_path: Path) -> None:
-    """Nodes meet at the path that torchrun would make a file of."""
+def test_c10d_file_store_is_a_directory(tmp_path: Path) -> None:
+    """Nodes meet at the path where torchrun would create a file."""
     flags = ("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint={work}/tmp/store",
              "--rdzv-conf=store_type=file,last_call_timeout=0.1")  # fmt: skip
     found = record(Case("", flags), RELIGHT, tmp_path / "ours")
@@ -230,10 +227,8 @@ def test_a_c10d_store_in_a_file_is_a_directory(tmp_path: Path) -> None:
     ("flag", "remedy"),
     [("--rdzv-backend=theirs", "relight.rendezvous"), ("--logs-specs=theirs", "--redirects")],
 )
-def test_a_plug_in_of_torch_is_refused_with_a_remedy(
-    flag: str, remedy: str, tmp_path: Path
-) -> None:
-    """A name in torch's own entry point groups is refused with the way to do it here."""
+def test_torch_plugin_is_rejected_with_remedy(flag: str, remedy: str, tmp_path: Path) -> None:
+    """It is recognized by its name in torch's entry point groups."""
     found = record(Case("", (flag,), variables={"PYTHONPATH": PLUG_INS}), RELIGHT, tmp_path / "o")
     assert (found.exit_code, found.workers) == (2, {})
     line, hint = found.says
@@ -261,8 +256,8 @@ assert child.wait(180) == -9, child.returncode
 
 @shows("late-child")
 @shows("foreign-timer")
-def test_a_timer_of_a_child_ends_that_child_alone(tmp_path: Path) -> None:
-    """A late child of a worker is killed; a process outside of the job is not."""
+def test_expired_timer_of_child_kills_only_child(tmp_path: Path) -> None:
+    """It kills neither the worker nor a process outside the job."""
     with subprocess.Popen(["sleep", "60"]) as stranger:
         case = Case("", script=("-",), args=(str(stranger.pid),), stdin=TIMERS.encode(),
                     variables={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})  # fmt: skip
@@ -285,8 +280,8 @@ time.sleep(600)
 
 
 @shows("stuck-worker")
-def test_a_worker_that_the_system_holds_fails_the_job(tmp_path: Path) -> None:
-    """TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT ends the job without a restart, and says why."""
+def test_worker_in_uninterruptible_call_fails_job(tmp_path: Path) -> None:
+    """TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT ends it without a restart, with the reason."""
     (script := tmp_path / "stuck.py").write_text(STUCK)
     case = two("", "--max-restarts=2", script=(str(script),), variables={
         "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "0.3", "PYTHONPATH": "{work}"})  # fmt: skip
@@ -299,8 +294,8 @@ def test_a_worker_that_the_system_holds_fails_the_job(tmp_path: Path) -> None:
 
 
 @shows("grace-time")
-def test_the_grace_time_counts_after_a_failure(tmp_path: Path) -> None:
-    """--shutdown-timeout holds when a failed worker's peers are stopped, not only at the end."""
+def test_shutdown_timeout_applies_after_failure(tmp_path: Path) -> None:
+    """It bounds how long peers of a failed worker may take, not only the end of the job."""
     ends = {"PROBE_END": "0.0=stay,0.1=7", "PROBE_STAY": "25"}  # torchrun kills after 30 s
     found = record(two("", "--shutdown-timeout=0.2", variables=ends), RELIGHT, tmp_path / "ours")
     assert found.exit_code == 7
@@ -308,8 +303,7 @@ def test_the_grace_time_counts_after_a_failure(tmp_path: Path) -> None:
 
 
 @shows("second-signal")
-def test_a_second_signal_ends_the_grace_time(begin: Begin) -> None:
-    """Who asks twice need not wait."""
+def test_second_signal_ends_grace_period(begin: Begin) -> None:
     launcher, pid = begin(RELIGHT, Case("", ("--shutdown-timeout=600",), variables=STAYING))
     launcher.send_signal(signal.SIGTERM)
     wait_until(lambda: is_pending(pid, signal.SIGTERM), "the signal was not passed on")
@@ -326,8 +320,8 @@ def is_pending(pid: int, number: int) -> bool:
 
 @shows("orphans")
 @pytest.mark.needs_torch
-def test_no_worker_outlives_a_killed_launcher(begin: Begin) -> None:
-    """When torchrun is killed its workers run on; relight's are gone."""
+def test_no_worker_outlives_killed_launcher(begin: Begin) -> None:
+    """Workers of torchrun run on."""
     torchrun, left_behind = begin(TORCHRUN, Case("", variables=WAITING))
     relight, ours = begin(RELIGHT, Case("", variables=WAITING))
     for launcher in (torchrun, relight):
@@ -339,8 +333,8 @@ def test_no_worker_outlives_a_killed_launcher(begin: Begin) -> None:
 
 @shows("sigusr1")
 @pytest.mark.needs_torch
-def test_sigusr1_ends_nothing(begin: Begin) -> None:
-    """SIGUSR1 kills torchrun, and its workers run on; relight passes it on and goes on."""
+def test_sigusr1_ends_neither_launcher_nor_workers(begin: Begin) -> None:
+    """It kills torchrun, whose workers run on; relight forwards it and continues."""
     torchrun, left_behind = begin(TORCHRUN, Case("", variables=WAITING))
     torchrun.send_signal(signal.SIGUSR1)
     assert torchrun.wait(LIMIT_S) == -signal.SIGUSR1
@@ -353,8 +347,8 @@ def test_sigusr1_ends_nothing(begin: Begin) -> None:
 
 @shows("closed-console")
 @pytest.mark.parametrize("closed", [[1], [2], [0, 1, 2]], ids=str)
-def test_a_closed_console_does_not_stop_the_job(closed: list[int], tmp_path: Path) -> None:
-    """A worker of a launcher without stdout or stderr can write all the same."""
+def test_closed_console_does_not_stop_job(closed: list[int], tmp_path: Path) -> None:
+    """Without stdout or stderr, workers can still write."""
     found = record(Case("", under={"close": closed}), RELIGHT, tmp_path / "ours")
     assert found.exit_code == 0
     assert list(found.workers) == ["0.0"]
@@ -363,8 +357,8 @@ def test_a_closed_console_does_not_stop_the_job(closed: list[int], tmp_path: Pat
 
 @shows("last-traceback")
 @pytest.mark.needs_torch
-def test_equal_tracebacks_are_on_a_terminal_once(start: Start, tmp_path: Path) -> None:
-    """Under torchrun each worker writes its own; its box of failures has none."""
+def test_identical_tracebacks_appear_once_on_terminal(start: Start, tmp_path: Path) -> None:
+    """Under torchrun each worker prints its own, and the failure box has none."""
     (tmp_path / "train.py").write_text("raise ValueError('bad')\n")
     shown = {}
     for command in (THEIRS, OURS):

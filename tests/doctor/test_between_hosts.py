@@ -35,8 +35,8 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
-def test_in_a_healthy_network_nothing_is_found(lab: Lab, tmp_path: Path) -> None:
-    """All nodes agree on who came."""
+def test_healthy_network_has_no_findings(lab: Lab, tmp_path: Path) -> None:
+    """All nodes agree on who joined."""
     reports = diagnose(lab, commands(THREE), tmp_path)
     for report in reports.values():
         assert report.code == 0, report
@@ -44,8 +44,8 @@ def test_in_a_healthy_network_nothing_is_found(lab: Lab, tmp_path: Path) -> None
         assert sorted(report.whole["nodes"]) == list(THREE)
 
 
-def test_people_get_one_line_in_all_or_a_line_a_finding(lab: Lab, tmp_path: Path) -> None:
-    """People get one line that says what was looked at, or a line a finding with its remedy."""
+def test_text_output_is_one_summary_or_one_line_per_finding(lab: Lab, tmp_path: Path) -> None:
+    """The summary says what was checked; each finding has its remedy."""
     plain = {
         host: [word for word in words if word != "--json"]
         for host, words in commands(THREE).items()
@@ -63,10 +63,8 @@ def test_people_get_one_line_in_all_or_a_line_a_finding(lab: Lab, tmp_path: Path
         assert report.code == 1
 
 
-def test_a_host_that_lets_in_nothing_but_the_endpoints_port_is_named(
-    lab: Lab, tmp_path: Path
-) -> None:
-    """A host that takes connections at the endpoint's port alone is named; so are the ports."""
+def test_host_open_only_at_endpoint_port_is_named(lab: Lab, tmp_path: Path) -> None:
+    """So are the blocked ports."""
     lab.wall("node2", [PORT])
     reports = diagnose(lab, commands(THREE), tmp_path)
     for report in reports.values():
@@ -78,17 +76,14 @@ def test_a_host_that_lets_in_nothing_but_the_endpoints_port_is_named(
         assert report.code == 1
 
 
-def test_the_endpoints_host_is_named_if_it_lets_in_nothing_else(lab: Lab, tmp_path: Path) -> None:
-    """The endpoint's own host may be the one that lets in nothing else."""
+def test_endpoint_host_is_named_if_all_else_is_blocked(lab: Lab, tmp_path: Path) -> None:
     lab.wall("node1", [PORT])
     for report in diagnose(lab, commands(THREE), tmp_path).values():
         assert report.one("in the other direction")["where"] == "all others -> node1", report
 
 
-def test_two_nodes_that_cannot_reach_each_other_are_the_only_finding(
-    lab: Lab, tmp_path: Path
-) -> None:
-    """Two nodes that both reach the endpoint and not each other are the only finding."""
+def test_broken_pair_is_the_only_finding(lab: Lab, tmp_path: Path) -> None:
+    """Both nodes reach the endpoint, but not each other."""
     lab.partition(["node2"], ["node3"])
     for report in diagnose(lab, commands(THREE), tmp_path).values():
         assert report.of("error") == [
@@ -97,7 +92,7 @@ def test_two_nodes_that_cannot_reach_each_other_are_the_only_finding(
         ], report
 
 
-def test_where_packets_pass_one_way_the_dead_direction_is_named(lab: Lab, tmp_path: Path) -> None:
+def test_one_way_block_names_dead_direction(lab: Lab, tmp_path: Path) -> None:
     lab.block("node3", "node2")
     for report in diagnose(lab, commands(THREE), tmp_path).values():
         finding = report.one("nothing gets through in this direction")
@@ -106,11 +101,11 @@ def test_where_packets_pass_one_way_the_dead_direction_is_named(lab: Lab, tmp_pa
 
 
 @pytest.mark.parametrize(("host", "size"), [("node3", 1450), ("node1", 600)])
-def test_a_network_that_loses_large_packets_is_found(
+def test_network_dropping_large_packets_is_found(
     lab: Lab, tmp_path: Path, host: str, size: int
 ) -> None:
-    """A network that takes smaller packets than the interfaces send is found, with the size that
-    it takes; the endpoint's own network included, over which all hear of it.
+    """The size that gets through is reported, even if it is the endpoint's own network, over which
+    all nodes hear of it.
     """
     lab.limit(host, size)
     words = commands(THREE)
@@ -124,7 +119,7 @@ def test_a_network_that_loses_large_packets_is_found(
         assert report.code == 1
 
 
-def test_an_interface_with_another_mtu_is_a_warning(lab: Lab, tmp_path: Path) -> None:
+def test_mtu_mismatch_is_a_warning(lab: Lab, tmp_path: Path) -> None:
     lab["node2"].start(["ip", "link", "set", "eth0", "mtu", "1500"]).wait(LIMIT_S)
     for report in diagnose(lab, commands(THREE), tmp_path).values():
         finding = report.one("the MTU differs", level="warning")
@@ -132,7 +127,7 @@ def test_an_interface_with_another_mtu_is_a_warning(lab: Lab, tmp_path: Path) ->
         assert report.code == 0
 
 
-def test_a_wrong_clock_is_a_warning_that_says_by_how_much(lab: Lab, tmp_path: Path) -> None:
+def test_clock_skew_is_a_warning_with_its_size(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE)
     words["node3"] = changed(words["node3"], ahead_s=-90)
     for report in diagnose(lab, words, tmp_path).values():
@@ -143,8 +138,8 @@ def test_a_wrong_clock_is_a_warning_that_says_by_how_much(lab: Lab, tmp_path: Pa
         assert report.code == 0
 
 
-def test_a_slow_network_is_not_taken_for_a_wrong_clock(lab: Lab, tmp_path: Path) -> None:
-    """Half of the round trip is taken off."""
+def test_network_delay_is_not_mistaken_for_clock_skew(lab: Lab, tmp_path: Path) -> None:
+    """Half of the round trip is subtracted."""
     lab.set(delay_ms=200)
     words = commands(("node1", "node2"))
     words["node2"] = changed(words["node2"], ahead_s=3)
@@ -155,7 +150,7 @@ def test_a_slow_network_is_not_taken_for_a_wrong_clock(lab: Lab, tmp_path: Path)
         assert report.of("error") == []
 
 
-def test_versions_that_differ_are_reported_with_the_hosts(lab: Lab, tmp_path: Path) -> None:
+def test_version_mismatch_is_reported_with_hosts(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE)
     words["node2"] = changed(words["node2"], version="3.9.18")
     for report in diagnose(lab, words, tmp_path).values():
@@ -164,8 +159,8 @@ def test_versions_that_differ_are_reported_with_the_hosts(lab: Lab, tmp_path: Pa
         assert "on node1, node3" in finding["what"]
 
 
-def test_a_script_or_arguments_that_differ_are_reported(lab: Lab, tmp_path: Path) -> None:
-    """With a whole command line of `relight run`, scripts and arguments are compared too."""
+def test_script_mismatch_is_reported(lab: Lab, tmp_path: Path) -> None:
+    """A whole command line of `relight run` has its script and arguments compared."""
     words = commands(THREE)
     for host in words:
         script = tmp_path / host / "train.py"
@@ -177,10 +172,8 @@ def test_a_script_or_arguments_that_differ_are_reported(lab: Lab, tmp_path: Path
         assert not [f for f in report.findings if "the script's arguments" in f["what"]], report
 
 
-def test_another_program_at_the_endpoints_port_is_reported(lab: Lab, tmp_path: Path) -> None:
-    """A program at the endpoint's port is told from outside by what it answers, on its machine by
-    its name.
-    """
+def test_foreign_program_at_endpoint_port_is_reported(lab: Lab, tmp_path: Path) -> None:
+    """From outside it is known by its answer, on its own machine by its name."""
     process = lab["node1"].start(
         [sys.executable, "-c", SQUATTER, str(PORT)], stdout=subprocess.PIPE, text=True
     )
@@ -195,8 +188,8 @@ def test_another_program_at_the_endpoints_port_is_reported(lab: Lab, tmp_path: P
     assert "pid" not in reports["node2"].one("is taken")["why"]
 
 
-def test_a_program_at_the_endpoints_udp_port_is_a_warning(lab: Lab, tmp_path: Path) -> None:
-    """Heartbeats have another way."""
+def test_foreign_program_at_endpoint_udp_port_is_a_warning(lab: Lab, tmp_path: Path) -> None:
+    """Heartbeats also go over the connection."""
     take = "import socket, sys; s = socket.socket(10, 2); s.bind(('::', 29400)); print(); input()"
     process = lab["node1"].start(
         [sys.executable, "-c", take], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -208,8 +201,8 @@ def test_a_program_at_the_endpoints_udp_port_is_a_warning(lab: Lab, tmp_path: Pa
         assert report.of("error") == []
 
 
-def test_a_node_that_does_not_know_the_endpoints_name_says_so(lab: Lab, tmp_path: Path) -> None:
-    """The others say who did not come."""
+def test_node_that_cannot_resolve_endpoint_is_reported(lab: Lab, tmp_path: Path) -> None:
+    """The others say who did not join."""
     words = commands(THREE, MEET)
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n10.77.0.3 node3\n")
@@ -222,8 +215,8 @@ def test_a_node_that_does_not_know_the_endpoints_name_says_so(lab: Lab, tmp_path
     assert [report.code for report in reports.values()] == [1, 1, 1]
 
 
-def test_a_node_where_the_endpoints_name_is_loopback_is_reported(lab: Lab, tmp_path: Path) -> None:
-    """A node where the endpoint's name leads to itself, as Debian's 127.0.1.1, is told so."""
+def test_endpoint_resolving_to_loopback_is_reported(lab: Lab, tmp_path: Path) -> None:
+    """Debian's 127.0.1.1 does that."""
     words = commands(THREE, MEET)
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n127.0.1.1 node1\n10.77.0.3 node3\n")
@@ -234,7 +227,7 @@ def test_a_node_where_the_endpoints_name_is_loopback_is_reported(lab: Lab, tmp_p
     assert reports["node1"].of("error") == [": 1 of 3 nodes did not join"]
 
 
-def test_nodes_with_other_addresses_of_the_endpoint_are_reported(lab: Lab, tmp_path: Path) -> None:
+def test_endpoint_resolving_differently_is_reported(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE)
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n10.77.0.1 node1\n10.77.0.9 node1\n10.77.0.3 node3\n")
@@ -244,10 +237,8 @@ def test_nodes_with_other_addresses_of_the_endpoint_are_reported(lab: Lab, tmp_p
         assert "10.77.0.1, 10.77.0.9 on node3" in finding["what"]
 
 
-def test_silence_and_a_refusal_of_the_endpoint_are_reported_differently(
-    lab: Lab, tmp_path: Path
-) -> None:
-    """Silence, and a refusal, are told apart: a firewall or a dead machine, and a dead program."""
+def test_silent_and_refusing_endpoints_are_distinguished(lab: Lab, tmp_path: Path) -> None:
+    """The first is a firewall or a dead machine, the second a dead program."""
     lab.block("node2", "node1")
     words = commands(("node1", "node2"), "--timeout=2")
     reports = diagnose(lab, words, tmp_path)
@@ -261,15 +252,15 @@ def test_silence_and_a_refusal_of_the_endpoint_are_reported_differently(
     assert alone.one("no answer")["remedy"].startswith("open TCP port 29400")
 
 
-def test_a_network_that_says_no_route_is_believed(lab: Lab, tmp_path: Path) -> None:
+def test_no_route_error_is_reported(lab: Lab, tmp_path: Path) -> None:
     for command in ("ip -6 route add unreachable fd77::2", "ip route add unreachable 10.77.0.2"):
         lab["node3"].start(command.split()).wait(LIMIT_S)
     for report in diagnose(lab, commands(THREE), tmp_path).values():
         assert report.one("there is no route")["where"] == "node3 -> node2", report
 
 
-def test_a_running_job_at_the_endpoint_is_recognised(lab: Lab, tmp_path: Path) -> None:
-    """A coordinator at the endpoint is no squatter, and the nodes are told why they don't meet."""
+def test_running_job_at_endpoint_is_recognized(lab: Lab, tmp_path: Path) -> None:
+    """It is not mistaken for a squatter, and nodes learn why they can't meet."""
     run = [*RELIGHT, "run", "--nnodes=2", "--rdzv-backend=c10d", "--no-python"]
     job = lab["node1"].start([*run, f"--rdzv-endpoint=node1:{PORT}", "true"], cwd=tmp_path,
                              stderr=subprocess.PIPE, text=True)  # fmt: skip
@@ -282,8 +273,8 @@ def test_a_running_job_at_the_endpoint_is_recognised(lab: Lab, tmp_path: Path) -
     assert not [f for f in reports["node2"].findings if "taken" in f["what"]]
 
 
-def test_a_node_with_another_token_is_reported_by_name(lab: Lab, tmp_path: Path) -> None:
-    """With the same one nothing is wrong."""
+def test_node_with_wrong_token_is_named(lab: Lab, tmp_path: Path) -> None:
+    """With the right token there is no finding."""
     words = commands(THREE, MEET)
     token = tmp_path / "token"
     token.write_text("good")
@@ -296,8 +287,8 @@ def test_a_node_with_another_token_is_reported_by_name(lab: Lab, tmp_path: Path)
     assert [f for f in reports["node1"].findings if f["what"].startswith("refused a connection")]
 
 
-def test_a_node_that_ends_in_the_midst_is_named(lab: Lab, tmp_path: Path) -> None:
-    """A node that ends in the midst is named, and the others end in time."""
+def test_node_dying_midway_is_named(lab: Lab, tmp_path: Path) -> None:
+    """The others end in time."""
     words = commands(THREE)
     die = "import os, sys, threading, relight.health.probes as p\n"
     die += "p.Prober.start = lambda *a: os._exit(9)\n"
@@ -308,7 +299,7 @@ def test_a_node_that_ends_in_the_midst_is_named(lab: Lab, tmp_path: Path) -> Non
         assert reports[name].one("but sent no report")["where"] == "node2"
 
 
-def test_a_node_too_many_is_turned_away_with_the_reason(lab: Lab, tmp_path: Path) -> None:
+def test_surplus_node_is_rejected_with_reason(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE, MEET)
     words["node3"] = [w.replace("--nnodes=3", "--nnodes=2") for w in words["node3"]]
     reports = diagnose(lab, words, tmp_path)
@@ -321,8 +312,8 @@ def with_hosts(path: Path, command: list[str]) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", program, "sh", *command]
 
 
-def test_under_slurm_no_flags_are_needed(lab: Lab, tmp_path: Path) -> None:
-    """What a cluster has put into the environment needs no flags, as with `relight run`."""
+def test_slurm_needs_no_flags(lab: Lab, tmp_path: Path) -> None:
+    """Variables of the cluster suffice, as for `relight run`."""
     usual = [*RELIGHT, "doctor", "--json"]
     words = {
         host: ["env", *(f"{k}={v}" for k, v in slurm(number).items()), *usual]

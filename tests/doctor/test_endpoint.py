@@ -47,13 +47,13 @@ HELLO = {"type": "hello", "nonce": "00" * 32, "token": False}
         (b"-ERR unknown command\r\n", False, "-ERR unknown command"),
     ],
 )
-def test_who_listens_is_known_by_its_first_bytes(data: bytes, closed: bool, what: str) -> None:
+def test_listener_is_identified_by_first_bytes(data: bytes, closed: bool, what: str) -> None:
     assert what in answer_of(data, closed=closed)
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_no_answer_puts_control_characters_on_the_terminal(data: bytes, closed: bool) -> None:
-    """None puts control characters on a terminal."""
+def test_endpoint_answer_is_printable(data: bytes, closed: bool) -> None:
+    """It never puts control characters on a terminal."""
     assert answer_of(data, closed=closed).isprintable()
 
 
@@ -81,10 +81,10 @@ def test_no_answer_puts_control_characters_on_the_terminal(data: bytes, closed: 
         ((EndpointAnswer("10.0.0.1", RELIGHT),), WARNING, "requires TLS or a token"),
     ],
 )
-def test_each_way_to_be_answered_is_one_finding(
+def test_each_endpoint_answer_yields_one_finding(
     answers: tuple[EndpointAnswer, ...], level: str, words: str
 ) -> None:
-    """One good address is enough."""
+    """One good address suffices."""
     (found,) = judge(EndpointReport("gpu-01", 29400, answers))
     assert found.level == level
     assert words in f"{found.what} {found.why}"
@@ -93,9 +93,7 @@ def test_each_way_to_be_answered_is_one_finding(
 
 
 @pytest.mark.parametrize(("host", "words"), [("gpu-01", "Debian"), ("127.0.0.1", "no other")])
-def test_an_endpoint_that_leads_to_this_machine_everywhere_is_an_error(
-    host: str, words: str
-) -> None:
+def test_endpoint_leading_to_this_machine_is_an_error(host: str, words: str) -> None:
     found = judge(EndpointReport(host, 29400, (EndpointAnswer("127.0.1.1", REFUSED, ours=True),)))
     assert found[0].level == ERROR
     assert words in found[0].why
@@ -147,10 +145,10 @@ def serve() -> Iterator[Serve]:
         (None, "it accepts connections and sends nothing"),
     ],
 )
-def test_a_program_that_is_no_coordinator_is_named(
+def test_program_that_is_not_a_coordinator_is_named(
     serve: Serve, answer: bytes | None, words: str
 ) -> None:
-    """A program that is no coordinator is told by what it does, and which process it is."""
+    """It is described by its behaviour and its process."""
     port = serve(answer)
     lines = doctor.at_timeout("127.0.0.1", port)
     (line,) = [line for line in lines if "is taken by a program" in line]
@@ -159,8 +157,7 @@ def test_a_program_that_is_no_coordinator_is_named(
     assert any("another port in --rdzv-endpoint" in line for line in lines)
 
 
-def test_a_coordinator_is_recognised_and_not_disturbed(start: Start, launch: Launch) -> None:
-    """A coordinator of relight is known as one, and is not disturbed by the question."""
+def test_coordinator_is_recognized_and_not_disturbed(start: Start, launch: Launch) -> None:
     (port,) = free_ports(1)
     flags = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}")
     first = start("run", *flags, "--no-python", "true", stderr=subprocess.PIPE)
@@ -173,8 +170,8 @@ def test_a_coordinator_is_recognised_and_not_disturbed(start: Start, launch: Lau
     assert first.wait(LIMIT_S) == 0
 
 
-def test_a_look_at_the_endpoint_ends_whatever_it_does(serve: Serve) -> None:
-    """A name server that never answers is not waited for; neither is a silent program."""
+def test_endpoint_check_always_ends(serve: Serve) -> None:
+    """Neither a hung name server nor a silent program blocks it."""
     answer = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(endpoint, "addresses_of", lambda _: answer.wait())
@@ -184,7 +181,7 @@ def test_a_look_at_the_endpoint_ends_whatever_it_does(serve: Serve) -> None:
     doctor.at_timeout("127.0.0.1", serve(None), seconds=0.5)
 
 
-def test_the_reason_of_a_timeout_is_reported_whatever_fails() -> None:
+def test_timeout_reason_is_reported_despite_errors() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(endpoint, "examine", lambda *_: 1 / 0)
         assert doctor.at_timeout("gpu-01", 29400) == [
@@ -195,9 +192,7 @@ def test_the_reason_of_a_timeout_is_reported_whatever_fails() -> None:
     assert doctor.at_timeout("127.0.0.1", 99999)
 
 
-def test_without_a_number_of_nodes_one_machines_view_is_reported(
-    launch: Launch, serve: Serve
-) -> None:
+def test_local_view_is_reported_without_nnodes(launch: Launch, serve: Serve) -> None:
     result = launch("doctor", f"--rdzv-endpoint=127.0.0.1:{serve(b'x')}")
     assert result.returncode == 1
     assert "is taken by a program" in result.stdout

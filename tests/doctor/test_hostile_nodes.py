@@ -37,8 +37,8 @@ class Peer:
 
 
 @partial(fuzzed, most=EXAMPLES // 4)
-def test_nothing_that_a_node_says_breaks_the_meeting(chance: Chance) -> None:
-    """What is said is taken or `Malformed`; all nodes get a verdict that they can read."""
+def test_hostile_messages_never_break_the_meeting(chance: Chance) -> None:
+    """Messages are accepted or `Malformed`; all nodes get a readable verdict."""
     loop = Loop()
     prober: Any = SimpleNamespace(start=lambda *_: None)  # which probes nobody
     own = DoctorNode("here", "10.0.0.1", 1, 1, 1500, (), {})

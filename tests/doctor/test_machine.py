@@ -69,7 +69,7 @@ GOOD = Machine(
         ({"own_name": ()}, WARNING, "resolves to no address", "here eth0 10.0.0.1"),
     ],
 )  # fmt: skip
-def test_each_fault_of_a_machine_is_one_finding_with_its_remedy(
+def test_each_machine_fault_is_one_finding_with_remedy(
     changes: dict[str, object], level: str, words: str, remedy: str
 ) -> None:
     """A good machine has none."""
@@ -84,8 +84,8 @@ def test_each_fault_of_a_machine_is_one_finding_with_its_remedy(
     assert found.why
 
 
-def test_of_a_good_machine_only_facts_are_reported() -> None:
-    """One that is alone needs no name."""
+def test_good_machine_reports_only_facts() -> None:
+    """A single node needs no name."""
     assert {f.level for f in judge(GOOD, alone=False)} == {OK}
     assert {f.level for f in judge(GOOD._replace(own_name=()), alone=True)} == {OK}
 
@@ -98,8 +98,8 @@ def tree(root: Path, files: dict[str, str]) -> str:
     return str(root)
 
 
-def test_the_memory_left_is_the_least_of_all_cgroups_from_ours_up(tmp_path: Path) -> None:
-    """Cached files are not counted."""
+def test_memory_left_is_minimum_over_parent_cgroups(tmp_path: Path) -> None:
+    """Page cache is not counted."""
     root = tree(
         tmp_path,
         {
@@ -116,8 +116,8 @@ def test_the_memory_left_is_the_least_of_all_cgroups_from_ours_up(tmp_path: Path
     assert (seen.memory, seen.tasks_of_cgroup) == (400000, 60)
 
 
-def test_in_cgroups_of_version_1_an_absurd_number_is_no_limit(tmp_path: Path) -> None:
-    """The same under the older layout, where no limit is a number that no machine has."""
+def test_cgroup_v1_absurd_limit_means_no_limit(tmp_path: Path) -> None:
+    """Version 1 has no word for unlimited, only a huge number."""
     root = tree(
         tmp_path,
         {
@@ -158,7 +158,7 @@ def nvidia(root: Path, count: int, usable: int, *, loaded: bool = True) -> str:
         (0, 0, False, {}, Accelerators()),
     ],
 )  # fmt: skip
-def test_gpus_on_the_bus_with_a_driver_openable_and_visible_are_distinguished(
+def test_distinguishes_present_usable_and_visible_gpus(
     tmp_path: Path,
     count: int,
     usable: int,
@@ -170,10 +170,8 @@ def test_gpus_on_the_bus_with_a_driver_openable_and_visible_are_distinguished(
     assert inspection.gpus(Environment(variables), root) == expected
 
 
-def test_a_process_that_has_a_gpu_open_is_named(tmp_path: Path) -> None:
-    """Another process that has a device open is named; one that has the driver's own files is
-    not.
-    """
+def test_process_holding_gpu_is_named(tmp_path: Path) -> None:
+    """A process that only has the driver's own files open is not."""
     root = nvidia(tmp_path, 1, 1)
     tree(tmp_path, {"proc/4711/comm": "python\n", "proc/4712/comm": "nvidia-smi\n"})
     for pid, device in ((4711, "nvidia0"), (4712, "nvidiactl")):
@@ -183,8 +181,8 @@ def test_a_process_that_has_a_gpu_open_is_named(tmp_path: Path) -> None:
     assert inspection.gpus(Environment({}), root).holders == ("python (pid 4711)",)
 
 
-def test_without_flags_this_machine_is_checked(launch: Launch, tmp_path: Path) -> None:
-    """The findings are told as JSON if wanted."""
+def test_local_machine_is_checked_without_flags(launch: Launch, tmp_path: Path) -> None:
+    """Findings are JSON on request."""
     result = launch("doctor", "--json", TMPDIR=str(tmp_path))
     told = json.loads(result.stdout)
     assert told["nodes"] == []
@@ -194,10 +192,7 @@ def test_without_flags_this_machine_is_checked(launch: Launch, tmp_path: Path) -
     assert "torch" not in result.stderr
 
 
-def test_a_low_limit_of_open_files_and_a_closed_tmpdir_are_found(
-    launch: Launch, tmp_path: Path
-) -> None:
-    """A low limit of open files and a temporary directory without permission are found."""
+def test_low_file_limit_and_unwritable_tmpdir_are_found(launch: Launch, tmp_path: Path) -> None:
     shell = ("sh", "-c", 'ulimit -n 100; exec "$@"', "sh", *RELIGHT)
     result = launch("doctor", command=shell, TMPDIR=str(tmp_path / "none"))
     assert result.returncode == 1
@@ -208,8 +203,8 @@ def test_a_low_limit_of_open_files_and_a_closed_tmpdir_are_found(
 
 @pytest.mark.needs_root
 @pytest.mark.needs_mounts
-def test_small_shared_memory_is_an_error_with_its_remedy(tmp_path: Path) -> None:
-    """The /dev/shm that containers have by default is an error, with the flags that mend it."""
+def test_small_shared_memory_is_an_error_with_remedy(tmp_path: Path) -> None:
+    """Containers have that by default; the hint has the flags that enlarge it."""
     mount = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"'
     command = [str(shutil.which("unshare")), "--mount", "sh", "-c", mount, "sh", *RELIGHT, "doctor"]
     result = subprocess.run(
@@ -235,16 +230,15 @@ def test_small_shared_memory_is_an_error_with_its_remedy(tmp_path: Path) -> None
         (("--bogus",), "unknown flag: --bogus"),
     ],
 )
-def test_wrong_usage_ends_with_exit_code_2_and_looks_at_nothing(
+def test_invalid_usage_exits_2_and_checks_nothing(
     launch: Launch, flags: tuple[str, ...], words: str
 ) -> None:
-    """What can't be is refused with exit code 2, and nothing is looked at."""
     result = launch("doctor", *flags)
     assert (result.returncode, result.stdout) == (2, "")
     assert words in result.stderr
 
 
-def test_the_help_names_the_flags_that_matter_and_the_exit_codes(launch: Launch) -> None:
+def test_help_names_main_flags_and_exit_codes(launch: Launch) -> None:
     text = launch("doctor", "--help").stdout
     for word in ("--nnodes", "--rdzv-endpoint", "--timeout", "--json", "exit code: 0"):
         assert word in text

@@ -58,12 +58,12 @@ def all_good(count: int) -> dict[tuple[int, int], Probe]:
         (GOOD._replace(answered=0), GOOD, ""),
     ],
 )
-def test_each_pair_of_probes_has_its_meaning(there: Probe, back: Probe, kind: str) -> None:
+def test_probe_pairs_map_to_kinds_of_fault(there: Probe, back: Probe, kind: str) -> None:
     """Each row of the table in the module's docstring, both directions together."""
     assert kind_of(there, back) == kind
 
 
-def test_where_all_probes_pass_and_facts_agree_nothing_is_found() -> None:
+def test_passing_probes_and_equal_facts_yield_no_finding() -> None:
     assert judge(nodes(3), all_good(3), port=29400) == []
 
 
@@ -86,8 +86,8 @@ probe = st.builds(
 
 
 @given(st.data(), st.integers(2, 5))
-def test_the_findings_name_exactly_the_pairs_that_failed(data: st.DataObject, count: int) -> None:
-    """Whatever the probes, each pair of which one failed is in the findings, and no other pair."""
+def test_findings_name_exactly_the_failed_pairs(data: st.DataObject, count: int) -> None:
+    """Whatever the probes find."""
     probes = {pair: data.draw(probe) for pair in all_good(count)}
     wrong = {
         p
@@ -107,8 +107,8 @@ def test_the_findings_name_exactly_the_pairs_that_failed(data: st.DataObject, co
 
 
 @given(st.sets(st.tuples(st.integers(1, 4), st.integers(1, 4)).filter(lambda p: p[0] != p[1])))
-def test_each_pair_can_be_read_from_the_text_or_is_counted(pairs: set[tuple[int, int]]) -> None:
-    """`all others` stands for all others and nothing else."""
+def test_pair_summary_can_be_read_back(pairs: set[tuple[int, int]]) -> None:
+    """`all others` means exactly that."""
     hosts = ["h1", "h2", "h3", "h4"]
     text = pairs_of({(f"h{a}", f"h{b}") for a, b in pairs}, hosts)
     read = set()
@@ -143,20 +143,18 @@ def test_each_pair_can_be_read_from_the_text_or_is_counted(pairs: set[tuple[int,
         ({"facts": {"port range": "1-2"}}, None, ""),
     ],
 )
-def test_a_node_that_differs_is_reported_with_its_host(
+def test_deviating_node_is_reported_with_host(
     changes: dict[str, object], level: str | None, words: str
 ) -> None:
-    """A difference is reported with the host, unless it may be chance or a value is unknown."""
+    """Differences that may be chance, and unknown values, are ignored."""
     differing = [*nodes(2), node("node3", **changes)]
     found = judge(differing, all_good(3), port=29400)
     assert [f.level for f in found] == ([level] if level else [])
     assert all(words.split("; ")[0] in f.what for f in found), found
 
 
-def test_nodes_for_which_the_endpoint_is_elsewhere_are_reported() -> None:
-    """Nodes where the endpoint's name has another address are reported, except the endpoint's
-    own host.
-    """
+def test_endpoint_resolving_elsewhere_is_reported() -> None:
+    """The endpoint's own host may see another address."""
     differing = [node("a"), node("b", resolved=("1.1.1.1",)), node("c", resolved=("2.2.2.2",))]
     found = judge(differing, all_good(3), port=29400)
     assert [f.what for f in found] == [
@@ -164,24 +162,23 @@ def test_nodes_for_which_the_endpoint_is_elsewhere_are_reported() -> None:
     ]
 
 
-def test_of_two_versions_both_groups_of_hosts_are_named() -> None:
-    """Both groups of hosts are named, the smaller one first."""
+def test_both_groups_of_hosts_named_for_two_versions() -> None:
+    """The smaller group comes first."""
     differing = [node(f"n{i}", facts={"torch": "2.1" if i < 2 else "2.2"}) for i in range(6)]
     (found,) = judge(differing, all_good(6), port=29400)
     assert "2.1 on n0, n1, 2.2 on n2, n3, n4, n5" in found.what
     assert found.remedy == "install the same torch on all nodes"
 
 
-def test_lost_datagrams_are_a_warning_where_heartbeats_use_them() -> None:
-    """Lost datagrams are a warning where heartbeats would be lost, and nowhere else."""
+def test_lost_datagrams_warn_only_where_heartbeats_use_them() -> None:
     probes = {**all_good(3), (1, 0): GOOD._replace(answered=0), (1, 2): GOOD._replace(answered=0)}
     (found,) = judge(nodes(3), probes, port=29400)
     assert (found.level, found.where) == (WARNING, "node2 -> node1")
     assert "UDP port 29400" in found.remedy
 
 
-def test_a_node_without_a_report_is_named() -> None:
-    """A node that did not tell is named, and what the others found about it is not lost."""
+def test_node_without_report_is_named() -> None:
+    """What the others found out about it is kept."""
     probes = {pair: p for pair, p in all_good(3).items() if pair[0] != 2}
     probes[0, 2] = DEAD
     found = judge(nodes(3), probes, port=29400, missing=[2])
@@ -189,10 +186,8 @@ def test_a_node_without_a_report_is_named() -> None:
 
 
 @fuzzed
-def test_whatever_is_reported_is_judged(chance: Chance) -> None:
-    """Whatever nodes say of themselves and of each other, the verdict is one that all of them take,
-    and that no terminal obeys.
-    """
+def test_hostile_reports_yield_a_valid_verdict(chance: Chance) -> None:
+    """All nodes accept it, and it is safe on a terminal."""
     came = [chance.valid(DoctorNode) for _ in range(chance.randint(2, 4))]
     report = [tried for node in came for tried in chance.valid(ProbeReport).probes]
     tried = {(chance.randrange(len(came)), target % len(came)): probe for target, probe in report}
@@ -204,8 +199,8 @@ def test_whatever_is_reported_is_judged(chance: Chance) -> None:
     assert [each.level for each in taken.findings] == [each.level for each in in_order(found)]
 
 
-def test_too_many_findings_are_cut_so_that_nodes_take_the_message() -> None:
-    """However much is found, the other nodes take the message, and the errors are in it."""
+def test_oversized_verdict_is_cut_but_keeps_errors() -> None:
+    """The other nodes accept the message."""
     many = [Finding(WARNING, *["🎈" * 9999] * 4)] * 2000 + [Finding(ERROR, "worst", "")]
     told = Verdict(tuple(many), ("node",)).bounded()
     (heard,) = wire.Decoder(wire.MAX_FRAME).feed(wire.GREETING + wire.encode(fields.to_json(told)))

@@ -45,10 +45,8 @@ def probe(loop: Loop, one: Prober, cookie: bytes, others: list[Target]) -> list[
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_two_stations_find_that_all_gets_through(
-    loop: Loop, stack: ExitStack, address: str
-) -> None:
-    """Both find that all gets through; the one that is called first waits for its cookie."""
+def test_two_probers_reach_each_other(loop: Loop, stack: ExitStack, address: str) -> None:
+    """The one that is called first waits for its cookie."""
     one, two = prober(loop, stack), prober(loop, stack)
     cookie = new_cookie()
     nodes = [Target(address, each.tcp_port, each.udp_port) for each in (one, two)]
@@ -69,9 +67,7 @@ def test_two_stations_find_that_all_gets_through(
         )
 
 
-def test_a_closed_port_and_one_of_another_program_are_distinguished(
-    loop: Loop, stack: ExitStack
-) -> None:
+def test_closed_port_and_foreign_program_are_distinguished(loop: Loop, stack: ExitStack) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         free = closed.getsockname()[1]
     other = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -82,9 +78,7 @@ def test_a_closed_port_and_one_of_another_program_are_distinguished(
     assert refused.answered == mute.answered == 0
 
 
-def test_a_peer_that_never_takes_the_rest_is_one_that_loses_large_packets(
-    loop: Loop, stack: ExitStack
-) -> None:
+def test_peer_that_stops_reading_loses_large_packets(loop: Loop, stack: ExitStack) -> None:
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     one = prober(loop, stack)
     found: list[dict[int, Probe]] = []
@@ -101,8 +95,8 @@ def test_a_peer_that_never_takes_the_rest_is_one_that_loses_large_packets(
     assert (found[0][1].tcp, found[0][1].large) == (ProbeResult.PASSED, ProbeResult.STUCK)
 
 
-def test_a_peer_without_the_cookie_gets_no_byte(loop: Loop, stack: ExitStack) -> None:
-    """A peer without the cookie gets no byte, neither over a connection nor as a datagram."""
+def test_peer_without_cookie_gets_no_reply(loop: Loop, stack: ExitStack) -> None:
+    """It gets none over a connection or as a datagram."""
     one = prober(loop, stack)
     cookie = new_cookie()
     one.start(cookie, 0, [Target("127.0.0.1", 0, 0), Target("127.0.0.1", 9, 9)], lambda _: None)
@@ -143,10 +137,10 @@ def test_a_peer_without_the_cookie_gets_no_byte(loop: Loop, stack: ExitStack) ->
 
 
 @pytest.mark.parametrize("broken", ["_Call._listen", "_Caller._read", "Prober._receive"])
-def test_an_unexpected_exception_ends_one_probe_alone(
+def test_unexpected_exception_ends_only_its_probe(
     loop: Loop, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    """What goes wrong while a probe is taken ends that one; all the rest is found as ever."""
+    """All other probes succeed."""
     mistakes: list[str] = []
     loop.on_mistake = lambda what, error: mistakes.append(f"{what}: {error}")
 
@@ -174,7 +168,7 @@ def test_an_unexpected_exception_ends_one_probe_alone(
         assert (result.tcp, result.answered) == (ProbeResult.MUTE, 1500)
 
 
-def test_the_mtu_of_this_machine_is_not_asked_for() -> None:
-    """Loopback has an MTU of its own, which says nothing of any network."""
+def test_loopback_mtu_is_unknown() -> None:
+    """Loopback has its own MTU, which says nothing about any network."""
     assert mtu_to("127.0.0.1") == mtu_to("::1") == 0
     assert LARGE > 9000

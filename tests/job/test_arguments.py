@@ -96,10 +96,10 @@ def bound(place: Path) -> Callable[..., dict[str, Any]]:
         (("-1", "a"), {"rest": ["-1", "a"]}),
     ],
 )  # fmt: skip
-def test_words_become_values_of_the_parameters_types(
+def test_arguments_convert_to_parameter_types(
     bound: Callable[..., Any], words: tuple[str, ...], expected: dict[str, Any]
 ) -> None:
-    """What is for the program arrives as it is."""
+    """Varargs for the program arrive unchanged."""
     assert bound(*words) == expected
 
 
@@ -125,17 +125,17 @@ def test_words_become_values_of_the_parameters_types(
         (("--n", "1", "--n", "2"), "--n is given twice"),
     ],
 )
-def test_words_that_do_not_fit_are_refused_by_name(
+def test_invalid_argument_is_rejected_by_name(
     bound: Callable[..., Any], words: tuple[str, ...], text: str
 ) -> None:
-    """The error says what is expected."""
+    """The error says what was expected."""
     with pytest.raises(UsageError) as caught:
         bound(*words)
     assert text in caught.value.message
 
 
-def test_help_comes_from_the_docstring(place: Path) -> None:
-    """Help has the first paragraph, the arguments' texts, types and defaults."""
+def test_help_comes_from_docstring(place: Path) -> None:
+    """It has the first paragraph, and the arguments' descriptions, types and defaults."""
     (place / "c.py").write_text(COMPONENT)
     text = arguments.usage(
         arguments.signature_of("c.py:f", loading.find("c.py:f")), "relight submit"
@@ -160,10 +160,8 @@ def test_help_comes_from_the_docstring(place: Path) -> None:
         ("def f(a: 'Nope') -> None: ...", 1, "Nope"),
     ],
 )
-def test_a_signature_without_a_command_line_is_refused(
-    place: Path, head: str, line: int, text: str
-) -> None:
-    """The message names file and line of the parameter."""
+def test_unsupported_signature_is_rejected(place: Path, head: str, line: int, text: str) -> None:
+    """The error has file and line of the parameter."""
     (place / "c.py").write_text(head + "\n")
     with pytest.raises(UsageError) as caught:
         arguments.signature_of("c.py:f", loading.find("c.py:f"))
@@ -171,8 +169,8 @@ def test_a_signature_without_a_command_line_is_refused(
     assert text in caught.value.message
 
 
-def test_annotations_may_be_texts_as_from_future_makes_them(place: Path) -> None:
-    """With `from __future__ import annotations`, types are the same."""
+def test_string_annotations_are_supported(place: Path) -> None:
+    """`from __future__ import annotations` makes them."""
     source = "from __future__ import annotations\ndef f(l: list[int], o: int | None = None): ...\n"
     (place / "c.py").write_text(source)
     signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
@@ -187,10 +185,10 @@ def test_annotations_may_be_texts_as_from_future_makes_them(place: Path) -> None
         (("--script", "a.py", "--n", "2", "--lr", "1"), ("a.py", 2, (), "1")),
     ],
 )
-def test_a_parameter_before_the_rest_keeps_its_value_or_default(
+def test_parameter_before_varargs_keeps_value_or_default(
     place: Path, words: tuple[str, ...], expected: tuple[object, ...]
 ) -> None:
-    """TorchX, too, allows a parameter before `*args`."""
+    """TorchX allows a parameter before `*args`."""
     head = "def f(script: str, n: int = 3, *rest: str, lr: str = '0.1', a: object = None):"
     (place / "c.py").write_text(f"{head} return script, n, rest, lr\n")
     function = loading.find("c.py:f")
@@ -199,8 +197,8 @@ def test_a_parameter_before_the_rest_keeps_its_value_or_default(
     assert function(*first, **values) == expected
 
 
-def test_the_command_line_takes_precedence_over_values_and_settings(place: Path) -> None:
-    """Values from Python take precedence over the settings."""
+def test_command_line_overrides_values_and_settings(place: Path) -> None:
+    """Values from Python override the settings."""
     (place / "c.py").write_text("def f(*r: str, a: int = 0, b: int = 0, c: int = 0): ...\n")
     signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
     parsed = arguments.parse(["--a", "1"], signature)
@@ -210,8 +208,8 @@ def test_the_command_line_takes_precedence_over_values_and_settings(place: Path)
 
 
 @pytest.mark.parametrize("given", [{"a": "x"}, {"a": True}, {"a": 1.5}, {"nope": 1}, {}])
-def test_a_value_from_json_of_another_type_is_refused(place: Path, given: dict[str, Any]) -> None:
-    """An unknown name and a missing one are refused as well."""
+def test_json_value_of_wrong_type_is_rejected(place: Path, given: dict[str, Any]) -> None:
+    """Unknown and missing names are rejected too."""
     (place / "c.py").write_text("def f(a: int): ...\n")
     signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
     with pytest.raises(UsageError):

@@ -27,26 +27,26 @@ RUNS = ("exit-code", "handle", "local-retries")
 # What no answer to a command line shows, and the test that does.
 SHOWN = {
     "builtins-stay": "job/test_loading.py::test_packages_add_components_below_their_alias",
-    "default-scheduler": "cli_jobs/test_submit.py::test_stdout_of_submit_is_the_handle_alone",
-    "dry-run": "cli_jobs/test_submit.py::test_a_dry_run_has_no_side_effect",
+    "default-scheduler": "cli_jobs/test_submit.py::test_submit_prints_only_handle_on_stdout",
+    "dry-run": "cli_jobs/test_submit.py::test_dry_run_has_no_side_effects",
     "gang": "schedulers/test_local.py::test_all_replicas_end_when_one_fails",
     "known-resources": "job/test_resources.py::test_packages_add_named_resources",
-    "node-order": "cli_jobs/test_submit.py::test_replicas_are_nodes_in_the_order_of_ranks",
+    "node-order": "cli_jobs/test_submit.py::test_replicas_are_numbered_in_rank_order",
     "one-report": "cli_jobs/test_submit.py::test_one_report_for_all_replicas",
-    "role-workspace": "job/test_foreign.py::test_an_app_that_cannot_run_is_refused",
-    "slurm-script": "schedulers/test_slurm_script.py::test_scripts_are_the_recorded_ones",
-    "state": "cli_jobs/test_reading.py::test_a_job_that_its_scheduler_forgot_is_listed",
-    "stays-behind": "schedulers/test_workspaces.py::test_history_and_byte_code_stay_behind",
-    "too-little": "schedulers/test_needs.py::test_too_few_resources_of_this_machine_are_noted",
+    "role-workspace": "job/test_foreign.py::test_app_that_cannot_run_is_rejected",
+    "slurm-script": "schedulers/test_slurm_script.py::test_scripts_match_recorded_ones",
+    "state": "cli_jobs/test_reading.py::test_job_forgotten_by_scheduler_is_still_listed",
+    "stays-behind": "schedulers/test_workspaces.py::test_history_and_bytecode_are_excluded",
+    "too-little": "schedulers/test_needs.py::test_insufficient_resources_are_noted",
     "torchx-schedulers": "schedulers/test_registry.py::test_packages_add_schedulers",
-    "workspace-asked": "schedulers/test_docker_request.py::test_a_workspace_travels_only_if_asked",
-    "workspace-list": "schedulers/test_workspaces.py::test_several_directories_become_one_copy",
+    "workspace-asked": "schedulers/test_docker_request.py::test_workspace_travels_only_on_request",
+    "workspace-list": "schedulers/test_workspaces.py::test_several_directories_merge_into_one_copy",
 }
 
 
-def test_the_document_has_a_section_for_each_difference() -> None:
-    """Each difference that a test shows has a section with both sides and why; no section is
-    without a test.
+def test_every_difference_is_documented() -> None:
+    """Each difference that a test shows has a section with both sides and the reason, and vice
+    versa.
     """
     found = sections(DOCUMENT.read_text())
     assert found.keys() == {case.name for case in CASES} | SHOWN.keys()
@@ -55,8 +55,7 @@ def test_the_document_has_a_section_for_each_difference() -> None:
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_each_test_that_shows_a_difference_exists(name: str) -> None:
-    """What is said to be shown elsewhere is."""
+def test_referenced_tests_exist(name: str) -> None:
     path, _, test = SHOWN[name].partition("::")
     functions = ast.walk(ast.parse((TESTS / path).read_text()))
     assert test in {each.name for each in functions if isinstance(each, ast.FunctionDef)}

@@ -25,7 +25,7 @@ def theirs(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(name="a", roles=[SimpleNamespace(**role)], metadata={})
 
 
-def test_all_that_torchxs_roles_say_arrives() -> None:
+def test_all_fields_of_torchx_role_arrive() -> None:
     """A resource of an old version has no tags."""
     old = SimpleNamespace(cpu=1, gpu=2, memMB=3, capabilities={"c": 1}, devices={"d": 1})
     app = torchx_components.to_app(theirs(resource=old, args=["a", 1], env={"A": 1}), "c")
@@ -52,8 +52,8 @@ def test_all_that_torchxs_roles_say_arrives() -> None:
         (theirs(mounts=[1]), "can't be used: "),
     ],
 )
-def test_an_object_that_is_no_app_is_an_error_of_one_line(found: object, message: str) -> None:
-    """It says what came instead, or what of it can't be used."""
+def test_return_value_that_is_not_an_app_is_one_line_error(found: object, message: str) -> None:
+    """It says what was returned instead, or which part can't be used."""
     with pytest.raises(UsageError) as caught:
         torchx_components.to_app(found, "c")
     assert message in caught.value.message
@@ -111,15 +111,15 @@ def ours(**fields: Any) -> specs.AppDef:
         (lambda: ours(metadata=[1]), "[1] for its metadata: expected dict"),
     ],
 )  # fmt: skip
-def test_an_app_that_cannot_run_is_refused(make: Callable[[], Any], message: str) -> None:
-    """What Python lets through is refused before a scheduler sees it."""
+def test_app_that_cannot_run_is_rejected(make: Callable[[], Any], message: str) -> None:
+    """No scheduler sees it."""
     with pytest.raises(UsageError) as caught:
         validate(make())
     assert message in caught.value.message
     assert "\n" not in caught.value.message
 
 
-def test_a_text_in_place_of_a_list_of_arguments_is_refused() -> None:
+def test_string_instead_of_argument_list_is_rejected() -> None:
     """It would become a list of its letters."""
     with pytest.raises(TypeError, match="args of the role r: expected a list, not 'ab'"):
         ours(args="ab")
@@ -198,8 +198,8 @@ def build(place: Path) -> Callable[..., specs.AppDef]:
     return call
 
 
-def test_a_file_for_torchx_works_with_one_changed_line(build: Callable[..., specs.AppDef]) -> None:
-    """Everything that a TorchX component uses of `specs` is in relight.job."""
+def test_torchx_component_works_with_one_changed_line(build: Callable[..., specs.AppDef]) -> None:
+    """relight.job has everything that a TorchX component uses of `specs`."""
     app = build("trainer", "--image", "i", "--env", "A=1", "--mounts", "type=bind,src=/x,dst=/y",
                 "--", "--lr", "1", "--lr", "2")  # fmt: skip
     trainer, reader = app.roles
@@ -215,8 +215,8 @@ def test_a_file_for_torchx_works_with_one_changed_line(build: Callable[..., spec
     assert build("named").name == "n"
 
 
-def test_dir_of_the_package_shows_the_names_that_there_are() -> None:
-    """A name that is not there is an AttributeError; all are loaded."""
+def test_dir_of_package_lists_all_names() -> None:
+    """All are loaded on access; any other name is an AttributeError."""
     assert set(specs.__all__) <= set(dir(specs))
     assert all(getattr(specs, name) is not None for name in specs.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nope'"):

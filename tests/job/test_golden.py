@@ -66,7 +66,7 @@ BAD = [c for c in RUNS if c["rc"] != 0 and not has(c, ACCEPTED) and not has(c, E
         for c in GOOD
     ],
 )
-def test_a_torchx_command_line_gives_the_same_app(
+def test_torchx_command_line_gives_same_app(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, out, err = submit(case, monkeypatch, capsys)
@@ -78,10 +78,10 @@ def test_a_torchx_command_line_gives_the_same_app(
 
 
 @pytest.mark.parametrize("case", BAD, ids=words)
-def test_what_torchx_refuses_is_refused_in_one_line(
+def test_what_torchx_rejects_is_rejected_in_one_line(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What TorchX refuses, mostly with a traceback, is refused in one line with exit code 2."""
+    """The exit code is 2, where TorchX mostly prints a traceback."""
     code, out, err = submit(case, monkeypatch, capsys)
     lines = err.splitlines()
     assert (code, out) == (2, "")
@@ -90,20 +90,20 @@ def test_what_torchx_refuses_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("case", [c for c in RUNS if has(c, REFUSED)], ids=words)
-def test_values_that_make_no_job_are_refused(
+def test_values_that_make_no_job_are_rejected(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """TorchX takes them in silence."""
+    """TorchX accepts them silently."""
     code, _, err = submit(case, monkeypatch, capsys)
     assert code == 2
     assert next(text for part, text in REFUSED.items() if part in words(case)) in err
 
 
 @pytest.mark.parametrize("case", [c for c in RUNS if has(c, ACCEPTED)], ids=words)
-def test_what_torchx_cannot_take_is_accepted(
+def test_some_inputs_torchx_fails_on_are_accepted(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Flags of a script may be repeated, and a dry run with GPUs and mounts is JSON."""
+    """These are repeated flags of a script, and a dry run with GPUs and mounts."""
     code, out, err = submit(case, monkeypatch, capsys)
     assert code == 0, err
     (role,) = json.loads(out)["app"]["roles"]
@@ -113,14 +113,14 @@ def test_what_torchx_cannot_take_is_accepted(
         assert len(role["mounts"]) == 2
 
 
-def test_an_optional_number_arrives_as_a_number(capsys: pytest.CaptureFixture[str]) -> None:
-    """Optional[int] is an int; TorchX hands over a text."""
+def test_optional_int_arrives_as_int(capsys: pytest.CaptureFixture[str]) -> None:
+    """TorchX passes text for Optional[int]."""
     shutil.copy(HERE / "comp.py", "comp.py")
     assert main(["submit", "--dryrun", "--json", "comp.py:types", "--b", "FALSE", "--oi", "7"]) == 0
     assert json.loads(capsys.readouterr().out)["app"]["roles"][0]["args"][3] == "7"
 
 
 def test_every_recorded_run_is_compared() -> None:
-    """No line of the record is left out but those of the schedulers that are not here."""
+    """Only runs of schedulers that relight doesn't have are left out."""
     looked = len(GOOD) + len(BAD) + sum(has(c, (*REFUSED, *ACCEPTED)) for c in RUNS)
     assert len(RUNS) - looked == sum(has(c, ELSEWHERE) for c in RUNS) == 2

@@ -35,7 +35,7 @@ def record(name: str, **fields: Any) -> None:
         ("s://s/a/role/1,1,0", Handle("s", "s", "a", "role", (1, 0))),
     ],
 )
-def test_a_handle_names_a_job_a_role_or_replicas(text: str, expected: Handle) -> None:
+def test_handle_names_job_role_or_replicas(text: str, expected: Handle) -> None:
     assert find_job(text) == expected
 
 
@@ -47,7 +47,7 @@ def test_a_handle_names_a_job_a_role_or_replicas(text: str, expected: Handle) ->
         "s://s/a//0", "local://relight/a\n",
     ],
 )  # fmt: skip
-def test_text_that_is_no_handle_is_refused_with_the_form_of_one(text: str) -> None:
+def test_invalid_handle_error_shows_expected_form(text: str) -> None:
     with pytest.raises(UsageError, match="is not the handle of a job") as caught:
         find_job(text)
     assert "SCHEDULER://SESSION/JOB" in caught.value.hint
@@ -57,13 +57,13 @@ PART = st.from_regex(r"\A[A-Za-z0-9_.:-]{1,20}\Z")
 
 
 @given(st.from_regex(r"\A[a-z0-9_.-]{1,9}\Z"), PART, PART)
-def test_a_printed_handle_is_read_as_it_was(scheduler: str, session: str, app_id: str) -> None:
+def test_handle_round_trips_through_text(scheduler: str, session: str, app_id: str) -> None:
     """A handle goes through its text."""
     handle = Handle(scheduler, session, app_id)
     assert find_job(str(handle)) == handle
 
 
-def test_a_recorded_job_is_found_by_its_id_alone() -> None:
+def test_recorded_job_is_found_by_id_alone() -> None:
     """The id is the one here, or the one that the scheduler gave."""
     record("train-x3b")
     record("other-y4c", app_id="77", scheduler="slurm", handle="slurm://relight/77")
@@ -75,7 +75,7 @@ def test_a_recorded_job_is_found_by_its_id_alone() -> None:
     ("part", "role", "replicas"),
     [("", "", ()), ("/", "", ()), ("/train", "train", ()), ("/train/0,2", "train", (0, 2))],
 )
-def test_a_part_of_a_recorded_job_is_found_by_the_jobs_id(
+def test_replicas_of_recorded_job_are_found_by_id(
     part: str, role: str, replicas: tuple[int, ...]
 ) -> None:
     """A role or replicas of a recorded job are named with its id as with its whole handle."""
@@ -85,7 +85,7 @@ def test_a_part_of_a_recorded_job_is_found_by_the_jobs_id(
     assert find_job(f"77{part}") == Handle("slurm", "relight", "77", role, replicas)
 
 
-def test_an_unknown_id_is_answered_with_the_nearest() -> None:
+def test_unknown_id_suggests_nearest() -> None:
     """If none is near, the answer is where to look."""
     record("train-x3b")
     with pytest.raises(UsageError, match="there is no job train-x3c") as caught:

@@ -54,26 +54,26 @@ def run(launcher: Path, *words: str, path: str | None = None) -> subprocess.Comp
     )
 
 
-def test_it_is_far_below_what_a_config_map_may_hold() -> None:
-    """1 MiB, and the file is in it in base64."""
+def test_launcher_fits_into_config_map() -> None:
+    """A ConfigMap holds 1 MiB, and the file is in it in base64."""
     assert len(launcher_file.build()) * 4 / 3 < 900 * 1024
 
 
-def test_the_same_package_gives_the_same_bytes() -> None:
+def test_build_is_reproducible() -> None:
     first = launcher_file.build()
     launcher_file.build.cache_clear()
     assert launcher_file.build() == first
 
 
-def test_its_entries_have_no_times_and_no_modes_of_this_machine() -> None:
+def test_entries_have_no_local_times_or_modes() -> None:
     with zipfile.ZipFile(io.BytesIO(launcher_file.build())) as archive:
         for entry in archive.infolist():
             assert entry.date_time == (1980, 1, 1, 0, 0, 0)
             assert entry.external_attr >> 16 == 0o644
 
 
-def test_each_module_that_one_of_it_imports_is_in_it() -> None:
-    """Also those that are imported in functions, when they are needed."""
+def test_launcher_contains_every_module_it_imports() -> None:
+    """Imports inside functions count."""
     inside = {name_of(path) for path in launcher_file.modules()}
     for path in launcher_file.modules():
         if path == "job/__init__.py":  # it imports what components ask it for
@@ -100,7 +100,7 @@ def exists(name: str) -> bool:
 
 
 @pytest.mark.processes
-def test_it_runs_workers_without_an_installation(launcher: Path, tmp_path: Path) -> None:
+def test_launcher_runs_workers_without_installation(launcher: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import os, sys\nprint(os.environ['RANK'], *sys.argv[1:], 'relight' in sys.modules)\n"
     )
@@ -111,7 +111,7 @@ def test_it_runs_workers_without_an_installation(launcher: Path, tmp_path: Path)
 
 @pytest.mark.processes
 @pytest.mark.parametrize("flags", [["--run-path"], ["--preload=json"], ["--preload=auto"], []])
-def test_restarts_and_reports_are_those_of_an_installed_one(
+def test_restarts_and_reports_match_installed_relight(
     launcher: Path, tmp_path: Path, flags: list[str]
 ) -> None:
     (tmp_path / "train.py").write_text(
@@ -129,8 +129,8 @@ def test_restarts_and_reports_are_those_of_an_installed_one(
 
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="warm processes are for Linux")
-def test_workers_are_forked_from_preloaded_modules(launcher: Path, tmp_path: Path) -> None:
-    """The warm spawner imports its own modules from the file, too."""
+def test_workers_fork_from_preloaded_modules(launcher: Path, tmp_path: Path) -> None:
+    """The warm spawner imports its own modules from the file."""
     (tmp_path / "train.py").write_text("import colorsys\nprint(colorsys.__name__)\n")
     words = ("--preload=colorsys", "-v", "--max-restarts=0", "--nproc-per-node=3", "train.py")
     done = run(launcher, "run", *words)
@@ -142,7 +142,7 @@ def test_workers_are_forked_from_preloaded_modules(launcher: Path, tmp_path: Pat
     ("python3", "found"),
     [(None, "here is no Python"), ("#!/bin/sh\necho Python 3.8.10; exit $#\n", "Python 3.8.10")],
 )
-def test_an_image_without_a_python_that_is_new_enough_is_told_so(
+def test_image_without_recent_python_gets_clear_error(
     launcher: Path, tmp_path: Path, python3: str | None, found: str
 ) -> None:
     programs = tmp_path / "old"
@@ -159,7 +159,7 @@ def test_an_image_without_a_python_that_is_new_enough_is_told_so(
 
 
 @pytest.mark.processes
-def test_a_command_that_is_not_in_it_is_named_in_one_line(launcher: Path) -> None:
+def test_missing_command_is_named_in_one_line(launcher: Path) -> None:
     done = run(launcher, "submit", "utils.echo")
     assert done.returncode == 2
     assert "relight submit" in done.stderr
@@ -176,7 +176,7 @@ def test_a_command_that_is_not_in_it_is_named_in_one_line(launcher: Path) -> Non
         (Role("a", "i", entrypoint="echo", args=["my-relight runs"]), False),
     ],
 )
-def test_only_roles_that_start_it_need_it(role: Role, expected: bool) -> None:
+def test_only_roles_that_run_relight_need_launcher(role: Role, expected: bool) -> None:
     assert launcher_file.needed(role) is expected
     installed = launcher_file.with_bundled_launcher(AppDef("a", [role]), "installed").roles[0]
     assert not launcher_file.needed(installed)
@@ -184,7 +184,7 @@ def test_only_roles_that_start_it_need_it(role: Role, expected: bool) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("mode", "expected"), [("auto", "of the image"), ("travels", "travels")])
-def test_the_one_of_the_image_is_preferred_unless_the_other_is_asked_for(
+def test_launcher_of_image_is_preferred_by_default(
     tmp_path: Path, mode: str, expected: str
 ) -> None:
     role = Role("a", "i", entrypoint="bash", args=["-c", "relight run a.py $0", "a b"])

@@ -44,8 +44,8 @@ def built(address: str, *args: Any) -> AppDef:
 
 
 @pytest.mark.parametrize("name", components.names())
-def test_each_built_in_component_loads(name: str) -> None:
-    """Each name of the table is a function with a command line."""
+def test_each_builtin_component_loads(name: str) -> None:
+    """Each has a command line with help."""
     from relight.job.components.arguments import signature_of
 
     signature = signature_of(name, loading.find(name))
@@ -53,7 +53,7 @@ def test_each_built_in_component_loads(name: str) -> None:
     assert all(parameter.help for parameter in signature.parameters)
 
 
-def test_a_component_is_found_by_file_module_and_package(place: Path) -> None:
+def test_component_is_found_by_file_module_and_package(place: Path) -> None:
     """Relative imports of a package work."""
     (place / "good.py").write_text(GOOD)
     package = place / "pack"
@@ -70,8 +70,8 @@ def test_a_component_is_found_by_file_module_and_package(place: Path) -> None:
     assert built("good.py:Two", 4).roles[0].num_replicas == 4
 
 
-def test_a_file_named_like_a_module_of_python_is_the_users(place: Path) -> None:
-    """json.py is, and json stays Python's."""
+def test_user_file_may_shadow_stdlib_module_name(place: Path) -> None:
+    """After loading json.py, `json` is still Python's."""
     import json
 
     (place / "json.py").write_text(GOOD)
@@ -96,10 +96,10 @@ def test_a_file_named_like_a_module_of_python_is_the_users(place: Path) -> None:
         ("", "utils.ecoh", "there is no component utils.ecoh"),
     ],
 )
-def test_a_wrong_file_is_an_error_of_one_line_with_its_place(
+def test_broken_file_is_one_line_error_with_location(
     place: Path, text: str, address: str, message: str
 ) -> None:
-    """One line with the file's line, whatever the file does."""
+    """Whatever the file does."""
     (place / "bad.py").write_text(text)
     with pytest.raises(UsageError) as caught:
         built(address)
@@ -108,8 +108,8 @@ def test_a_wrong_file_is_an_error_of_one_line_with_its_place(
     assert "bad" not in sys.modules or text.startswith(("def", "f =")) or not text
 
 
-def test_the_component_with_the_nearest_name_is_suggested(place: Path) -> None:
-    """So is the file; both are in the hint."""
+def test_suggests_nearest_component(place: Path) -> None:
+    """The hint also names the nearest file."""
     (place / "mine.py").write_text(GOOD)
     for address, hint in (
         ("utils.ecoh", "did you mean utils.echo?"),
@@ -124,7 +124,7 @@ def test_the_component_with_the_nearest_name_is_suggested(place: Path) -> None:
 def test_packages_add_components_below_their_alias(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The entry point group relight.components adds the functions of a module."""
+    """The entry point group is relight.components."""
     (place / "theirs.py").write_text(GOOD)
     for number, alias in enumerate(("team", "_hidden")):
         info = place / f"p{number}-1.0.dist-info"
@@ -137,11 +137,11 @@ def test_packages_add_components_below_their_alias(
     assert built("team.one").name == "one"
 
 
-def test_packages_add_components_by_torchxs_entry_points(
+def test_packages_add_components_by_torchx_entry_points(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The group torchx.components adds the functions of a package's modules as well; a package that
-    does not load is an error where one of its components is asked for, and there only.
+    """The group torchx.components adds all modules of a package; a package that doesn't load is an
+    error only for its own components.
     """
     (place / "theirs_x" / "more").mkdir(parents=True)
     for path in ("__init__.py", "more/__init__.py", "more/deep.py"):
@@ -222,8 +222,8 @@ class TheirApp:
     metadata: dict[str, str] = field(default_factory=dict)
 
 
-def test_an_app_of_torchx_is_taken_whole() -> None:
-    """An AppDef with TorchX's fields becomes ours, mounts and retry policy included."""
+def test_torchx_app_is_converted_completely() -> None:
+    """This includes mounts and retry policy."""
     theirs = TheirApp()
     app = loading.call("theirs", lambda: theirs, (), {}, "relight")
     (role,) = app.roles

@@ -23,30 +23,30 @@ VALUES = {"img_root": "/i", "app_id": "a-1", "replica_id": "0", "rank0_env": "RA
     ],
 )
 def test_only_the_four_macros_are_replaced(template: str, expected: str) -> None:
-    """Only the macros are replaced, and only the shell's form of rank0_env loses a dollar."""
+    """Only the shell's form of rank0_env loses a dollar."""
     assert macros.text(template, VALUES) == expected
 
 
 @given(st.text(alphabet="${}ax_'\" \\"))
-def test_a_text_without_a_macro_stays_byte_for_byte(text: str) -> None:
+def test_text_without_macro_is_unchanged(text: str) -> None:
     assert macros.text(text, VALUES) == text
 
 
-def test_the_value_of_a_macro_is_not_searched_for_macros() -> None:
-    """What a macro stands for may look like a macro."""
+def test_macro_values_are_not_expanded_again() -> None:
+    """A value may look like a macro."""
     assert macros.text("${app_id}", {"app_id": "${replica_id}", "replica_id": "9"}) == (
         "${replica_id}"
     )
 
 
-def test_a_macro_without_a_value_stays() -> None:
-    """What the scheduler does not know is left, dollars included."""
+def test_macro_without_value_stays() -> None:
+    """Its dollars stay too."""
     template = "$${${rank0_env}:=localhost} ${app_id}"
     assert macros.text(template, {"app_id": "x"}) == "$${${rank0_env}:=localhost} x"
 
 
-def test_macros_count_in_arguments_variables_and_metadata() -> None:
-    """They count in all depths of metadata; not in names, image, entrypoint."""
+def test_macros_expand_in_arguments_variables_and_metadata() -> None:
+    """They expand at any depth of metadata, but not in names, image or entrypoint."""
     role = Role(
         name="${app_id}",
         image="${app_id}",

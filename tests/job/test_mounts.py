@@ -31,18 +31,18 @@ from relight.job.app import Mount
     ],
 )
 def test_each_type_begins_a_mount(text: str, expected: list[Mount]) -> None:
-    """Its options may come in any order and spelling."""
+    """Its options may have any order and spelling."""
     assert parse_mounts(text.split(",")) == expected
 
 
-def test_no_words_are_no_mounts() -> None:
+def test_empty_list_gives_no_mounts() -> None:
     assert parse_mounts([]) == []
 
 
-def test_a_tilde_on_the_hosts_side_is_the_home_directory(
+def test_tilde_on_host_side_is_home_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A volume may have such a name."""
+    """A volume's name may begin with one."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (mount,) = parse_mounts(["type=bind", "src=~/data", "dst=~/data"])
     assert mount == BindMount(f"{tmp_path}/data", "~/data")
@@ -70,8 +70,8 @@ def test_a_tilde_on_the_hosts_side_is_the_home_directory(
         ("", "a mount has no option ''", ""),
     ],
 )
-def test_a_wrong_mount_is_refused_by_name(text: str, message: str, hint: str) -> None:
-    """What is wrong is named, and what may stand there."""
+def test_invalid_mount_is_rejected_by_name(text: str, message: str, hint: str) -> None:
+    """The hint has the valid choices."""
     with pytest.raises(UsageError) as caught:
         parse_mounts(text.split(","))
     assert message in caught.value.message
@@ -86,8 +86,8 @@ WORDS = st.lists(
 
 
 @given(WORDS)
-def test_any_words_are_mounts_or_refused(words: list[str]) -> None:
-    """There are as many mounts as types, or one error of one line."""
+def test_any_words_are_mounts_or_a_usage_error(words: list[str]) -> None:
+    """There are as many mounts as types, or an error of one line."""
     try:
         found = parse_mounts(words)
     except UsageError as error:

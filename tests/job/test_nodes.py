@@ -28,8 +28,7 @@ from relight.job.components.nodes import (
         ("1000x16", JobSize(Nodes(1000, 1000), 16), "1000"),
     ],
 )
-def test_nodes_and_workers_are_read_in_every_form(j: str, expected: JobSize, text: str) -> None:
-    """[[MIN:]NODESx]WORKERS, and what --nnodes takes."""
+def test_job_size_accepts_every_form(j: str, expected: JobSize, text: str) -> None:
     assert parse_size(j) == expected
     assert str(expected.nodes) == text
 
@@ -48,8 +47,8 @@ def test_nodes_and_workers_are_read_in_every_form(j: str, expected: JobSize, tex
         ("4:2x1", "the minimum, 4, is above the maximum, 2"),
     ],
 )  # fmt: skip
-def test_nodes_that_describe_no_job_are_refused(j: str, message: str) -> None:
-    """A -j that is of another form, or describes no job, is refused."""
+def test_impossible_job_size_is_rejected(j: str, message: str) -> None:
+    """It is malformed, or describes no job."""
     with pytest.raises(UsageError) as caught:
         parse_size(j)
     assert caught.value.message.startswith("-j ")
@@ -57,15 +56,14 @@ def test_nodes_that_describe_no_job_are_refused(j: str, message: str) -> None:
 
 
 @given(st.integers(1, 999), st.integers(0, 999), st.integers(1, 99))
-def test_every_size_that_is_written_is_read_as_it_was(least: int, more: int, workers: int) -> None:
+def test_job_size_round_trips_through_text(least: int, more: int, workers: int) -> None:
     size = parse_size(f"{least}:{least + more}x{workers}")
     assert size == JobSize(Nodes(least, least + more), workers)
     assert parse_size(f"{size.nodes}x{workers}") == size
 
 
 @given(st.text(alphabet="0123456789x: -", max_size=9))
-def test_any_text_is_nodes_or_refused(j: str) -> None:
-    """What is accepted is a job that can be."""
+def test_any_text_is_a_job_size_or_a_usage_error(j: str) -> None:
     try:
         size = parse_size(j)
     except UsageError as error:
@@ -85,10 +83,8 @@ def test_any_text_is_nodes_or_refused(j: str) -> None:
         ("cpu.small", "1x2", JobSize(Nodes(1, 1), 2)),
     ],
 )
-def test_a_node_gets_as_many_workers_as_its_resource_has_gpus(
-    h: str, j: str, expected: JobSize
-) -> None:
-    """A number alone is of nodes; the resource says how many workers each has."""
+def test_workers_default_to_gpus_of_resource(h: str, j: str, expected: JobSize) -> None:
+    """`-j N` counts nodes; the resource gives the workers of each."""
     assert parse_size_of(h, j) == expected
 
 
@@ -105,8 +101,8 @@ def test_a_node_gets_as_many_workers_as_its_resource_has_gpus(
         ("gpu.smal", "1", "no named resource gpu.smal"),
     ],
 )
-def test_nodes_of_a_resource_without_gpus_are_refused(h: str, j: str, message: str) -> None:
-    """JobSize of another form are refused as well."""
+def test_resource_without_gpus_needs_worker_count(h: str, j: str, message: str) -> None:
+    """Malformed sizes are rejected too."""
     with pytest.raises(UsageError) as caught:
         parse_size_of(h, j)
     assert message in caught.value.message
@@ -125,12 +121,12 @@ def test_nodes_of_a_resource_without_gpus_are_refused(h: str, j: str, message: s
         ("a/b/c", "a", "b/c"),
     ],
 )
-def test_a_name_is_split_at_its_first_slash(name: str, experiment: str, run: str) -> None:
-    """Its parts are EXPERIMENT/RUN; a missing one comes from the script."""
+def test_name_is_split_at_first_slash(name: str, experiment: str, run: str) -> None:
+    """The form is EXPERIMENT/RUN; a missing part comes from the script."""
     assert parse_name(name, "dir/my.train.py", None) == Name(experiment, run)
 
 
-def test_a_modules_last_part_is_its_name() -> None:
+def test_module_name_is_its_last_part() -> None:
     assert parse_name("foo/", None, "a.b.c") == Name("foo", "c")
     assert (role_name(None, "c"), role_name("c", None)) == ("c", "c")
 
@@ -139,7 +135,7 @@ def test_a_modules_last_part_is_its_name() -> None:
     ("script", "m", "what"),
     [(None, None, "none is there"), ("", "", "none is there"), ("a.py", "b", "both are there")],
 )
-def test_exactly_one_of_script_and_module_is_needed(
+def test_exactly_one_of_script_and_module_is_required(
     script: str | None, m: str | None, what: str
 ) -> None:
     with pytest.raises(UsageError, match=f"exactly one of --script and -m is needed: {what}"):

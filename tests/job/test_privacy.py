@@ -28,7 +28,7 @@ SECRET = "hunter2"
         "KEY",
     ],
 )  # fmt: skip
-def test_a_variable_with_a_secrets_name_is_hidden(name: str) -> None:
+def test_redacts_variable_with_secret_name(name: str) -> None:
     assert redaction.is_secret(name)
     assert redact_env({name: SECRET}) == {name: HIDDEN}
     assert redact_env({name: ""}) == {name: ""}
@@ -41,7 +41,7 @@ def test_a_variable_with_a_secrets_name_is_hidden(name: str) -> None:
      "SASL_MECHANISM", "CONNECTION", "STRING", "CONNECTIONS", "DSNAME", "SASKIA", "HOOK",
      "num_key_value_heads", "pattern", "PATCH", "compass", "KEYS", "--key"],
 )  # fmt: skip
-def test_a_variable_whose_name_is_only_similar_stays(name: str) -> None:
+def test_keeps_variable_with_similar_name(name: str) -> None:
     assert not redaction.is_secret(name)
 
 
@@ -96,7 +96,7 @@ def test_a_variable_whose_name_is_only_similar_stays(name: str) -> None:
         ("", ""),
     ],
 )
-def test_what_follows_a_secrets_name_in_a_command_is_hidden(text: str, expected: str) -> None:
+def test_redacts_value_after_secret_flag(text: str, expected: str) -> None:
     """Nothing more is hidden."""
     assert redact_text(text) == expected
 
@@ -109,14 +109,14 @@ def test_what_follows_a_secrets_name_in_a_command_is_hidden(text: str, expected:
      "ASIA" + "A1" * 8, "glpat-" + "a1" * 10, "AIza" + "a1_-b" * 7, "pypi-" + "a1" * 20,
      "npm_" + "a1" * 18, "nvapi-" + "a1" * 20],
 )  # fmt: skip
-def test_tokens_are_known_by_how_they_begin(token: str) -> None:
+def test_redacts_tokens_by_prefix(token: str) -> None:
     """Whatever the variable or the flag is called."""
     assert redact_env({"HF_HUB": token}) == {"HF_HUB": HIDDEN}
     assert redact_text(f"a.py --hub {token} X={token}") == f"a.py --hub {HIDDEN} X={HIDDEN}"
     assert redact_argv([f"--hub={token}", token]) == [f"--hub={HIDDEN}", HIDDEN]
 
 
-def test_names_that_begin_like_a_token_stay() -> None:
+def test_keeps_names_that_begin_like_tokens() -> None:
     """Those of models and modules."""
     text = (
         "hf_model risk-averse-portfolio-of-many-2 sk-learn-of-a-long-name AKIA hf_a_b_c_d_e_f_g_h_i"
@@ -124,7 +124,7 @@ def test_names_that_begin_like_a_token_stay() -> None:
     assert redact_text(text) == text
 
 
-def test_the_word_after_a_secrets_flag_is_hidden() -> None:
+def test_redacts_word_after_secret_flag() -> None:
     """The word may look like anything."""
     words = [
         "a.py",
@@ -142,7 +142,7 @@ def test_the_word_after_a_secrets_flag_is_hidden() -> None:
     ]  # fmt: skip
 
 
-def test_a_number_of_tokens_is_no_secret() -> None:
+def test_keeps_token_counts() -> None:
     """What models are told of tokens is kept, and a user's name before a password."""
     words = ["--max-tokens", "512", "--tokens", SECRET, "--user", f"u:{SECRET}"]
     assert redact_argv(words) == [
@@ -151,7 +151,7 @@ def test_a_number_of_tokens_is_no_secret() -> None:
     assert redact_env({"MAX_TOKENS": "512"}) == {"MAX_TOKENS": "512"}
 
 
-def test_a_directory_and_a_port_are_no_secrets() -> None:
+def test_keeps_directories_and_ports() -> None:
     """PWD says where; -p is a port, a number or a partition as often as a password."""
     found = redact_env({"PWD": "/x", "OLDPWD": "/y", "MYSQL_PWD": SECRET})
     assert found == {"PWD": "/x", "OLDPWD": "/y", "MYSQL_PWD": HIDDEN}
@@ -162,7 +162,7 @@ def test_a_directory_and_a_port_are_no_secrets() -> None:
     ]  # fmt: skip
 
 
-def test_no_part_of_a_kept_app_has_the_secret() -> None:
+def test_redacts_all_parts_of_app() -> None:
     """All else is there."""
     role = specs.Role(
         name="r",
@@ -184,7 +184,7 @@ def test_no_part_of_a_kept_app_has_the_secret() -> None:
     assert SECRET in json.dumps(to_json(app))
 
 
-def test_of_the_environment_only_what_bears_on_a_job_is_kept() -> None:
+def test_keeps_only_relevant_environment() -> None:
     """No secret of it is kept."""
     found = redaction.of_environment(
         {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1", "TORCH_TOKEN": SECRET, "HF_HOME": "/x",
@@ -194,7 +194,7 @@ def test_of_the_environment_only_what_bears_on_a_job_is_kept() -> None:
 
 
 @given(st.text(alphabet="ab-_= '\",;/:@1", max_size=40))
-def test_a_text_without_secrets_stays_as_it_was(text: str) -> None:
+def test_keeps_text_without_secrets(text: str) -> None:
     """What has neither a secret's name nor a password is as it was."""
     if "://" not in text:
         assert redact_text(text) == text

@@ -37,19 +37,18 @@ def mode(path: Path) -> int:
         ({"HOME": "/h", "XDG_STATE_HOME": "/x", "RELIGHT_STATE_DIR": "/r"}, "/r/jobs"),
     ],
 )
-def test_records_are_where_xdg_or_relight_state_dir_says(
+def test_records_live_below_xdg_or_relight_state_dir(
     variables: dict[str, str], expected: str
 ) -> None:
-    """Jobs are where the XDG standard puts state, or where RELIGHT_STATE_DIR says."""
     assert records.root(Environment(variables)) == expected
 
 
-def test_a_relative_relight_state_dir_counts_from_the_working_directory(place: Path) -> None:
+def test_relative_relight_state_dir_is_relative_to_cwd(place: Path) -> None:
     assert records.root(Environment({"RELIGHT_STATE_DIR": "s"})) == str(place / "s" / "jobs")
 
 
-def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    """It is the user's alone, and nothing else is left there."""
+def test_record_round_trips_and_is_private(tmp_path: Path) -> None:
+    """Only the user can read it, and nothing else is left in the directory."""
     record = whole("a-1", more={"x": [1, None, "ü\udcff"]})
     records.write("a-1", record)
     folder = tmp_path / "state" / "jobs" / "a-1"
@@ -63,18 +62,18 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert records.every() == []
 
 
-def test_a_job_whose_directory_stays_is_not_deleted(
+def test_undeletable_job_directory_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory that is still there is no job that was deleted."""
+    """The job still exists then."""
     records.write("a-1", whole("a-1"))
     monkeypatch.setattr("os.rmdir", os.listdir)
     with pytest.raises(MachineError, match=f"can't remove all of {tmp_path}/state/jobs/a-1"):
         records.remove("a-1")
 
 
-def test_the_newest_job_is_found_in_any_time_zone() -> None:
-    """The instant counts, not how it is written."""
+def test_newest_job_is_found_across_time_zones() -> None:
+    """The instant counts, not its notation."""
     times = {"a-1": "2026-01-01T12:00:00+00:00", "a-2": "2026-01-01T11:00:00-05:00", "a-3": "?"}
     for name, time in times.items():
         records.write(name, whole(name, submitted=time))
@@ -95,8 +94,8 @@ def test_jobs_are_listed_newest_first() -> None:
          {"state": "BOGUS"}, {"handle": ""}, {"handle": "local"}, {"handle": "local://s/a/b"},
          {"handle": 1}, {"submitted": None}))],
 )  # fmt: skip
-def test_a_broken_record_is_left_out(tmp_path: Path, text: str) -> None:
-    """A file that is none of ours, or half of one, hides no other job."""
+def test_corrupt_record_is_skipped(tmp_path: Path, text: str) -> None:
+    """Foreign or truncated files hide no other job."""
     records.write("good-1", whole("good-1"))
     folder = tmp_path / "state" / "jobs" / "bad-1"
     folder.mkdir()
@@ -110,8 +109,8 @@ def test_a_broken_record_is_left_out(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("depth", [200, 700, 100_000])
-def test_a_record_that_is_nested_too_deeply_is_left_out(tmp_path: Path, depth: int) -> None:
-    """It hides no other job: neither what json can't read, nor what it could not write again."""
+def test_deeply_nested_record_is_skipped(tmp_path: Path, depth: int) -> None:
+    """Whether json can't read it or couldn't write it again."""
     records.write("good-1", whole("good-1"))
     deep = json.dumps(whole("bad-1"))[:-1] + f', "x": {"[" * depth}{"]" * depth}}}'
     (tmp_path / "state" / "jobs" / "bad-1").mkdir()
@@ -119,7 +118,7 @@ def test_a_record_that_is_nested_too_deeply_is_left_out(tmp_path: Path, depth: i
     assert [record["id"] for record in records.every()] == ["good-1"]
 
 
-def test_a_record_nested_too_deeply_for_json_is_an_error_of_one_line() -> None:
+def test_too_deeply_nested_record_is_one_line_error() -> None:
     deep: Any = []
     for _ in range(5000):
         deep = [deep]
@@ -129,23 +128,23 @@ def test_a_record_nested_too_deeply_for_json_is_an_error_of_one_line() -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a\0b", "-a", ".a", "ü", "a b"])
-def test_text_that_is_no_id_is_refused(name: str) -> None:
-    """An id is a name of a directory, and of no other than the job's."""
+def test_invalid_id_is_rejected(name: str) -> None:
+    """An id names exactly its own directory."""
     with pytest.raises(UsageError, match="is not the id of a job"):
         records.path(name)
     assert records.of_handle("local", name) is None
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    """So is the variable that says another."""
+def test_unusable_state_directory_is_named(tmp_path: Path) -> None:
+    """The hint names the variable that overrides it."""
     (tmp_path / "state").write_text("")
     with pytest.raises(MachineError, match=f"{tmp_path}/state/jobs/a-1: Not a dir") as caught:
         records.write("a-1", whole("a-1"))
     assert "RELIGHT_STATE_DIR" in caught.value.hint
 
 
-def test_a_record_is_found_by_its_schedulers_id() -> None:
-    """A record is found by scheduler and id; the same id with another scheduler is another job."""
+def test_record_is_found_by_scheduler_id() -> None:
+    """The same id with another scheduler is another job."""
     records.write("a-1", whole("a-1", scheduler="slurm", app_id="77"))
     assert (records.of_handle("slurm", "77") or {})["id"] == "a-1"
     assert records.of_handle("local", "77") is None
@@ -153,13 +152,13 @@ def test_a_record_is_found_by_its_schedulers_id() -> None:
 
 
 @given(st.text(max_size=150))
-def test_an_id_can_stand_in_names_of_files_and_hosts(name: str) -> None:
-    """Whatever an app is named, its id is a plain word and as long as a name may be."""
+def test_id_is_valid_in_file_and_host_names(name: str) -> None:
+    """Whatever the app's name, and within the length limits."""
     found = records.new_id(name)
     assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*-[bcdfghjklmnpqrstvwxz][a-z0-9]+", found)
     assert len(found) < 128
     assert records.path(found).endswith(f"/{found}")
 
 
-def test_each_job_of_one_name_has_another_id() -> None:
+def test_jobs_of_one_name_get_unique_ids() -> None:
     assert len({records.new_id("a") for _ in range(1000)}) == 1000

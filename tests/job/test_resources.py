@@ -93,7 +93,7 @@ DEVICES = {"efa": "vpc.amazonaws.com/efa", "neuron": "aws.amazon.com/neurondevic
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row[0]))
-def test_each_named_resource_is_what_torchxs_is(row: list[str]) -> None:
+def test_named_resources_match_torchx(row: list[str]) -> None:
     """A named resource is what TorchX's is: numbers, devices, kind of machine, its own name."""
     name, cpu, gpu, memory, *devices = row
     found = specs.named_resources[name]
@@ -105,7 +105,7 @@ def test_each_named_resource_is_what_torchxs_is(row: list[str]) -> None:
     assert dict(found.tags) == {"torchx/named_resources.name": name}
 
 
-def test_the_list_of_names_is_the_tables() -> None:
+def test_resource_names_match_table() -> None:
     assert list(specs.named_resources) == [row[0] for row in ROWS]
     assert len(specs.named_resources) == len(ROWS) == 73
     assert "gpu.small" in specs.named_resources
@@ -113,7 +113,7 @@ def test_the_list_of_names_is_the_tables() -> None:
 
 
 @pytest.mark.parametrize("name", ["GPU.Small", "AWS_P5.48XLARGE", "null"])
-def test_a_resource_is_found_in_upper_and_lower_case(name: str) -> None:
+def test_resource_lookup_is_case_insensitive(name: str) -> None:
     found = specs.named_resources[name]
     assert found.tags["torchx/named_resources.name"].lower() == name.lower()
 
@@ -129,7 +129,7 @@ def test_a_resource_is_found_in_upper_and_lower_case(name: str) -> None:
         ("trn1.32xlarge", "aws_trn1.32xlarge"),
     ],
 )
-def test_the_resource_with_the_nearest_name_is_suggested(wrong: str, right: str) -> None:
+def test_suggests_nearest_resource(wrong: str, right: str) -> None:
     with pytest.raises(UsageError) as caught:
         resource(h=wrong)
     assert caught.value.message == f"there is no named resource {wrong}"
@@ -144,7 +144,7 @@ def test_all_names_are_listed_if_none_is_near() -> None:
 
 
 @given(st.text(max_size=40))
-def test_any_name_is_found_or_refused(name: str) -> None:
+def test_any_name_is_found_or_a_usage_error(name: str) -> None:
     """No text breaks the search."""
     try:
         found = specs.named_resources[name]
@@ -154,7 +154,7 @@ def test_any_name_is_found_or_refused(name: str) -> None:
         assert found.tags["torchx/named_resources.name"].lower() == name.lower()
 
 
-def test_a_number_that_is_0_stays_0() -> None:
+def test_explicit_zero_is_not_replaced_by_default() -> None:
     """Only what is not said has a default."""
     assert resource() == specs.Resource(2, 0, 1024)
     assert resource(cpu=0, gpu=0, memMB=0) == specs.Resource(0, 0, 0)
@@ -162,7 +162,7 @@ def test_a_number_that_is_0_stays_0() -> None:
     assert resource(cpu=4, gpu=2, h="gpu.small").cpu == 8
 
 
-def test_a_resource_is_copied_with_more_capabilities() -> None:
+def test_copy_adds_capabilities() -> None:
     """`Resource.copy` leaves the original as it is."""
     original = specs.Resource(1, 2, 3, {"a": 1}, {"d": 1})
     copy = specs.Resource.copy(original, b=2)
@@ -186,7 +186,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("variable", ["RELIGHT_NAMED_RESOURCES", "TORCHX_CUSTOM_NAMED_RESOURCES"])
-def test_a_module_of_the_users_adds_named_resources(
+def test_user_module_adds_named_resources(
     module: ModuleType, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     """A module named by a variable adds names, and may change what known ones mean."""
@@ -204,7 +204,7 @@ def test_a_module_of_the_users_adds_named_resources(
 
 
 @pytest.mark.parametrize("text", [None, "x = 1\n"])
-def test_a_variable_that_names_no_module_of_resources_is_refused(
+def test_invalid_resource_module_is_rejected(
     place: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
     if text is not None:

@@ -18,11 +18,11 @@ CASES = [
 
 
 @pytest.mark.parametrize("app", CASES, ids=lambda app: str(app["name"]))
-def test_an_app_that_torchx_prints_is_read_and_written_as_it_was(app: dict[str, Any]) -> None:
+def test_torchx_app_json_round_trips(app: dict[str, Any]) -> None:
     assert to_json(from_json(app)) == app
 
 
-def test_all_fields_of_an_app_survive_json() -> None:
+def test_all_app_fields_survive_json() -> None:
     role = specs.Role(
         name="r",
         image="i",
@@ -58,13 +58,13 @@ def test_all_fields_of_an_app_survive_json() -> None:
         ({"roles": [{"name": "r", "image": "", "num_replicas": True}]}, "expected a number"),
     ],
 )
-def test_json_that_is_no_app_is_an_error_that_says_where(change: dict[str, Any], text: str) -> None:
+def test_invalid_app_json_error_says_where(change: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         from_json({"name": "a", "roles": [], "metadata": {}, **change})
 
 
-def test_an_app_cannot_be_changed() -> None:
-    """A role's lists are tuples, whatever it was made of."""
+def test_app_is_immutable() -> None:
+    """A role's lists are tuples, whatever they were made from."""
     role = specs.Role("r", "i", args=["a"])
     assert role.args == ("a",)
     with pytest.raises(AttributeError):

@@ -20,9 +20,9 @@ FAILED, SUCCEEDED, CANCELLED = AppState.FAILED, AppState.SUCCEEDED, AppState.CAN
         ([(FAILED, None)], 1),
     ],
 )
-def test_the_exit_code_of_a_job_is_that_of_its_cause(
+def test_job_exit_code_is_that_of_its_cause(
     ends: list[tuple[AppState, int | None]], exit_code: int
 ) -> None:
-    """A replica that was stopped, with SIGTERM or SIGKILL, as another one has failed is none."""
+    """Not that of a replica stopped with SIGTERM or SIGKILL because another failed."""
     replicas = [ReplicaStatus("r", n, state, exitcode=code) for n, (state, code) in enumerate(ends)]
     assert AppStatus(FAILED, replicas=tuple(replicas)).exitcode == exit_code

@@ -183,7 +183,7 @@ ALL = {f"node{a}>node{b}" for a in (1, 2, 3) for b in (1, 2, 3) if a != b}
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 def test_hosts_connect_by_name(lab: Lab, family: socket.AddressFamily) -> None:
-    """A program on one host reaches one on another by name, over IPv4 and over IPv6."""
+    """This works over IPv4 and IPv6."""
     serve(lab["node1"], SERVER)
     client = """
 import socket, sys
@@ -198,8 +198,8 @@ print(connection.recv(100).decode(), connection.getpeername()[0], connection.get
     assert said == ["HELLO", getattr(lab["node1"], key), getattr(lab["node2"], key)]
 
 
-def test_a_program_is_alone_on_its_host(tmp_path: Path) -> None:
-    """A program sees its host's hostname, gets its own pid and session and the wanted directory."""
+def test_program_sees_only_its_own_host(tmp_path: Path) -> None:
+    """Its own hostname, pid and session, in the requested directory."""
     who = "import os, socket; print(socket.gethostname(), os.getpid(), os.getsid(0), os.getcwd())"
     before = socket.gethostname()
     with Lab(hosts=["node1", "node2"], hostnames={"node2": "twin"}) as lab:
@@ -211,8 +211,8 @@ def test_a_program_is_alone_on_its_host(tmp_path: Path) -> None:
     assert socket.gethostname() == before
 
 
-def test_a_cut_host_hears_nothing_and_is_not_heard(lab: Lab) -> None:
-    """While a host is cut no packet enters or leaves it, and the others still reach each other."""
+def test_cut_host_neither_sends_nor_receives(lab: Lab) -> None:
+    """The other hosts still reach each other."""
     peers = Peers(lab)
     lab.cut("node3")
     peers.send("cut")
@@ -221,8 +221,7 @@ def test_a_cut_host_hears_nothing_and_is_not_heard(lab: Lab) -> None:
     assert peers.reached("cut", last="mended") == {"node1>node2", "node2>node1"}
 
 
-def test_a_block_goes_one_way(lab: Lab) -> None:
-    """What node1 sends does not reach node2, and all else arrives."""
+def test_block_is_one_way(lab: Lab) -> None:
     peers = Peers(lab)
     lab.block("node1", "node2")
     peers.send("blocked")
@@ -231,8 +230,8 @@ def test_a_block_goes_one_way(lab: Lab) -> None:
     assert peers.reached("blocked", last="healed") == ALL - {"node1>node2"}
 
 
-def test_a_partition_separates_its_groups(lab: Lab) -> None:
-    """Hosts reach only their own group, until the partition is healed."""
+def test_partition_separates_groups(lab: Lab) -> None:
+    """Until it is healed."""
     peers = Peers(lab)
     lab.partition(["node1"], ["node2", "node3"])
     peers.send("apart")
@@ -241,8 +240,7 @@ def test_a_partition_separates_its_groups(lab: Lab) -> None:
     assert peers.reached("apart", last="together") == {"node2>node3", "node3>node2"}
 
 
-def test_a_host_outside_the_groups_reaches_both(lab: Lab) -> None:
-    """A host that a partition does not name reaches every group."""
+def test_host_outside_all_groups_reaches_both(lab: Lab) -> None:
     peers = Peers(lab)
     lab.partition(["node1"], ["node2"])
     peers.send("apart")
@@ -251,8 +249,8 @@ def test_a_host_outside_the_groups_reaches_both(lab: Lab) -> None:
     assert peers.reached("apart", last="together") == ALL - {"node1>node2", "node2>node1"}
 
 
-def test_what_is_under_way_is_cut_too(lab: Lab) -> None:
-    """A delayed packet that was sent before a cut does not arrive after it."""
+def test_packets_in_flight_are_cut(lab: Lab) -> None:
+    """A delayed packet sent before the cut doesn't arrive after it."""
     peers = Peers(lab)
     lab.set(delay_ms=300)
     peers.send("early")
@@ -263,8 +261,8 @@ def test_what_is_under_way_is_cut_too(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_a_crashed_host_sends_no_word(lab: Lab) -> None:
-    """After a crash of the server a connected client gets no word, and a new one only a timeout."""
+def test_crashed_host_goes_silent(lab: Lab) -> None:
+    """A connected client hears nothing, and a new one times out."""
     server = serve(lab["node1"], SERVER)
     listen = """
 import socket, sys
@@ -291,8 +289,8 @@ except OSError as error:
 
 
 @pytest.mark.parametrize(("loss", "low", "high"), [(0.0, 0, 0), (0.05, 51, 149)])
-def test_packets_are_lost_as_often_as_asked(lab: Lab, loss: float, low: int, high: int) -> None:
-    """Of 2,000 datagrams 5 % are lost, within five standard deviations; without loss, none."""
+def test_packet_loss_rate_is_as_configured(lab: Lab, loss: float, low: int, high: int) -> None:
+    """Of 2,000 datagrams 5 %, within five standard deviations; none without loss."""
     count = serve(lab["node1"], COUNT)
     lab.set(loss=loss, host="node2")
     assert run(lab["node2"], SEND, "2000") == ""
@@ -303,8 +301,8 @@ def test_packets_are_lost_as_often_as_asked(lab: Lab, loss: float, low: int, hig
     assert low <= 2000 - len(numbers) <= high
 
 
-def test_jitter_keeps_the_order(lab: Lab) -> None:
-    """Datagrams of one pair arrive in their order, however much their delays differ."""
+def test_jitter_preserves_order(lab: Lab) -> None:
+    """Between any two hosts, however much delays differ."""
     count = serve(lab["node1"], COUNT)
     lab.set(jitter_ms=100)
     assert run(lab["node2"], SEND, "300") == ""
@@ -328,8 +326,8 @@ def test_delay_and_jitter_are_added(lab: Lab) -> None:
     assert max(shaken) - min(shaken) > 30
 
 
-def test_two_labs_do_not_meet(lab: Lab) -> None:
-    """Two Labs at once have the same names, addresses and ports and share nothing."""
+def test_two_labs_are_isolated(lab: Lab) -> None:
+    """They have the same names, addresses and ports."""
     with Lab(hosts=["node1", "node2"]) as other:
         one, two = Peers(lab), Peers(other)
         lab.cut("node1")
@@ -367,8 +365,8 @@ def users_of(namespace: str) -> list[str]:
     return found
 
 
-def test_a_killed_owner_leaves_nothing(tmp_path: Path) -> None:
-    """When the process that made a Lab is killed, its processes, hosts and switch go with it."""
+def test_killed_owner_leaves_nothing(tmp_path: Path) -> None:
+    """Its processes, hosts and switch are gone."""
     owner = f"""
 import json, os, subprocess, sys
 sys.path.insert(0, {str(TESTS)!r})
@@ -397,8 +395,8 @@ with Lab(hosts=["node1", "node2"]) as lab:
         assert "node1" not in (os.listdir(directory) if os.path.isdir(directory) else [])
 
 
-def test_the_end_of_a_lab_ends_its_processes() -> None:
-    """Leaving a Lab kills what runs in it, also what a program left behind in another session."""
+def test_closing_a_lab_ends_its_processes() -> None:
+    """This includes those left behind in another session."""
     with Lab(hosts=["node1"]) as lab:
         program = "setsid sleep 1000 & echo $!"
         process = lab["node1"].start(["sh", "-c", program], stdout=subprocess.PIPE, text=True)
@@ -408,8 +406,8 @@ def test_the_end_of_a_lab_ends_its_processes() -> None:
     assert state(pid) in ("", "Z")
 
 
-def test_a_switch_that_ended_is_reported(lab: Lab) -> None:
-    """A Lab whose switch is gone raises an error instead of pretending that a rule holds."""
+def test_dead_switch_is_reported(lab: Lab) -> None:
+    """A Lab must not pretend that a rule is applied."""
     lab.switch.kill()
     lab.switch.wait(LIMIT_S)
     with pytest.raises(LabError, match="switch"):
@@ -439,7 +437,6 @@ print(netlab.lab_unavailable())
     ids=["user", "no SYS_ADMIN", "no NET_ADMIN", "no ip", "no tun"],
 )
 def test_lab_unavailable_names_what_is_missing(prefix: list[str], reason: str) -> None:
-    """Where a Lab cannot work, lab_unavailable() says what it lacks."""
     python = os.path.realpath(sys.executable)
     command = [*prefix, python, "-I", "-S", "-c", WHY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
@@ -451,7 +448,7 @@ def test_lab_unavailable_names_what_is_missing(prefix: list[str], reason: str) -
 @pytest.mark.slow
 @pytest.mark.needs_torch
 def test_torchrun_trains_across_hosts(lab: Lab, tmp_path: Path) -> None:
-    """A gloo all_reduce of torchrun works between two hosts, with the endpoint given by name."""
+    """A gloo all_reduce over two hosts, with the endpoint given by name."""
     script = tmp_path / "train.py"
     script.write_text(
         "import socket, torch, torch.distributed as dist\n"

@@ -66,10 +66,8 @@ def call(host: Host, kind: int, address: str, port: int, size: int, wait_s: floa
 
 
 @pytest.mark.parametrize("address", ["10.77.0.1", "fd77::1"])
-def test_behind_a_wall_only_the_named_ports_answer(lab: Lab, address: str) -> None:
-    """Behind a wall the ports that it names answer, others are silent, and the host itself reaches
-    all.
-    """
+def test_firewall_answers_only_on_listed_ports(lab: Lab, address: str) -> None:
+    """Other ports are silent; the host itself reaches everything."""
     serve(lab["node1"], SERVE)
     serve(lab["node2"], SERVE)
     lab.wall("node1", [7000])
@@ -86,8 +84,8 @@ def test_behind_a_wall_only_the_named_ports_answer(lab: Lab, address: str) -> No
     assert answers(outside, socket.SOCK_STREAM, address, 7001)
 
 
-def test_packets_above_the_senders_limit_are_lost(lab: Lab) -> None:
-    """A packet above the limit of its sender is lost; smaller ones come, others may send more."""
+def test_packets_above_sender_limit_are_lost(lab: Lab) -> None:
+    """Smaller ones arrive, and other hosts may send larger ones."""
     serve(lab["node1"], SERVE)
     serve(lab["node2"], SERVE)
     lab.limit("node2", 1400)

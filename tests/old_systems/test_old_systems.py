@@ -68,8 +68,8 @@ sys.exit(3 if (rank, attempt) == ("1", "0") else 0)
 """
 
 
-def test_the_systems_are_what_their_names_say() -> None:
-    """Python has no name and the kernel no call that was taken away, as a child of the child."""
+def test_simulated_systems_lack_what_they_claim() -> None:
+    """In children of children, both in Python and in the kernel."""
     program = """if 1:
     import errno, os, signal, sys
     for call in (lambda: os.pidfd_open(1), lambda: os.memfd_create("x")):
@@ -89,8 +89,8 @@ def test_the_systems_are_what_their_names_say() -> None:
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_a_job_runs_and_restarts(name: str, launch: Launch, script: Callable[[str], Path]) -> None:
-    """Two workers start, one fails, and both start again."""
+def test_job_runs_and_restarts(name: str, launch: Launch, script: Callable[[str], Path]) -> None:
+    """Two workers start, one fails, and both restart."""
     result = launch(
         "run", "--nproc-per-node=2", "--max-restarts=1", script(FAILS_ONCE), **SYSTEMS[name]
     )
@@ -102,7 +102,7 @@ def test_a_job_runs_and_restarts(name: str, launch: Launch, script: Callable[[st
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("kind", ["cold", "warm"])
-def test_nothing_outlives_an_agent(
+def test_nothing_outlives_agent(
     kind: str,
     number: int,
     system: dict[str, str],
@@ -111,7 +111,7 @@ def test_nothing_outlives_an_agent(
     script: Callable[[str], Path],
     marker: str,
 ) -> None:
-    """An agent that is asked to end, or killed, leaves neither processes nor a directory."""
+    """Neither processes nor a directory is left, whether it is asked to end or killed."""
     tree, scratch = tmp_path / "tree.sh", tmp_path / "tmp"
     tree.write_text(TREE.format(marker=marker, lifetime="600", code=0))
     scratch.mkdir()
@@ -132,10 +132,10 @@ def test_nothing_outlives_an_agent(
 
 
 @pytest.mark.parametrize("victim", ["guard", "spawner"])
-def test_nothing_outlives_a_killed_guard_or_spawner(
+def test_nothing_outlives_killed_guard_or_spawner(
     victim: str, system: dict[str, str], tmp_path: Path, start: Start, marker: str
 ) -> None:
-    """The agent finds out that one of them was killed, and says so."""
+    """The agent notices and reports it."""
     tree = tmp_path / "tree.sh"
     tree.write_text(TREE.format(marker=marker, lifetime="600", code=0))
     agent = start("run", "--nproc-per-node=2", "--no-python", "sh", tree, variables=system)
@@ -161,7 +161,7 @@ def runtime(tmp_path: Path, system: dict[str, str]) -> Iterator[dict[str, str]]:
 def test_warm_processes_serve_jobs_and_stop(
     runtime: dict[str, str], tmp_path: Path, launch: Launch, script: Callable[[str], Path]
 ) -> None:
-    """One that was made ahead forks the workers of two jobs, which restart, and ends when asked."""
+    """A process made ahead forks the workers of two jobs, which restart; it ends on request."""
     train = script("import json\n" + FAILS_ONCE)
     modules = "--preload=json,broken"
     (tmp_path / "broken.py").write_text("import os; os._exit(5)")
@@ -205,14 +205,14 @@ OPTIONAL_FILES = (
         *(pytest.param((), (path,), id=path, marks=pytest.mark.long) for path in OPTIONAL_FILES),
     ],
 )
-def test_a_job_runs_without_what_is_optional(
+def test_job_runs_without_optional_calls_and_files(
     calls: tuple[str, ...],
     files: tuple[str, ...],
     tmp_path: Path,
     launch: Launch,
     script: Callable[[str], Path],
 ) -> None:
-    """Its workers are forked from a warm process, and restart; the output is complete."""
+    """Workers fork from a warm process and restart, and the output is complete."""
     own = {"HIDES": " ".join(files), "XDG_RUNTIME_DIR": str(tmp_path)}
     system = {**variables("", *calls, error="EPERM"), **own}
     tmp_path.chmod(0o700)
@@ -231,10 +231,10 @@ def test_a_job_runs_without_what_is_optional(
 
 
 @pytest.mark.parametrize("module", ["_ctypes", "_ssl"])
-def test_a_python_without_a_module_is_named(
+def test_python_without_required_module_is_named(
     module: str, launch: Launch, tmp_path: Path, script: Callable[[str], Path]
 ) -> None:
-    """Such a Python was built without the headers of a library."""
+    """As if built without the headers of a library."""
     for name in ("cert", "key", "ca"):
         (tmp_path / name).touch()
     result = launch(
@@ -256,10 +256,10 @@ def test_a_python_without_a_module_is_named(
         for each in ("3.12", "3.13", "3.14")
     ],
 )
-def test_a_job_restarts_on_each_python(
+def test_job_restarts_on_each_python(
     version: str, name: str, launch: Launch, script: Callable[[str], Path]
 ) -> None:
-    """Cold and warm; its agent is the new one, too."""
+    """Workers are cold or warm, and the agent runs on it too."""
     system = SYSTEMS.get(name, variables())
     path = os.pathsep.join((system["PYTHONPATH"], str(Path(relight.__file__).parents[1])))
     train = script(f"import sys; assert '%d.%d' % sys.version_info[:2] == {version!r}" + FAILS_ONCE)
@@ -274,8 +274,8 @@ def test_a_job_restarts_on_each_python(
     assert "workers start with preloaded modules" in result.stderr
 
 
-def test_job_gets_all_cpus_where_its_own_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For --nproc-per-node=auto, and whether workers wait for preloaded modules."""
+def test_job_gets_all_cpus_if_affinity_is_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For --nproc-per-node=auto, and for whether workers wait for preloaded modules."""
 
     def refuse(_: int) -> set[int]:
         raise PermissionError
@@ -286,7 +286,7 @@ def test_job_gets_all_cpus_where_its_own_are_hidden(monkeypatch: pytest.MonkeyPa
     assert linux.cpus() == os.cpu_count()
 
 
-def test_status_finds_slow_ranks_in_a_file_that_stands_for_memory(
+def test_status_finds_slow_ranks_without_memfd(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(os, "memfd_create")

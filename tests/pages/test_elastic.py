@@ -23,7 +23,7 @@ SLOWLY = ("--steps=100000", "--pause=0.01")
 pytestmark = [pytest.mark.slow, pytest.mark.needs_torch]
 
 
-def test_what_the_page_shows_of_the_script_is_in_the_script() -> None:
+def test_page_shows_code_of_the_script() -> None:
     shown = [block.text for block in blocks(PAGE.read_text()) if block.language == "python"]
     assert len(shown) > 1
     for text in shown:
@@ -46,10 +46,10 @@ def pid_of_rank(rank: int, events: Path) -> int:
 
 
 @pytest.mark.long
-def test_a_kill_a_preemption_and_another_number_of_workers_lose_no_step(
+def test_kill_preemption_and_resize_lose_no_step(
     start: Start, launch: Launch, tmp_path: Path
 ) -> None:
-    """The training goes on after the last save each time, and ends with the right weights."""
+    """Training resumes from the last save each time, and ends with the right weights."""
     out, logs = tmp_path / "out", tmp_path / "logs"
     flags = (WARM, f"--keep-warm=while:{os.getpid()}", "--max-restarts=3")
     variables = {"OMP_NUM_THREADS": "1"}
@@ -72,8 +72,8 @@ def test_a_kill_a_preemption_and_another_number_of_workers_lose_no_step(
 
 
 @pytest.mark.long
-def test_a_lost_node_and_a_newcomer_lose_no_step(start: Start, tmp_path: Path) -> None:
-    """Of two nodes one is killed with all its processes, and another comes."""
+def test_lost_and_new_node_lose_no_step(start: Start, tmp_path: Path) -> None:
+    """Of two nodes, one is killed with all its processes and another joins."""
     out = tmp_path / "out"
     flags = ("--nnodes=1:2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=elastic",
              f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=last_call_timeout=2",

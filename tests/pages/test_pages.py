@@ -47,16 +47,16 @@ WITH_LONG_ONES = [
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_each_block_says_what_it_is(name: str) -> None:
-    """A shell block is run or says why not: see documentation/blocks.py for the marks."""
+def test_each_block_has_a_known_language(name: str) -> None:
+    """A shell block runs or says why not: see documentation/blocks.py for the marks."""
     for block in blocks_of(name):
         plain = not block.language and not any(map(COMMAND.match, block.text.splitlines()))
         assert plain or block.language in KNOWN, f"{name}:{block.line}: one of {sorted(KNOWN)}"
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_shown_commands_of_relight_exist(name: str) -> None:
-    """Those that are not run too: it is a command of relight, its flags and values are valid."""
+def test_shown_relight_commands_exist(name: str) -> None:
+    """Even in blocks that don't run, with their flags and values."""
     for block in blocks_of(name):
         if block.language not in SHELLS | {"console"}:
             continue
@@ -93,13 +93,13 @@ def run_blocks(name: str, folder: Path, *, long: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_COMMANDS)
-def test_the_commands_of_a_page_run(name: str, tmp_path: Path) -> None:
+def test_commands_of_page_run(name: str, tmp_path: Path) -> None:
     run_blocks(name, tmp_path, long=False)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", WITH_LONG_ONES)
-def test_the_commands_of_a_page_run_those_with_torch_too(name: str, tmp_path: Path) -> None:
+def test_long_commands_of_page_run(name: str, tmp_path: Path) -> None:
     run_blocks(name, tmp_path, long=True)
 
 
@@ -130,26 +130,26 @@ def test_links_lead_to_files_and_headings(name: str) -> None:
     assert broken == []
 
 
-def test_the_readme_has_the_figures_of_the_results() -> None:
+def test_readme_figures_match_results() -> None:
     """`python -m benchmarks.readme` writes them."""
     text = readme.README.read_text()
     assert readme.filled(text) == text
 
 
-def test_the_picture_is_drawn_from_the_recording() -> None:
+def test_picture_is_drawn_from_recording() -> None:
     """`python -m documentation.picture` draws it."""
     assert picture.PICTURE.read_text() == picture.draw(CAST.read_text())
     assert picture.PICTURE.stat().st_size < 10_000
     ElementTree.parse(picture.PICTURE)  # browsers show nothing of a picture that is not XML
 
 
-def test_the_failure_guide_is_current() -> None:
+def test_failure_guide_is_current() -> None:
     """`python -m documentation.failures` writes it."""
     assert failures.PAGE.read_text() == failures.page()
 
 
-def test_no_message_at_the_end_of_a_job_is_missing_in_the_failure_guide() -> None:
-    """Each message has an entry, and each entry is about messages that there are."""
+def test_failure_guide_covers_all_messages() -> None:
+    """Each entry is about existing messages."""
     told = [text for each in failures.CAUSES for text in each.says]
     found = list(failures.messages_of_source())
     assert len(found) > 40
@@ -162,20 +162,20 @@ def test_no_message_at_the_end_of_a_job_is_missing_in_the_failure_guide() -> Non
     assert [part for part in told if not any(part in text for text in sources)] == []
 
 
-def test_no_exit_code_of_relight_is_missing_in_the_failure_guide() -> None:
+def test_failure_guide_covers_all_exit_codes() -> None:
     codes = {name for name in vars(errors) if name.startswith("EXIT_")}
     assert codes - {"EXIT_OK", "EXIT_SIGNAL_BASE"} == failures.EXIT_CODES.keys()
 
 
 @pytest.mark.needs_torch
-def test_the_page_of_flags_is_current() -> None:
+def test_flags_page_is_current() -> None:
     """`python -m documentation.from_torchrun` writes it; torchrun's flags come from its parser."""
     assert from_torchrun.PAGE.read_text() == from_torchrun.page()
 
 
 @pytest.mark.long
-def test_the_site_is_built_without_a_warning_and_has_every_page(tmp_path: Path) -> None:
-    """Links and anchors lead somewhere on the site too; no page is left out of its navigation."""
+def test_site_builds_without_warnings_and_has_every_page(tmp_path: Path) -> None:
+    """Links and anchors work, and the navigation has every page."""
     assert site.build(tmp_path) == ""
     shown = (tmp_path / "index.html").read_text()
     for page in (ROOT / "docs").rglob("*.md"):

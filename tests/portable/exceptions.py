@@ -21,58 +21,48 @@ GUARD = "there is no guard, and /proc does not tell the state of a process"
 NO_NEED = "a job there does without /proc"
 BOOT_ID = "without the machine's boot id, nobody sweeps what two killed processes have left"
 
-SAME = (
-    "differential/test_command_lines.py::test_a_command_line_has_the_same_effect_as_under_torchrun"
-)
+SAME = "differential/test_command_lines.py::test_command_line_has_same_effect_as_under_torchrun"
 REASONS = {
     "test_startup.py": LAUNCH_PATH,
-    "test_teardown.py::test_workers_with_nothing_to_save_are_not_waited_for[ignores SIGTERM]": (
+    "test_teardown.py::test_teardown_does_not_wait_for_workers_without_handler[ignores SIGTERM]": (
         HANDLERS
     ),
-    "test_signals.py::test_user_signals_reach_workers_that_want_them": HANDLERS,
-    "test_internal_errors.py::test_an_unexpected_exception_ends_a_coordinator_with_70_and_a_line": (
-        SEVERAL_NODES
-    ),
-    "test_internal_errors.py::test_without_proc_relight_says_that_this_is_missing": NO_NEED,
-    "test_helpers.py::test_a_killed_agent_leaves_no_helper_behind[py-spy]": HANGS,
-    "test_helpers.py::test_a_helper_that_can_not_be_killed_keeps_no_agent": GUARD,
+    "test_signals.py::test_user_signals_reach_workers_with_a_handler": HANDLERS,
+    "test_internal_errors.py::test_unexpected_exception_in_coordinator_exits_70": SEVERAL_NODES,
+    "test_internal_errors.py::test_missing_proc_is_named": NO_NEED,
+    "test_helpers.py::test_killed_agent_leaves_no_helper[py-spy]": HANGS,
+    "test_helpers.py::test_unkillable_helper_does_not_block_agent": GUARD,
     "test_unkillable.py": GUARD,
-    "test_orphans.py::test_no_directory_of_a_job_is_left_behind": BOOT_ID,
-    "test_orphans.py::test_an_agent_that_waits_for_nodes_has_no_directory": SEVERAL_NODES,
-    "test_restarts.py::test_a_gloo_job_survives_every_kill[warm]": PRELOAD,
-    "test_secrets.py::test_workers_do_not_have_the_token[warm]": PRELOAD,
-    "test_full_disk.py::test_a_full_disk_of_the_sockets_keeps_no_job_from_a_warm_start": PRELOAD,
+    "test_orphans.py::test_job_directory_is_always_removed": BOOT_ID,
+    "test_orphans.py::test_waiting_agent_has_no_job_directory": SEVERAL_NODES,
+    "test_restarts.py::test_gloo_job_survives_every_kill[warm]": PRELOAD,
+    "test_secrets.py::test_workers_do_not_see_token[warm]": PRELOAD,
+    "test_full_disk.py::test_full_runtime_dir_does_not_prevent_warm_start": PRELOAD,
     "host/test_watched_worker.py": PRELOAD,
     "test_failures_on_nodes.py": SEVERAL_NODES,
-    "test_function.py::test_torch_workers_of_two_agents_are_one_group": SEVERAL_NODES,
-    "test_embedding.py::test_a_result_tells_exit_codes_restarts_and_the_cause[in process]": (
-        IN_PROCESS
-    ),
-    "test_embedding.py::test_nothing_of_a_job_is_left_in_the_program": PROC,
-    "test_embedding.py::test_a_signal_that_stops_the_job_reaches_the_program_afterwards": (
-        IN_PROCESS
-    ),
-    "test_embedding.py::test_in_process_is_refused_where_it_would_do_harm": IN_PROCESS,
-    "test_embedding.py::test_two_threads_of_a_program_run_two_nodes_of_a_job": SEVERAL_NODES,
+    "test_function.py::test_torch_workers_of_two_agents_form_one_group": SEVERAL_NODES,
+    "test_embedding.py::test_result_has_exit_codes_restarts_and_cause[in process]": IN_PROCESS,
+    "test_embedding.py::test_job_leaves_nothing_behind_in_caller": PROC,
+    "test_embedding.py::test_caller_handler_runs_after_signal_stops_job": IN_PROCESS,
+    "test_embedding.py::test_in_process_rejected_when_unsafe": IN_PROCESS,
+    "test_embedding.py::test_two_threads_run_two_nodes_of_one_job": SEVERAL_NODES,
     f"{SAME}[one node, nproc-per-node=cpu]": AFFINITY,
     f"{SAME}[master-addr alone, nproc-per-node=auto]": AFFINITY,
-    "differential/test_differences.py::test_a_c10d_store_in_a_file_is_a_directory": SEVERAL_NODES,
-    "differential/test_differences.py::test_an_endpoint_that_nobody_serves_is_given_up": (
-        SEVERAL_NODES
-    ),
-    "differential/test_differences.py::test_a_worker_that_the_system_holds_fails_the_job": STUCK,
-    "schedulers/test_local_ends.py::test_a_held_job_ends_with_its_submitter": DAEMON,
+    "differential/test_differences.py::test_c10d_file_store_is_a_directory": SEVERAL_NODES,
+    "differential/test_differences.py::test_unserved_endpoint_times_out": SEVERAL_NODES,
+    "differential/test_differences.py::test_worker_in_uninterruptible_call_fails_job": STUCK,
+    "schedulers/test_local_ends.py::test_held_job_ends_with_submitter": DAEMON,
     "host/test_agents.py": PROC,
     "host/test_stacks.py": PROC,
     "cli_jobs/test_stacks_command.py": PROC,
     "host/test_arrivals.py": PROC,
     "test_hangs.py": PROC,
     "test_sandbox.py": SEVERAL_NODES,
-    "test_waiting_terminal.py::test_while_a_node_waits_a_line_is_rewritten_until_work_goes_on": (
+    "test_waiting_terminal.py::test_waiting_line_is_rewritten_until_work_continues": (
         SEVERAL_NODES
     ),
-    "test_waiting_terminal.py::test_elsewhere_the_reason_is_a_line_as_ever[a pipe]": SEVERAL_NODES,
-    "test_waiting_terminal.py::test_elsewhere_the_reason_is_a_line_as_ever[a dumb terminal]": (
+    "test_waiting_terminal.py::test_reason_is_plain_line_without_terminal[a pipe]": SEVERAL_NODES,
+    "test_waiting_terminal.py::test_reason_is_plain_line_without_terminal[a dumb terminal]": (
         SEVERAL_NODES
     ),
     "test_tracebacks_once.py": PROC,

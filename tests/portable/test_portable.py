@@ -45,8 +45,8 @@ def used() -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(used()))
-def test_linux_and_portable_have_the_same_functions(name: str) -> None:
-    """Whatever the launcher asks of `system`, linux and portable have, with the same arguments."""
+def test_linux_and_portable_have_same_functions(name: str) -> None:
+    """Arguments are the same too, for all that the launcher asks of `system`."""
     one, other = getattr(linux, name), getattr(portable, name)
     if inspect.isfunction(one):
         assert str(inspect.signature(one)) == str(inspect.signature(other))
@@ -79,8 +79,8 @@ print(sys.platform, os.path.exists("/proc/self"), os.path.exists("/"))
 
 
 @pytest.mark.processes
-def test_the_fake_macos_has_nothing_of_linux() -> None:
-    """What a job on the fake macOS uses is not there by mistake."""
+def test_fake_macos_lacks_linux_features() -> None:
+    """Jobs on the fake macOS can't use them by accident."""
     program = STRICT.format(here=str(HERE))
     command = [sys.executable, "-c", program]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -99,10 +99,10 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] < os.environ["GOOD"] and os.environ[
 
 
 @pytest.mark.parametrize(("good", "code"), [("1", 0), ("2", 1)])
-def test_a_job_of_one_node_runs_on_macos(
+def test_single_node_job_runs_on_macos(
     good: str, code: int, tmp_path: Path, launch: Launch
 ) -> None:
-    """A job of one node runs, restarts, writes its logs and says why it failed."""
+    """It restarts, writes its logs and reports the failure."""
     script = tmp_path / "train.py"
     script.write_text(FAILS_ONCE)
     result = launch(
@@ -131,10 +131,10 @@ def test_a_job_of_one_node_runs_on_macos(
         (("coordinator",), "relight coordinator"),
     ],
 )
-def test_what_needs_linux_is_refused_by_name(
+def test_linux_only_features_are_rejected_by_name(
     words: tuple[str, ...], what: str, launch: Launch
 ) -> None:
-    """Nothing is started, and one line says what needs Linux."""
+    """The error is one line, and nothing starts."""
     result = launch(*words, command=MACOS)
     assert (result.returncode, result.stdout) == (2, "")
     first, hint = result.stderr.splitlines()
@@ -142,16 +142,16 @@ def test_what_needs_linux_is_refused_by_name(
     assert hint.startswith("hint: ")
 
 
-def test_preload_has_no_effect_on_macos_and_a_note_says_so(launch: Launch, tmp_path: Path) -> None:
-    """--preload makes restarts quicker, so without it a job runs all the same."""
+def test_preload_on_macos_is_a_note(launch: Launch, tmp_path: Path) -> None:
+    """--preload only makes restarts faster, so the job runs without it."""
     (tmp_path / "train.py").write_text("print('trained')")
     result = launch("run", "--preload=json", "train.py", command=MACOS)
     assert (result.returncode, result.stdout) == (0, "trained\n")
     assert "note: --preload has no effect" in result.stderr
 
 
-def test_a_job_that_is_not_shown_runs_as_if_it_were(launch: Launch, tmp_path: Path) -> None:
-    """After a second, where a socket for `relight status` opens on Linux, nothing is said."""
+def test_job_without_status_socket_runs_silently(launch: Launch, tmp_path: Path) -> None:
+    """Even after a second, when a socket for `relight status` opens on Linux."""
     script = tmp_path / "train.py"
     script.write_text("import time; time.sleep(1.5)")
     result = launch("run", script, command=MACOS)
@@ -159,8 +159,8 @@ def test_a_job_that_is_not_shown_runs_as_if_it_were(launch: Launch, tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", exceptions.REASONS)
-def test_each_exception_is_a_test(name: str) -> None:
-    """What `make portable` leaves out is there."""
+def test_each_exception_names_an_existing_test(name: str) -> None:
+    """`make portable` skips these."""
     file, _, test = name.partition("[")[0].partition("::")
     assert f"def {test}" in (HERE.parent / file).read_text()
 
@@ -170,11 +170,11 @@ def holders(agent: int) -> list[int]:
 
 
 @pytest.mark.parametrize("who", ["agent", "holder", "both", "all of their name", "one is stopped"])
-def test_the_guardian_ends_what_is_left(
+def test_guardian_ends_leftover_processes(
     who: str, start: Start, tmp_path: Path, marker: str
 ) -> None:
-    """When the agent, the spawner or both are killed or stopped, the workers, their descendants and
-    the guardian go.
+    """Workers, their descendants and the guardian end when agent, spawner or both are killed or
+    stopped.
     """
     program = tmp_path / "tree.sh"
     program.write_text(TREE(marker=marker, lifetime="600", code=0))
@@ -222,9 +222,9 @@ WATCHES = "import sys; from relight.processes.guardian import watch; watch(*map(
 
 
 @pytest.mark.parametrize("holder_is", ["stopped", "gone"])
-def test_a_guardian_that_is_late_still_ends_what_is_left(holder_is: str, start: Start) -> None:
-    """A stopped holder of workers is woken although the agent ended before the guardian looked for
-    the first time; workers are ended although the holder was gone when the agent's end was seen.
+def test_late_guardian_still_ends_leftover_processes(holder_is: str, start: Start) -> None:
+    """It wakes a stopped holder even if the agent ended before its first look, and ends workers
+    even if the holder was gone when the agent's end was seen.
     """
     told, tell = os.pipe()
     watched, alive = os.pipe()
@@ -263,8 +263,8 @@ def wait_for(true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_without_a_guardian_workers_run(tmp_path: Path, launch: Launch) -> None:
-    """A guardian that was killed, or could not become one, harms nobody."""
+def test_workers_run_without_guardian(tmp_path: Path, launch: Launch) -> None:
+    """It may have been killed, or have failed to start."""
     (tmp_path / "run.py").write_text(
         f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
         "import fake_system; fake_system.become('darwin')\n"
@@ -278,10 +278,10 @@ def test_without_a_guardian_workers_run(tmp_path: Path, launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("words", [("run", "--no-python"), ("submit", "utils.sh")])
-def test_a_daemon_that_stays_holds_up_nobody(
+def test_escaped_daemon_does_not_delay_end(
     words: tuple[str, ...], marker: str, launch: Launch, tmp_path: Path
 ) -> None:
-    """Who can't be found is left behind, with its end of a pipe; the job ends all the same."""
+    """A process that can't be found is left behind, with its end of a pipe."""
     daemon = f"setsid sh -c 'sleep {marker} &' & sleep 0.3; echo done"
     variables = {"RELIGHT_HOST": "portable", "RELIGHT_STATE_DIR": str(tmp_path)}
     result = launch(*words, "sh", "-c", daemon, timeout=LIMIT_S, **variables)
@@ -301,10 +301,8 @@ relight.launch(work, sys.argv[1])
 """
 
 
-def test_launch_ends_with_the_process_that_called_it(
-    start: Start, tmp_path: Path, marker: str
-) -> None:
-    """A killed process leaves nothing of its relight.launch."""
+def test_launch_ends_with_its_caller(start: Start, tmp_path: Path, marker: str) -> None:
+    """This holds even if the caller is killed."""
     script = tmp_path / "launches.py"
     script.write_text(LAUNCHES)
     variables = {"RELIGHT_HOST": "portable"}
@@ -316,8 +314,8 @@ def test_launch_ends_with_the_process_that_called_it(
 
 
 @pytest.mark.parametrize("command", ["run", "launch", "coordinator", "doctor"])
-def test_other_systems_are_refused_in_one_line(command: str, launch: Launch) -> None:
-    """On a system without a host layer, one line says what is supported."""
+def test_unsupported_system_is_rejected_in_one_line(command: str, launch: Launch) -> None:
+    """The error names the supported systems."""
     result = launch(command, "train.py", command=WINDOWS)
     assert (result.returncode, result.stdout) == (2, "")
     first, hint = result.stderr.splitlines()
@@ -327,8 +325,8 @@ def test_other_systems_are_refused_in_one_line(command: str, launch: Launch) -> 
     assert hint.startswith("hint: ")
 
 
-def test_a_client_needs_no_linux(launch: Launch, tmp_path: Path) -> None:
-    """What only asks and sends works wherever Python does; what would run here says so."""
+def test_client_commands_work_without_linux(launch: Launch, tmp_path: Path) -> None:
+    """Queries and submissions work wherever Python does; running something locally is refused."""
     home = {"HOME": str(tmp_path), "RELIGHT_HOME": str(tmp_path), "USERNAME": "ann"}
     job = ("dist.ddp", "-j", "1x1", "--image", "mine:1", "-m", "train")
     dryrun = launch("submit", "-s", "docker", "--dryrun", *job, command=WINDOWS, **home)
@@ -348,8 +346,8 @@ class Come(StorePort):
         pass
 
 
-def test_without_proc_arrivals_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the system does not tell who has a connection, the store still knows how many."""
+def test_arrivals_are_counted_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store knows how many workers have come, though not which."""
     monkeypatch.setattr(missing_at_init.os.path, "isdir", lambda path: False)
     place = Place(0, 1, 0, 4, 4, "default", 0, 4)
     formed = GenerationFormed(Generation(GenerationId(0, "c"), 0, "127.0.0.1", 1, ""), place)

@@ -41,8 +41,8 @@ def printed(command: tuple[str, ...], logs: Path, *arguments: str) -> list[str]:
         ("ignite_train.py", "torch,torch._dynamo,ignite.distributed,ignite.engine"),
     ],
 )
-def test_losses_are_the_same_cold_and_warm(program: str, preload: str, tmp_path: Path) -> None:
-    """Lightning, the Trainer of transformers and ignite: cold and warm; one by torchrun as well."""
+def test_losses_are_identical_cold_and_warm(program: str, preload: str, tmp_path: Path) -> None:
+    """Lightning, transformers' Trainer and ignite; one also with torchrun."""
     script = str(HERE / program)
     expected = printed((*RELIGHT, "run"), tmp_path / "cold", script)
     assert printed(WARM, tmp_path / "warm", f"--preload={preload}", script) == expected
@@ -50,8 +50,8 @@ def test_losses_are_the_same_cold_and_warm(program: str, preload: str, tmp_path:
         assert printed(TORCHRUN, tmp_path / "torchrun", script) == expected
 
 
-def test_accelerates_own_test_passes(tmp_path: Path) -> None:
-    """The script that the package carries for any launcher, cold and warm, on gloo."""
+def test_accelerate_test_script_passes(tmp_path: Path) -> None:
+    """The package's own launcher test, cold and warm, on gloo."""
     module = ("-m", "accelerate.test_utils.scripts.test_script")
     cold = printed((*RELIGHT, "run"), tmp_path / "cold", *module)
     warm = printed(WARM, tmp_path / "warm", "--preload=torch,torch._dynamo,accelerate", *module)

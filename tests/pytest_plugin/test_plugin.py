@@ -51,10 +51,8 @@ def output(result: pytest.RunResult) -> str:
     return result.stdout.str()
 
 
-def test_a_test_runs_on_each_rank_with_its_own_fixtures(
-    run: Run, pytester: pytest.Pytester
-) -> None:
-    """Fixtures of all scopes, parameters, and classes."""
+def test_test_runs_on_each_rank_with_own_fixtures(run: Run, pytester: pytest.Pytester) -> None:
+    """Fixtures of all scopes, parameters and classes."""
     pytester.makeconftest("""
         import os, pytest
         @pytest.fixture(scope="session")
@@ -87,8 +85,8 @@ def test_without_the_mark():
     result.assert_outcomes(passed=5)
 
 
-def test_an_assertion_that_fails_on_one_rank_is_shown_in_full(run: Run) -> None:
-    """With pytest's own details, the rank, and what each rank has printed."""
+def test_assertion_failing_on_one_rank_is_shown_in_full(run: Run) -> None:
+    """The report has pytest's details, the rank, and the output of each rank."""
     result = run("""
 @two
 def test_it():
@@ -106,7 +104,7 @@ def test_it():
     assert "FAILED" in text.splitlines()[-2] and "AssertionError" in text.splitlines()[-2]
 
 
-def test_equal_failures_are_shown_once(run: Run) -> None:
+def test_identical_failures_are_shown_once(run: Run) -> None:
     result = run("""
 @pytest.mark.distributed(world_size=3, init=False)
 def test_it():
@@ -118,8 +116,8 @@ def test_it():
     assert "- ranks 0, 1, 2 of 3 -" in output(result)
 
 
-def test_marks_have_their_usual_meaning(run: Run) -> None:
-    """Skipped ones start nothing."""
+def test_skip_and_xfail_marks_work(run: Run) -> None:
+    """Skipped tests start nothing."""
     result = run(
         """
 @two
@@ -170,7 +168,7 @@ def test_nothing_was_started(): assert not os.path.exists("started")
     assert "ERROR at teardown of test_leaves" in text and "no teardown" in text
 
 
-def test_a_test_that_does_not_end_shows_the_stacks_of_all_ranks(run: Run) -> None:
+def test_timeout_shows_stacks_of_all_ranks(run: Run) -> None:
     result = run("""
 def wait_here(): time.sleep(1000)
 def wait_there(): time.sleep(1000)
@@ -186,7 +184,7 @@ def test_it():
     assert "/pluggy/" not in text
 
 
-def test_a_rank_that_ends_fails_the_test(run: Run) -> None:
+def test_rank_that_exits_fails_test(run: Run) -> None:
     """Its last words are shown, and the summary names it."""
     result = run("""
 def last_words(of):
@@ -228,8 +226,8 @@ def test_0():
     assert "it printed nothing" not in text
 
 
-def test_a_rank_that_still_starts_is_not_to_blame(run: Run) -> None:
-    """The test has failed in its call, not in the setup that another rank did not reach."""
+def test_rank_still_starting_is_not_blamed(run: Run) -> None:
+    """The test fails in its call, not in the setup that another rank didn't reach."""
     result = run("""
 if RANK == "0":
     time.sleep(1000)
@@ -250,8 +248,8 @@ def test_hangs():
 
 
 @pytest.mark.long
-def test_a_test_whose_time_was_over_fails_although_it_ends(run: Run) -> None:
-    """The launcher's signal ends the call in which it hangs, or it ends a moment later."""
+def test_test_ending_after_its_timeout_fails(run: Run) -> None:
+    """Whether the launcher's signal ends the hanging call, or it ends a moment later."""
     result = run("""
 import ctypes
 libc = ctypes.CDLL(None)
@@ -269,8 +267,8 @@ def test_it(waits):
     assert output(result).count("it hangs") >= 3
 
 
-def test_a_skip_on_ranks_has_its_reason_and_its_line(run: Run) -> None:
-    """A test that only some ranks skip fails: the others can't have tested what it says."""
+def test_skip_on_ranks_has_reason_and_line(run: Run) -> None:
+    """A test that only some ranks skip fails: the others can't test what it promises."""
     result = run(
         """
 @two
@@ -294,7 +292,7 @@ def test_partly():
 
 
 @pytest.mark.parametrize("end", ["pytest.exit('stop all')", "raise KeyboardInterrupt('stop all')"])
-def test_the_end_of_a_run_on_a_rank_is_the_end_of_the_run(run: Run, end: str) -> None:
+def test_exit_on_a_rank_ends_the_run(run: Run, end: str) -> None:
     result = run(f"""
 @two
 def test_it():
@@ -326,7 +324,7 @@ def test_it():
     assert "OwnWarning: own" in output(result)
 
 
-def test_what_a_rank_prints_without_end_is_shortened(run: Run) -> None:
+def test_endless_output_of_a_rank_is_shortened(run: Run) -> None:
     result = run("""
 @two
 def test_it():
@@ -342,7 +340,7 @@ def test_it():
     assert len(text) < 2_000_000
 
 
-def test_fixtures_are_shown_without_ranks(run: Run) -> None:
+def test_setup_plan_needs_no_ranks(run: Run) -> None:
     """--setup-plan and --setup-only."""
     text = """
 @pytest.fixture
@@ -362,8 +360,8 @@ def test_it(broken): pass
     assert "fixture 'broken' not found" in output(result).splitlines()[-2]
 
 
-def test_a_rank_that_waits_for_a_failed_one_is_stopped_at_once(run: Run) -> None:
-    """The assertion is shown, not what the other rank got of it."""
+def test_rank_waiting_for_failed_one_is_stopped_immediately(run: Run) -> None:
+    """The assertion is shown, not its effect on the other rank."""
     result = run("""
 @two
 def test_it():
@@ -376,7 +374,7 @@ def test_it():
     assert "had not ended" not in output(result)
 
 
-def test_a_wrong_argument_is_refused_by_name(run: Run) -> None:
+def test_invalid_argument_is_rejected_by_name(run: Run) -> None:
     wrong = {
         "word_size=2": "no argument word_size; did you mean world_size?",
         "world_size=0": "world_size=0: expected the number of ranks, at least 1",
@@ -397,7 +395,7 @@ def test_{number}(): pass
     assert "Traceback" not in output(result)
 
 
-def test_what_can_not_run_on_ranks_is_refused(run: Run) -> None:
+def test_async_and_unittest_tests_are_rejected(run: Run) -> None:
     result = run("""
 import unittest
 @two
@@ -411,16 +409,16 @@ async def test_async(): pass
     assert "not for async functions" in output(result)
 
 
-def test_the_mark_is_known_and_explained(run: Run) -> None:
-    """Also where nobody names the plugin."""
+def test_mark_is_registered_and_documented(run: Run) -> None:
+    """Even if nobody names the plugin."""
     strict = "--strict-markers", "--strict-config"
     result = run("@two\ndef test_it(): pass\n", *strict, has_all_plugins=True)
     result.assert_outcomes(passed=1)
     assert "@pytest.mark.distributed(world_size=2" in output(run("", "--markers"))
 
 
-def test_xdist_runs_such_tests_side_by_side(run: Run) -> None:
-    """Reports are complete there, too."""
+def test_xdist_runs_distributed_tests_in_parallel(run: Run) -> None:
+    """Reports are complete."""
     result = run(
         """
 @two
@@ -437,7 +435,7 @@ def test_it(n):
     assert "rank 0 says no" in output(result) and "rank 1 says no" in output(result)
 
 
-def test_coverage_counts_what_the_ranks_have_run(run: Run, pytester: pytest.Pytester) -> None:
+def test_coverage_includes_code_run_on_ranks(run: Run, pytester: pytest.Pytester) -> None:
     """With pytest-cov, and in the measured run itself."""
     pytester.makepyfile(
         code="""
@@ -464,7 +462,7 @@ def test_it(): assert code.f(RANK)
     assert line.split()[-1] == "100%", output(result)
 
 
-def test_junit_has_the_failure_and_the_duration(run: Run, pytester: pytest.Pytester) -> None:
+def test_junit_has_failure_and_duration(run: Run, pytester: pytest.Pytester) -> None:
     run("@two\ndef test_it():\n    time.sleep(0.3)\n    assert RANK == '9'\n", "--junitxml=x.xml")
     case = next(ET.parse(pytester.path / "x.xml").iter("testcase"))
     failure = case.find("failure")
@@ -472,7 +470,7 @@ def test_junit_has_the_failure_and_the_duration(run: Run, pytester: pytest.Pytes
     assert float(case.attrib["time"]) > 0.3
 
 
-def test_pytest_without_the_mark_loads_nothing_of_relight(pytester: pytest.Pytester) -> None:
+def test_plugin_loads_nothing_without_the_mark(pytester: pytest.Pytester) -> None:
     """The plugin is installed for all projects in the environment."""
     pytester.makepyfile("""
         import sys
@@ -484,10 +482,10 @@ def test_pytest_without_the_mark_loads_nothing_of_relight(pytester: pytest.Pytes
     pytester.runpytest_subprocess(timeout=LIMIT_S).assert_outcomes(passed=1)
 
 
-def test_the_next_test_is_warm_and_nothing_is_left_of_the_run(
+def test_second_test_is_warm_and_run_leaves_nothing(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process with the modules ends with pytest."""
+    """The warm process ends with pytest."""
     (tmp_path / "runtime").mkdir(mode=0o700)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))  # no other test's process
     result = run(
@@ -524,8 +522,8 @@ def test_another(): assert "pytest" in sys.modules
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_the_process_group_is_there_and_is_destroyed(run: Run, pytester: pytest.Pytester) -> None:
-    """With torch: gloo where there are no GPUs; and a failed collective does not hide the cause."""
+def test_process_group_is_initialized_and_destroyed(run: Run, pytester: pytest.Pytester) -> None:
+    """With gloo if there are no GPUs; a failed collective doesn't hide the cause."""
     result = run("""
 import torch, torch.distributed as dist
 

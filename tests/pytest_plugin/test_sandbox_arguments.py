@@ -21,7 +21,7 @@ from relight.pytest_plugin.sandbox import SandboxRunner
         ({"env": {"A": 1}}, "env: A=1: expected a text"),
     ],
 )
-def test_a_wrong_argument_is_refused(tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
-    """By its name, before any host is made."""
+def test_invalid_argument_is_rejected(tmp_path: Path, arguments: dict[str, Any], said: str) -> None:
+    """By name, before any host is created."""
     with pytest.raises(UsageError, match=said):
         SandboxRunner(tmp_path)(**{"hosts": 1, "script": "train.py", **arguments})

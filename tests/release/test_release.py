@@ -38,16 +38,16 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Built]:
     yield build(tmp_path_factory.mktemp("dist"))
 
 
-def test_the_version_is_written_in_one_place(built: Built) -> None:
-    """Package, wheel, sdist and changelog have the version of `relight/__init__.py`."""
+def test_version_is_defined_in_one_place(built: Built) -> None:
+    """Package, wheel, sdist and changelog take it from `relight/__init__.py`."""
     wheel, sdist = built
     assert wheel.name == f"relight-{relight.__version__}-py3-none-any.whl"
     assert sdist.name == f"relight-{relight.__version__}.tar.gz"
     assert "version" not in PROJECT
 
 
-def test_the_wheel_has_all_files_of_the_package_and_nothing_else(built: Built) -> None:
-    """Type marker and licence are in it; no tests, no caches."""
+def test_wheel_has_exactly_the_package_files(built: Built) -> None:
+    """Type marker and licence are included, tests and caches are not."""
     with zipfile.ZipFile(built[0]) as archive:
         names = archive.namelist()
     source = ROOT / "src"
@@ -60,7 +60,7 @@ def test_the_wheel_has_all_files_of_the_package_and_nothing_else(built: Built) -
     assert f"{info}/entry_points.txt" in names
 
 
-def test_the_sdist_has_what_the_wheel_is_built_from(built: Built) -> None:
+def test_sdist_has_what_wheel_is_built_from(built: Built) -> None:
     with tarfile.open(built[1]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {name for name in names if not name.startswith("src/relight/")} == {
@@ -70,7 +70,7 @@ def test_the_sdist_has_what_the_wheel_is_built_from(built: Built) -> None:
     assert not [name for name in names if "__pycache__" in name]
 
 
-def test_both_are_accepted_by_an_index(built: Built) -> None:
+def test_twine_accepts_wheel_and_sdist(built: Built) -> None:
     """Metadata and description are valid."""
     checked = subprocess.run(
         [sys.executable, "-m", "twine", "check", "--strict", *map(str, built)],
@@ -79,18 +79,16 @@ def test_both_are_accepted_by_an_index(built: Built) -> None:
     assert checked.returncode == 0, checked.stdout
 
 
-def test_a_job_runs_from_the_wheel_and_from_the_launcher_in_one_file(
-    built: Built, tmp_path: Path
-) -> None:
-    """In an environment without any other package. `make dist` does it with each Python."""
+def test_job_runs_from_wheel_and_from_launcher_file(built: Built, tmp_path: Path) -> None:
+    """The environment has no other packages. `make dist` does it with each Python."""
     programs = install(built[0], sys.executable, tmp_path / "environment")
     assert run_job(programs / "relight", programs, tmp_path) == EXPECTED
     assert run_job(write_launcher(tmp_path), programs, tmp_path) == EXPECTED
 
 
 @pytest.mark.parametrize("version", [each for each in VERSIONS if each != PRESENT])
-def test_a_job_runs_on_each_other_python(version: str, built: Built, tmp_path: Path) -> None:
-    """Those that are here; `make dist` also installs the wheel for each."""
+def test_job_runs_on_each_other_python(version: str, built: Built, tmp_path: Path) -> None:
+    """These are the ones available; `make dist` also installs the wheel for each."""
     if not (python := interpreter(version)):
         pytest.skip(f"no Python {version} here")
     (programs := tmp_path / "bin").mkdir()
@@ -100,7 +98,7 @@ def test_a_job_runs_on_each_other_python(version: str, built: Built, tmp_path: P
         assert run_job(command, programs, tmp_path) == EXPECTED
 
 
-def test_nothing_says_that_relight_is_on_an_index() -> None:
+def test_nothing_claims_relight_is_on_pypi() -> None:
     """Until it is, hints and pages say what works from a clone or a wheel."""
     said = re.compile(r"(?:pip|pipx|uv pip|uv tool) (?:install|run) ['\"]?relight\b(?!-)")
     files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md"),
@@ -109,8 +107,8 @@ def test_nothing_says_that_relight_is_on_an_index() -> None:
     assert found == []
 
 
-def test_a_hint_names_the_packages_of_an_extra() -> None:
-    """What is missing is installed by the versions of pyproject.toml, from wherever relight is."""
+def test_install_hints_match_extras() -> None:
+    """Versions are those of pyproject.toml, wherever relight was installed from."""
     extras = {
         " ".join(f"'{each}'" for each in packages)
         for packages in PROJECT["optional-dependencies"].values()

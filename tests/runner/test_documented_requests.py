@@ -57,7 +57,7 @@ def requested(name: str, place: Path) -> str:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_documented_request_is_the_one_that_is_made(name: str, tmp_path: Path) -> None:
+def test_documented_request_is_current(name: str, tmp_path: Path) -> None:
     """REWRITE_DOCS=1 writes the documents."""
     path = FOLDER / f"{name}.{SUFFIXES.get(name, 'sh')}"
     text = requested(name, tmp_path)
@@ -69,7 +69,7 @@ def test_the_documented_request_is_the_one_that_is_made(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_page_says_what_is_needed_sent_made_and_looked_at(name: str) -> None:
+def test_page_has_required_sections(name: str) -> None:
     page = (FOLDER.parent / f"{name.replace('_', '-')}.md").read_text()
     heads = [line for line in page.splitlines() if line.startswith("## ")]
     assert heads[:3] == ["## What it needs", "## The command", "## What it creates"]

@@ -29,8 +29,8 @@ def injected(
     return [dict(role.env) for role in app.roles]
 
 
-def test_each_role_has_the_jobs_handle_and_session() -> None:
-    """The session stands under both names; a role's own variables stay."""
+def test_each_role_gets_job_handle_and_session() -> None:
+    """The session has both names; a role's own variables stay."""
     first, second = injected()
     number = first["TORCHX_INTERNAL_SESSION_ID"]
     assert first == {
@@ -48,7 +48,7 @@ def test_each_role_has_the_jobs_handle_and_session() -> None:
 
 
 def test_jobs_of_one_process_share_a_session() -> None:
-    """Those that they submit inherit it."""
+    """Jobs that they submit inherit it."""
     assert (
         injected()[0]["RELIGHT_INTERNAL_SESSION_ID"]
         == (injected()[0]["RELIGHT_INTERNAL_SESSION_ID"])
@@ -57,7 +57,7 @@ def test_jobs_of_one_process_share_a_session() -> None:
     assert found["RELIGHT_INTERNAL_SESSION_ID"] == found["TORCHX_INTERNAL_SESSION_ID"] == "outer"
 
 
-def test_a_runners_own_session_is_in_both_handles() -> None:
+def test_runner_session_is_in_both_handles() -> None:
     (found, _) = injected(session="nightly")
     assert found["TORCHX_JOB_ID"] == found["RELIGHT_JOB_ID"] == "local://nightly/${app_id}"
 
@@ -72,15 +72,15 @@ def test_a_runners_own_session_is_in_both_handles() -> None:
         ("", {}, None),
     ],
 )
-def test_the_parent_is_the_one_given_or_that_of_the_environment(
+def test_parent_is_given_or_from_environment(
     said: str, env: dict[str, str], expected: str | None
 ) -> None:
-    """If there is neither, there is no variable."""
+    """Without either, there is no variable."""
     (found, _) = injected(parent=said, **env)
     assert found.get("TORCHX_PARENT_RUN_ID") == found.get("RELIGHT_PARENT_RUN_ID") == expected
 
 
-def test_trackers_of_the_settings_reach_the_job() -> None:
+def test_trackers_of_settings_reach_job() -> None:
     (found, _) = injected(
         {"torchx:tracker": {"mlflow": "", "files": ""}, "tracker:files": {"config": "/c.txt"}}
     )
@@ -90,8 +90,8 @@ def test_trackers_of_the_settings_reach_the_job() -> None:
     assert "TORCHX_TRACKER_MLFLOW_CONFIG" not in found
 
 
-def test_trackers_of_the_environment_take_precedence() -> None:
-    """TORCHX_TRACKERS does over the settings, and so does a tracker's own variable."""
+def test_trackers_of_environment_override_settings() -> None:
+    """Both TORCHX_TRACKERS and a tracker's own variable do."""
     (found, _) = injected(
         {"torchx:tracker": {"mlflow": ""}, "tracker:files": {"config": "/c.txt"}},
         TORCHX_TRACKERS="files,other",
@@ -103,7 +103,7 @@ def test_trackers_of_the_environment_take_precedence() -> None:
     assert "TORCHX_TRACKER_MLFLOW_CONFIG" not in found
 
 
-def test_a_tracker_whose_name_is_no_word_is_refused() -> None:
-    """Its name becomes part of a variable's."""
+def test_tracker_name_that_is_no_word_is_rejected() -> None:
+    """Its name becomes part of a variable name."""
     with pytest.raises(UsageError, match="a tracker named 'a-b': expected a word"):
         injected({"torchx:tracker": {"a-b": ""}})

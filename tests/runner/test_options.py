@@ -61,8 +61,8 @@ def test_each_option_has_its_default() -> None:
         ("pull=never", "pull", "never"),
     ],
 )
-def test_a_text_becomes_a_value_of_the_options_type(text: str, name: str, value: object) -> None:
-    """A name may be written like_this, like-this or likeThis."""
+def test_text_converts_to_option_type(text: str, name: str, value: object) -> None:
+    """Names may be written like_this, like-this or likeThis."""
     found = resolved(text)
     assert found[name] == value
     assert type(found[name]) is type(value)
@@ -70,7 +70,7 @@ def test_a_text_becomes_a_value_of_the_options_type(text: str, name: str, value:
 
 
 def test_pairs_are_separated_by_commas_or_semicolons() -> None:
-    """Pairs are separated by commas or semicolons; the last one before a `=` counts."""
+    """The last separator before a `=` counts."""
     found = resolved("log_dir=/a,b,n=2;hosts=x;y,env=A:1")
     assert (found["log_dir"], found["n"]) == ("/a,b", 2)
     assert (found["hosts"], found["env"]) == (["x", "y"], {"A": "1"})
@@ -97,31 +97,31 @@ def test_pairs_are_separated_by_commas_or_semicolons() -> None:
         ("n=1=2", "two '='", "-cfg name=value"),
     ],
 )
-def test_a_wrong_text_is_refused_by_name(text: str, message: str, hint: str) -> None:
-    """The error says what is expected or near."""
+def test_invalid_text_is_rejected_by_name(text: str, message: str, hint: str) -> None:
+    """The error has what was expected, or the nearest name."""
     with pytest.raises(UsageError) as caught:
         resolved(text)
     assert message in caught.value.message
     assert hint in caught.value.hint
 
 
-def test_an_option_that_was_given_takes_precedence_over_the_file() -> None:
-    """The file only gives what was not said, under whatever spelling."""
+def test_given_option_overrides_file() -> None:
+    """The spelling doesn't matter."""
     file = {"logDir": "/file", "n": "7", "quiet": "yes"}
     found = resolved("log_dir=/said", file)
     assert (found["log_dir"], found["n"], found["quiet"]) == ("/said", 7, True)
 
 
-def test_an_unknown_option_of_a_file_is_a_note() -> None:
-    """A file may be for another version: what is unknown there is said, not refused."""
+def test_unknown_option_in_file_gives_a_note() -> None:
+    """The file may be for another version."""
     values, notes = options.resolve("s", OPTIONS, {}, {"log_dri": "/a", "n": "2"})
     assert (values["n"], notes) == (2, ["in the settings: s has no option log_dri"])
     with pytest.raises(UsageError, match="n=x: expected a whole number"):
         options.resolve("s", OPTIONS, {}, {"n": "x"})
 
 
-def test_a_required_option_that_is_missing_is_asked_for() -> None:
-    """What has to be said is asked for, from wherever it comes."""
+def test_missing_required_option_is_requested() -> None:
+    """It may come from anywhere."""
     with pytest.raises(UsageError, match="s needs the option queue: the queue's name") as caught:
         options.resolve("s", NEEDED, {})
     assert caught.value.hint == "-cfg queue=…"
@@ -130,8 +130,7 @@ def test_a_required_option_that_is_missing_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize("text", ["#FIXME:(str) the queue's name", "#FIXME"])
-def test_a_placeholder_of_relight_configure_is_no_value(text: str) -> None:
-    """What `relight configure` wrote to be filled in is no value."""
+def test_configure_placeholder_is_not_a_value(text: str) -> None:
     with pytest.raises(UsageError, match="s needs the option queue"):
         options.resolve("s", NEEDED, {}, {"queue": text})
 
@@ -141,14 +140,14 @@ def test_a_placeholder_of_relight_configure_is_no_value(text: str) -> None:
     [("n", 2, 2), ("share", 2, 2.0), ("hosts", ("a",), ["a"]), ("env", {"A": "1"}, {"A": "1"}),
      ("quiet", True, True), ("log_dir", None, None), ("n", "2", 2)],
 )  # fmt: skip
-def test_values_from_python_may_be_values_or_texts(name: str, value: object, found: object) -> None:
+def test_python_values_may_be_typed_or_text(name: str, value: object, found: object) -> None:
     assert options.resolve("s", OPTIONS, {name: value})[0][name] == found
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("n", True), ("n", 1.5), ("quiet", 1), ("hosts", {"a"}), ("log_dir", 3)]
 )
-def test_a_value_from_python_of_another_type_is_refused(name: str, value: object) -> None:
+def test_python_value_of_wrong_type_is_rejected(name: str, value: object) -> None:
     with pytest.raises(UsageError, match=f"^{name}="):
         options.resolve("s", OPTIONS, {name: value})
 
@@ -157,8 +156,8 @@ TEXT = st.text(alphabet="ab=,;:'\" x1", max_size=30)
 
 
 @given(TEXT)
-def test_any_text_is_read_or_refused(text: str) -> None:
-    """No text breaks the grammar, and none of the values is lost."""
+def test_any_text_is_parsed_or_a_usage_error(text: str) -> None:
+    """No value is lost."""
     try:
         found = options.parse(text)
     except UsageError as error:
@@ -168,13 +167,12 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 
 
 @given(st.dictionaries(st.from_regex(r"\A[a-z]{1,5}\Z"), st.text(alphabet="ab,;: x1=", max_size=9)))
-def test_quoted_values_arrive(values: dict[str, str]) -> None:
-    """Whatever stands in quotes arrives as it is."""
+def test_quoted_values_arrive_unchanged(values: dict[str, str]) -> None:
     assert options.parse(",".join(f"{key}='{value}'" for key, value in values.items())) == values
 
 
-def test_a_tilde_in_an_option_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No shell replaces a `~` within -cfg, or in a file of settings."""
+def test_tilde_in_option_is_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell expands `~` within -cfg or in a settings file."""
     monkeypatch.setenv("HOME", "/h")
     assert resolved("log_dir=~/logs")["log_dir"] == "/h/logs"
     assert resolved("", {"log_dir": "~/logs"})["log_dir"] == "/h/logs"

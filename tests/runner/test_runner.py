@@ -54,10 +54,10 @@ def state_files(tmp_path: Path) -> list[str]:
     return [str(path) for path in (tmp_path / "state").rglob("*")]
 
 
-def test_a_dry_run_leaves_nothing(
+def test_dry_run_leaves_nothing(
     runner: Runner, scheduler: scripted.Scripted, tmp_path: Path
 ) -> None:
-    """It shows what would be sent; nothing is sent or written."""
+    """It shows what would be sent."""
     before = sorted(tmp_path.rglob("*"))
     job = runner.dryrun(*ECHO)
     assert (job.scheduler, job.session, job.words) == (
@@ -72,10 +72,10 @@ def test_a_dry_run_leaves_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_submitted_job_has_the_schedulers_id_and_a_record(
+def test_submitted_job_has_scheduler_id_and_record(
     runner: Runner, scheduler: scripted.Scripted, place: Path
 ) -> None:
-    """The handle has the scheduler's own id, and the record says what was sent."""
+    """The record says what was sent."""
     handle = runner.submit(*ECHO, cfg="queue=long,secret=hunter2")
     assert handle == "scripted://relight/1"
     assert scheduler.jobs["1"].cfg == {"queue": "long", "secret": "hunter2"}
@@ -93,10 +93,7 @@ def test_a_submitted_job_has_the_schedulers_id_and_a_record(
     assert runner.describe(record["id"]) == record
 
 
-def test_a_prepared_job_is_sent_as_it_was_shown(
-    runner: Runner, scheduler: scripted.Scripted
-) -> None:
-    """It is sent once."""
+def test_prepared_job_is_sent_once_as_shown(runner: Runner, scheduler: scripted.Scripted) -> None:
     job = runner.dryrun(*ECHO)
     handle = runner.submit(job)
     assert scheduler.jobs["1"] is job.request
@@ -106,9 +103,7 @@ def test_a_prepared_job_is_sent_as_it_was_shown(
     assert list(scheduler.jobs) == ["1"]
 
 
-def test_an_app_may_stand_in_place_of_a_component(
-    runner: Runner, scheduler: scripted.Scripted
-) -> None:
+def test_app_may_replace_component(runner: Runner, scheduler: scripted.Scripted) -> None:
     """It is not changed."""
     app = specs.AppDef("mine", [specs.Role("r", "", entrypoint="true", args=["${app_id}"])])
     handle = runner.submit(app)
@@ -119,7 +114,7 @@ def test_an_app_may_stand_in_place_of_a_component(
 
 
 @pytest.mark.parametrize("args", [["--msg", "a b"], {"msg": "a b"}])
-def test_a_components_arguments_may_be_words_or_values(
+def test_component_arguments_may_be_words_or_values(
     runner: Runner, scheduler: scripted.Scripted, args: Any
 ) -> None:
     runner.submit("utils.echo", args)
@@ -127,10 +122,10 @@ def test_a_components_arguments_may_be_words_or_values(
 
 
 @pytest.mark.parametrize("error", [UsageError("no"), MachineError("no"), KeyboardInterrupt()])
-def test_a_job_that_is_refused_leaves_no_record(
+def test_rejected_job_leaves_no_record(
     runner: Runner, scheduler: scripted.Scripted, tmp_path: Path, error: BaseException
 ) -> None:
-    """Whatever the scheduler raises, it is raised, and there is no job."""
+    """Whatever the scheduler raises is raised."""
     scheduler.refuses = error
     with pytest.raises(type(error)):
         runner.submit(*ECHO)
@@ -154,10 +149,10 @@ def test_a_job_that_is_refused_leaves_no_record(
         ({"app": "dist.ddp", "args": ["--script", "no.py"]}, "there is no file no.py"),
     ],
 )  # fmt: skip
-def test_a_job_that_is_described_wrongly_is_not_sent(
+def test_invalid_job_is_not_sent(
     runner: Runner, scheduler: scripted.Scripted, tmp_path: Path, call: Any, message: str
 ) -> None:
-    """Wrong input is a UsageError, and nothing has happened."""
+    """Invalid input is a UsageError."""
     with pytest.raises(UsageError) as caught:
         runner.submit(**call)
     assert message in caught.value.message
@@ -165,10 +160,8 @@ def test_a_job_that_is_described_wrongly_is_not_sent(
     assert state_files(tmp_path) == []
 
 
-def test_the_status_of_a_job_is_the_schedulers(
-    runner: Runner, scheduler: scripted.Scripted
-) -> None:
-    """A job that nobody knows is an error."""
+def test_status_comes_from_scheduler(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """An unknown job is an error."""
     handle = runner.submit(*ECHO)
     assert runner.status(handle).state is AppState.RUNNING
     assert scheduler.stop_signal == [("status", ("1",))]
@@ -178,10 +171,9 @@ def test_the_status_of_a_job_is_the_schedulers(
         runner.status("nosuch://a/b")
 
 
-def test_a_job_that_its_scheduler_has_forgotten(
+def test_forgotten_job_keeps_final_state_or_is_unknown(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """What was over stays as it was; what was not is unknown."""
     first, second = runner.submit(*ECHO), runner.submit(*ECHO)
     scheduler.states = [AppState.FAILED]
     assert runner.status(first).exitcode == 3
@@ -191,8 +183,8 @@ def test_a_job_that_its_scheduler_has_forgotten(
     assert runner.status(second).state is AppState.UNKNOWN
 
 
-def test_wait_returns_how_the_job_ended(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """`wait` asks until the job is over, and returns how it ended."""
+def test_wait_returns_final_status(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """`wait` polls until the job is over."""
     handle = runner.submit(*ECHO)
     scheduler.states = [AppState.PENDING, AppState.RUNNING, AppState.FAILED]
     found = runner.wait(handle)
@@ -201,8 +193,8 @@ def test_wait_returns_how_the_job_ended(runner: Runner, scheduler: scripted.Scri
     assert runner.describe(handle)["state"] == "FAILED"
 
 
-def test_a_description_has_the_state_of_now(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """`describe` asks the scheduler as `status` does, and without an answer says what was sent."""
+def test_describe_has_current_state(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """Like `status`, it asks the scheduler; without an answer it shows what was sent."""
     handle = runner.submit(*ECHO)
     scheduler.states = [AppState.PENDING, AppState.RUNNING]
     assert [runner.describe(handle)["state"] for _ in range(2)] == ["PENDING", "RUNNING"]
@@ -211,16 +203,14 @@ def test_a_description_has_the_state_of_now(runner: Runner, scheduler: scripted.
     assert (found["state"], found["name"]) == ("UNKNOWN", "echo")
 
 
-def test_a_user_without_variables_has_a_name(scheduler: scripted.Scripted, runner: Runner) -> None:
-    """Where USER is not set, as in containers, the system knows who has sent a job."""
+def test_user_name_is_known_without_variables(scheduler: scripted.Scripted, runner: Runner) -> None:
+    """Where USER is not set, as in containers, the system knows it."""
     runner.env = Environment({})
     assert runner.describe(runner.submit(*ECHO))["user"] == pwd.getpwuid(os.getuid()).pw_name
 
 
-def test_a_wait_that_times_out_leaves_the_job_running(
-    runner: Runner, scheduler: scripted.Scripted
-) -> None:
-    """It is an error."""
+def test_wait_timeout_leaves_job_running(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """The timeout is an error."""
     handle = runner.submit(*ECHO)
     with pytest.raises(TimeoutError, match=r"scripted://relight/1 is RUNNING after 0\.05 s"):
         runner.wait(handle, timeout=0.05)
@@ -231,8 +221,8 @@ def test_a_wait_that_times_out_leaves_the_job_running(
     assert runner.wait(handle, timeout=0).state is AppState.SUCCEEDED
 
 
-def test_cancel_stops_a_job_that_runs(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """One that is over is left as it is."""
+def test_cancel_stops_running_job(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """An ended job stays as it is."""
     handle = runner.submit(*ECHO)
     assert runner.cancel(handle).state is AppState.CANCELLED
     assert runner.cancel(handle).state is AppState.CANCELLED
@@ -242,11 +232,11 @@ def test_cancel_stops_a_job_that_runs(runner: Runner, scheduler: scripted.Script
 
 
 @pytest.mark.parametrize("verb", ["cancel", "delete"])
-def test_a_job_that_is_just_being_sent_can_be_cancelled_and_deleted(
+def test_job_being_submitted_can_be_cancelled_and_deleted(
     verb: str, runner: Runner, scheduler: scripted.Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who cancels or deletes a job that has a record, and is not known to its scheduler yet, waits
-    until it is, and stops it.
+    """If a job has a record but its scheduler doesn't know it yet, cancel and delete wait until it
+    does, then stop it.
     """
     begun, waiting, go = threading.Event(), threading.Event(), threading.Event()
     submit = scheduler.submit
@@ -285,10 +275,9 @@ def test_a_job_that_is_just_being_sent_can_be_cancelled_and_deleted(
         assert records.every() == []
 
 
-def test_a_deleted_job_is_in_neither_scheduler_nor_records(
+def test_deleted_job_is_gone_from_scheduler_and_records(
     runner: Runner, scheduler: scripted.Scripted, tmp_path: Path
 ) -> None:
-    """Neither the scheduler nor the records know the job any more."""
     handle = runner.submit(*ECHO)
     runner.delete(handle)
     assert ("delete", "1") in scheduler.stop_signal
@@ -298,8 +287,9 @@ def test_a_deleted_job_is_in_neither_scheduler_nor_records(
             call(handle)
 
 
-def test_logs_are_filtered_by_what_was_asked(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """What is asked reaches the scheduler, and only the lines with the regex come back."""
+def test_log_query_reaches_scheduler_and_regex_filters(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
     handle = runner.submit("utils.echo", ["--num_replicas", "3"])
     scheduler.lines = ["loss 1", "step", "loss 2"]
     now = datetime.now(UTC)
@@ -326,10 +316,10 @@ def test_logs_are_filtered_by_what_was_asked(runner: Runner, scheduler: scripted
         ("/echo/0,3", None),
     ],
 )
-def test_a_handle_may_name_roles_and_replicas(
+def test_handle_may_name_roles_and_replicas(
     runner: Runner, part: str, expected: list[tuple[str, int]] | None
 ) -> None:
-    """Those that are not there are refused."""
+    """Nonexistent ones are rejected."""
     handle = runner.submit("utils.echo", ["--num_replicas", "3"]) + part
     if expected is not None:
         assert runner.replicas(handle) == expected
@@ -339,10 +329,10 @@ def test_a_handle_may_name_roles_and_replicas(
     assert caught.value.hint == "it has echo/0, echo/1, echo/2"
 
 
-def test_all_recorded_jobs_are_listed_newest_first(
+def test_recorded_jobs_are_listed_newest_first(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """If a scheduler is named, those that others have sent are listed, too."""
+    """Naming a scheduler also lists its foreign jobs."""
     first, second = runner.submit(*ECHO), runner.submit(*ECHO)
     scheduler.others = [
         JobSummary("1", AppState.RUNNING, "echo"),
@@ -357,10 +347,10 @@ def test_all_recorded_jobs_are_listed_newest_first(
     assert list(runner.list("local")) == []
 
 
-def test_jobs_of_a_scheduler_out_of_reach_are_listed_all_the_same(
+def test_jobs_of_unreachable_scheduler_are_still_listed(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """Those that were over, as they were."""
+    """Ended ones keep their final state."""
     runner.submit(*ECHO)
     over = runner.submit(*ECHO)
     scheduler.states = [AppState.SUCCEEDED]
@@ -371,10 +361,8 @@ def test_jobs_of_a_scheduler_out_of_reach_are_listed_all_the_same(
     }  # fmt: skip
 
 
-def test_a_job_about_which_its_scheduler_can_not_be_asked_hides_no_other(
-    runner: Runner, scheduler: scripted.Scripted
-) -> None:
-    """As when its cluster or its queue is gone."""
+def test_unreadable_job_hides_no_other(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """Its cluster or queue may be gone."""
     lost, known = runner.submit(*ECHO), runner.submit(*ECHO)
     scheduler.refused = {"1"}
     assert {job.handle: job.state.name for job in runner.list()} == {
@@ -382,10 +370,10 @@ def test_a_job_about_which_its_scheduler_can_not_be_asked_hides_no_other(
     }  # fmt: skip
 
 
-def test_a_job_that_was_not_sent_from_here_can_be_watched_and_described(
+def test_foreign_job_can_be_watched_and_described(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """It can be watched, and described as far as it is known."""
+    """The description has what is known."""
     scheduler.jobs["7"] = runner.dryrun(*ECHO).request
     handle = "scripted://other/7"
     known = {"handle": handle, "state": "RUNNING", "app": None, "message": "", "url": ""}
@@ -395,8 +383,8 @@ def test_a_job_that_was_not_sent_from_here_can_be_watched_and_described(
     assert ("delete", "7") in scheduler.stop_signal
 
 
-def test_each_scheduler_is_made_once_and_closed_once(scheduler: scripted.Scripted) -> None:
-    """An exception or not."""
+def test_each_scheduler_is_created_and_closed_once(scheduler: scripted.Scripted) -> None:
+    """This holds on an exception too."""
     with pytest.raises(RuntimeError), Runner() as runner:
         assert runner.scheduler("scripted") is runner.scheduler("scripted")
         raise RuntimeError
@@ -405,7 +393,7 @@ def test_each_scheduler_is_made_once_and_closed_once(scheduler: scripted.Scripte
     assert scheduler.stop_signal == ["close"]
 
 
-def test_a_runners_session_is_in_its_handles_and_in_variables(scheduler: scripted.Scripted) -> None:
+def test_runner_session_is_in_handles_and_variables(scheduler: scripted.Scripted) -> None:
     with Runner("nightly", found=ConfigFile({})) as runner:
         handle = runner.submit(*ECHO, scheduler="scripted")
     assert handle == "scripted://nightly/1"
@@ -413,10 +401,10 @@ def test_a_runners_session_is_in_its_handles_and_in_variables(scheduler: scripte
     assert env["RELIGHT_JOB_ID"] == "scripted://nightly/${app_id}"
 
 
-def test_the_scheduler_is_the_one_given_or_of_the_settings_or_local(
+def test_scheduler_is_given_or_from_settings_or_local(
     scheduler: scripted.Scripted,
 ) -> None:
-    """`auto` takes the most likely one."""
+    """`auto` picks the most likely one."""
     for said, file, expected in (
         ("scripted", "local", "scripted"), ("", "scripted", "scripted"), ("", "", "local")
     ):  # fmt: skip
@@ -427,8 +415,8 @@ def test_the_scheduler_is_the_one_given_or_of_the_settings_or_local(
         assert runner.dryrun(*ECHO, scheduler="auto").scheduler == "scripted"
 
 
-def test_settings_give_what_was_not_said(scheduler: scripted.Scripted) -> None:
-    """What they name in vain is a note."""
+def test_settings_fill_in_missing_values(scheduler: scripted.Scripted) -> None:
+    """Unknown names give a note."""
     sections = {
         "scripted": {"queue": "file", "nope": "1"},
         "component:utils.echo": {"msg": "file", "num_replicas": "2"},
@@ -444,16 +432,14 @@ def test_settings_give_what_was_not_said(scheduler: scripted.Scripted) -> None:
         assert scheduler.stop_signal[-1] == ("list", {"queue": "file", "secret": None})
 
 
-def test_a_workspace_is_noted_where_the_scheduler_takes_none(runner: Runner, place: Path) -> None:
-    """A directory is needed all the same."""
+def test_workspace_is_noted_if_scheduler_takes_none(runner: Runner, place: Path) -> None:
+    """The directory must exist nevertheless."""
     notes = runner.dryrun(*ECHO, workspace=str(place)).notes
     assert "scripted takes no workspace: the job runs where the files are" in notes
 
 
-def test_a_runner_may_have_an_environment_of_its_own(
-    scheduler: scripted.Scripted, tmp_path: Path
-) -> None:
-    """The environment has its own files of settings."""
+def test_runner_may_have_own_environment(scheduler: scripted.Scripted, tmp_path: Path) -> None:
+    """That has its own settings files."""
     home = tmp_path / "elsewhere"
     home.mkdir()
     (home / ".relightconfig").write_text("[cli:submit]\nscheduler = scripted\n")
@@ -464,20 +450,19 @@ def test_a_runner_may_have_an_environment_of_its_own(
     assert job.app.roles[0].env["RELIGHT_PARENT_RUN_ID"] == "p"
 
 
-def test_a_job_whose_end_is_forgotten_is_not_waited_for(
+def test_wait_fails_if_final_state_is_forgotten(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """A job whose scheduler can't say any more how it ended is not waited for."""
     handle = runner.submit("utils.echo")
     scheduler.jobs.clear()
     with pytest.raises(MachineError, match=f"^{handle}: its scheduler no longer knows it$"):
         runner.wait(handle, timeout=LIMIT_S)
 
 
-def test_an_exception_of_a_plug_in_is_one_line_that_names_it(
+def test_plugin_exception_is_one_line_that_names_it(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """What a scheduler of another package raises becomes one line that names it."""
+    """For schedulers of other packages."""
     scheduler.refuses = RuntimeError("a\nbug")
     with pytest.raises(
         MachineError, match=r"^the scheduler scripted failed in submit: RuntimeError: a bug$"
@@ -512,10 +497,10 @@ def test_an_exception_of_a_plug_in_is_one_line_that_names_it(
         ("list", lambda _: [{"app_id": "1"}], "a sequence of Listed"),
     ],
 )
-def test_what_a_plug_in_has_of_another_form_is_an_error_that_names_it(
+def test_malformed_plugin_attribute_is_an_error_that_names_it(
     runner: Runner, scheduler: scripted.Scripted, part: str, found: Any, expected: str
 ) -> None:
-    """It is an error of that package, not a mistake of relight."""
+    """It is blamed on that package, not on relight."""
     handle = runner.submit(*ECHO)
     setattr(scheduler, part, found)
     with pytest.raises(MachineError, match=f"^the scheduler scripted has .*: expected {expected}"):
@@ -525,7 +510,7 @@ def test_what_a_plug_in_has_of_another_form_is_an_error_that_names_it(
         runner.list("scripted")
 
 
-def test_a_plug_in_that_lacks_a_part_is_refused_before_anything_starts(
+def test_incomplete_plugin_rejected_before_start(
     runner: Runner, scheduler: scripted.Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(scripted.Scripted, "close")
@@ -535,10 +520,8 @@ def test_a_plug_in_that_lacks_a_part_is_refused_before_anything_starts(
     monkeypatch.undo()
 
 
-def test_who_waits_for_a_job_learns_that_it_was_deleted(
-    runner: Runner, scheduler: scripted.Scripted
-) -> None:
-    """A job that never was is another thing."""
+def test_waiter_learns_that_job_was_deleted(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """A job that never existed is a different error."""
     handle = runner.submit(*ECHO)
     known = runner.status
 
@@ -555,7 +538,7 @@ def test_who_waits_for_a_job_learns_that_it_was_deleted(
         runner.wait(handle, LIMIT_S)
 
 
-def test_a_value_of_another_type_is_an_error_of_one_line(runner: Runner) -> None:
+def test_value_of_wrong_type_is_one_line_error(runner: Runner) -> None:
     for call, text in (
         (lambda: runner.submit(None), "None is neither an app"),  # type: ignore[arg-type]
         (lambda: runner.submit("utils.echo", cfg=5), "cfg=5: expected a dict"),  # type: ignore[arg-type]
@@ -568,10 +551,9 @@ def test_a_value_of_another_type_is_an_error_of_one_line(runner: Runner) -> None
             call()
 
 
-def test_replicas_of_a_record_without_its_app_are_the_schedulers(
+def test_replicas_without_recorded_app_come_from_scheduler(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """The scheduler knows the replicas too."""
     handle = runner.submit(*ECHO)
     record = runner.describe(handle)
     del record["app"]
@@ -581,7 +563,7 @@ def test_replicas_of_a_record_without_its_app_are_the_schedulers(
     assert list(runner.log_lines(handle)) == ["x"]
 
 
-def test_files_that_use_more_of_torchx_need_one_changed_line_too() -> None:
+def test_torchx_helpers_are_available() -> None:
     handle = specs.make_app_handle("local", "me", "a-1")
     assert handle == "local://me/a-1"
     assert specs.parse_app_handle(handle) == ("local", "me", "a-1")

@@ -24,15 +24,15 @@ def loaded(home: Path, **variables: str) -> settings.ConfigFile:
     return load(Environment({"HOME": str(home), **variables}))
 
 
-def test_without_files_each_section_is_empty(home: Path) -> None:
+def test_sections_are_empty_without_files(home: Path) -> None:
     found = loaded(home)
     assert (dict(found.sections), found.files) == ({}, ())
     assert found.section("local") == {}
     assert found.command("scheduler") == ""
 
 
-def test_the_project_takes_precedence_over_the_home_value_by_value(place: Path, home: Path) -> None:
-    """Of the four files, the first that has a value counts; sections are merged."""
+def test_project_settings_override_home_value_by_value(place: Path, home: Path) -> None:
+    """Of the four files, the first with a value wins; sections are merged."""
     files = [place / OURS, place / THEIRS, home / OURS, home / THEIRS]
     files[0].write_text("[local]\na = 0\n")
     files[1].write_text("[local]\nb = 1\na = 1\n")
@@ -44,26 +44,23 @@ def test_the_project_takes_precedence_over_the_home_value_by_value(place: Path, 
     assert list(found.files) == [str(path) for path in files]
 
 
-def test_in_the_home_directory_its_files_count_once(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who works in the home directory has its files once."""
+def test_files_in_home_directory_are_read_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
     (home / OURS).write_text("[local]\na = 1\n")
     assert loaded(home).files == (str(home / OURS),)
 
 
 @pytest.mark.parametrize("variable", ["RELIGHTCONFIG", "TORCHXCONFIG"])
-def test_a_variable_names_the_only_file(place: Path, home: Path, variable: str) -> None:
-    """With the variable, nothing else is read; empty, nothing at all."""
+def test_variable_names_the_only_file(place: Path, home: Path, variable: str) -> None:
+    """Empty, it disables all files."""
     (place / OURS).write_text("[local]\na = here\nb = here\n")
     (place / "own.ini").write_text("[local]\na = own\n")
     assert loaded(home, **{variable: "own.ini"}).section("local") == {"a": "own"}
     assert loaded(home, **{variable: ""}).sections == {}
 
 
-def test_our_variable_takes_precedence_over_torchxs(place: Path, home: Path) -> None:
-    """With both variables, RELIGHTCONFIG counts, even empty."""
+def test_relightconfig_overrides_torchxconfig(place: Path, home: Path) -> None:
+    """Even if it is empty."""
     (place / "ours.ini").write_text("[local]\na = ours\n")
     (place / "theirs.ini").write_text("[local]\na = theirs\n")
     both = {"RELIGHTCONFIG": "ours.ini", "TORCHXCONFIG": "theirs.ini"}
@@ -72,8 +69,7 @@ def test_our_variable_takes_precedence_over_torchxs(place: Path, home: Path) -> 
 
 
 @pytest.mark.parametrize("variable", ["RELIGHTCONFIG", "TORCHXCONFIG"])
-def test_a_variable_that_names_a_missing_file_is_an_error(home: Path, variable: str) -> None:
-    """A file that was asked for and is not there is an error."""
+def test_variable_naming_missing_file_is_an_error(home: Path, variable: str) -> None:
     with pytest.raises(UsageError, match=f"^{variable}=none.ini: there is no such file$"):
         loaded(home, **{variable: "none.ini"})
 
@@ -89,10 +85,10 @@ def test_a_variable_that_names_a_missing_file_is_an_error(home: Path, variable: 
         (b"[local]\na = \xff\n", "invalid start byte"),
     ],
 )
-def test_an_invalid_settings_file_is_reported_in_one_line(
+def test_invalid_settings_file_is_reported_in_one_line(
     place: Path, home: Path, content: bytes, what: str
 ) -> None:
-    """The line names the file and what is wrong with it."""
+    """It has the file and the problem."""
     (place / OURS).write_bytes(content)
     with pytest.raises(UsageError) as caught:
         loaded(home)
@@ -101,19 +97,18 @@ def test_an_invalid_settings_file_is_reported_in_one_line(
     assert "\n" not in caught.value.message
 
 
-def test_a_file_that_cannot_be_read_is_an_error(home: Path) -> None:
-    """A file that is there and can't be read is an error, not no settings."""
+def test_unreadable_file_is_an_error(home: Path) -> None:
+    """It must not count as empty."""
     with pytest.raises(UsageError, match=r"^/proc/self/mem can't be read: Input/output error$"):
         loaded(home, RELIGHTCONFIG="/proc/self/mem")
 
 
-def test_a_directory_of_that_name_is_no_file(place: Path, home: Path) -> None:
-    """What is no file is not read."""
+def test_directory_is_not_read_as_file(place: Path, home: Path) -> None:
     (place / OURS).mkdir()
     assert loaded(home).files == ()
 
 
-def test_values_are_as_they_are_written(place: Path, home: Path) -> None:
+def test_values_are_read_verbatim(place: Path, home: Path) -> None:
     """Keys keep their case, values their `%`, `:`, `=`, `#`; only TorchX's file doubles `%`."""
     text = (
         "[local]\nlogDir = /a%b:c=d;e #f\nempty =\nfold = a\n  b\n[component:dist.ddp]\nj = 1x8\n"
@@ -127,15 +122,14 @@ def test_values_are_as_they_are_written(place: Path, home: Path) -> None:
     assert loaded(home).section("local") == {"a": "50%"}
 
 
-def test_defaults_of_cli_submit_take_precedence_over_cli_run(place: Path, home: Path) -> None:
-    """[cli:submit] takes precedence over TorchX's [cli:run]."""
+def test_cli_submit_section_overrides_cli_run(place: Path, home: Path) -> None:
     (place / THEIRS).write_text("[cli:run]\nscheduler = slurm\ncomponent = utils.echo\n")
     (place / OURS).write_text("[cli:submit]\nscheduler = docker\n")
     found = loaded(home)
     assert (found.command("scheduler"), found.command("component")) == ("docker", "utils.echo")
 
 
-def test_the_sections_of_one_file_come_in_its_order(place: Path) -> None:
-    """`sections_of` tells their names."""
+def test_sections_keep_file_order(place: Path) -> None:
+    """`sections_of` returns their names."""
     (place / OURS).write_text("[tracker:a]\nconfig = 1\n[tracker:b]\nconfig = 2\n[local]\n")
     assert settings.sections_of(str(place / OURS)) == ["tracker:a", "tracker:b", "local"]

@@ -70,9 +70,7 @@ def definitions(aws: Aws) -> list[str]:
     return [each["jobDefinitionName"] for each in known]
 
 
-def test_a_job_of_several_nodes_is_submitted_and_found(
-    aws: Aws, scheduler: aws_batch.AwsBatch
-) -> None:
+def test_multi_node_job_is_submitted_and_found(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
     app_id = submit(scheduler, sh("true", num_replicas=2))
     assert app_id == "gpu:job-x1"
     assert definitions(aws) == ["job-x1"]
@@ -87,7 +85,7 @@ def test_a_job_of_several_nodes_is_submitted_and_found(
     assert caught.value.hint == "it has main/0 to 1"
 
 
-def test_delete_leaves_no_definition(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+def test_delete_removes_definition(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
     app_id = submit(scheduler, sh("true"))
     scheduler.delete(app_id)
     assert definitions(aws) == []
@@ -97,7 +95,7 @@ def test_delete_leaves_no_definition(aws: Aws, scheduler: aws_batch.AwsBatch) ->
         scheduler.cancel("nothing")
 
 
-def test_a_queue_that_does_not_exist_is_refused_before_anything_is_made(
+def test_unknown_queue_is_rejected_before_anything_is_created(
     aws: Aws, scheduler: aws_batch.AwsBatch
 ) -> None:
     with pytest.raises(UsageError, match="no job queue gppu") as caught:
@@ -106,9 +104,7 @@ def test_a_queue_that_does_not_exist_is_refused_before_anything_is_made(
     assert definitions(aws) == []
 
 
-def test_a_definition_whose_job_is_refused_is_removed(
-    aws: Aws, scheduler: aws_batch.AwsBatch
-) -> None:
+def test_definition_of_rejected_job_is_removed(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
     made = scheduler.render(sh("true"), {"queue": "gpu"}, "job-x1")
     made.body["job"]["jobQueue"] = "nothing"
     with pytest.raises(UsageError, match="AWS refuses it \\(SubmitJob\\)"):
@@ -117,10 +113,10 @@ def test_a_definition_whose_job_is_refused_is_removed(
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_submit_that_is_interrupted_leaves_neither_definition_nor_job(
+def test_interrupted_submit_leaves_no_definition_or_job(
     aws: Aws, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """The interrupt is raised when the request that has begun is over."""
+    """The interrupt is raised after the request in flight."""
     requests = []
 
     def interrupted(request: Any, **arguments: Any) -> Any:
@@ -141,10 +137,10 @@ def test_a_submit_that_is_interrupted_leaves_neither_definition_nor_job(
     assert not status or status["gpu:job-x1"].state.is_over
 
 
-def test_a_job_whose_answer_was_lost_does_not_run(
+def test_job_with_lost_response_is_terminated(
     aws: Aws, scheduler: aws_batch.AwsBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not submitted twice, and what was submitted is terminated."""
+    """It is not submitted twice either."""
     with scheduler._aws.client("batch", once=True) as batch:
         requests: list[str] = []
 
@@ -162,8 +158,8 @@ def test_a_job_whose_answer_was_lost_does_not_run(
     assert scheduler.status(["gpu:job-x1"])["gpu:job-x1"].state.is_over
 
 
-def test_jobs_of_a_deleted_queue_are_unknown(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
-    """They don't hide the states of other jobs; their definition can still be removed."""
+def test_jobs_of_deleted_queue_are_unknown(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+    """They hide no other jobs, and their definition can still be removed."""
     lost = submit(scheduler, sh("true"), "job-x1", queue="cpu")
     known = submit(scheduler, sh("true"), "job-x2")
     batch = aws.client("batch")
@@ -174,12 +170,12 @@ def test_jobs_of_a_deleted_queue_are_unknown(aws: Aws, scheduler: aws_batch.AwsB
     assert definitions(aws) == ["job-x2"]
 
 
-def test_a_queue_can_be_given_by_its_arn(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+def test_queue_can_be_given_by_arn(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
     (queue,) = aws.client("batch").describe_job_queues(jobQueues=["gpu"])["jobQueues"]
     assert submit(scheduler, sh("true"), queue=queue["jobQueueArn"]) == "gpu:job-x1"
 
 
-def test_jobs_of_others_are_not_listed(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+def test_foreign_jobs_are_not_listed(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
     submit(scheduler, sh("true"))
     batch = aws.client("batch")
     (known,) = batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
@@ -187,8 +183,8 @@ def test_jobs_of_others_are_not_listed(aws: Aws, scheduler: aws_batch.AwsBatch) 
     assert [each.app_id for each in scheduler.list()] == ["gpu:job-x1"]
 
 
-def test_the_launcher_is_stored_once(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
-    """Each job has an address from which it can be fetched without credentials."""
+def test_launcher_is_stored_once(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+    """Each job can fetch it from a URL without credentials."""
     s3 = aws.client("s3")
     where = {"LocationConstraint": "eu-central-1"}
     s3.create_bucket(Bucket="bucket", CreateBucketConfiguration=where)
@@ -208,7 +204,7 @@ def test_the_launcher_is_stored_once(aws: Aws, scheduler: aws_batch.AwsBatch) ->
 
 @pytest.mark.slow
 @pytest.mark.needs_docker
-def test_a_container_runs_and_its_lines_are_read_back(
+def test_container_runs_and_logs_are_read(
     daemon: Dockerd,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -251,7 +247,7 @@ def run_and_read(scheduler: aws_batch.AwsBatch) -> None:
         ({"AWS_REGION": "eu_central_1", "AWS_DEFAULT_REGION": ""}, "eu_central_1"),
     ],
 )
-def test_what_is_missing_is_said_in_one_line(
+def test_missing_credentials_are_one_line_error(
     aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, variables: dict[str, str], said: str
 ) -> None:
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
@@ -267,7 +263,7 @@ def test_what_is_missing_is_said_in_one_line(
     assert "\n" not in caught.value.message
 
 
-def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_boto3_error_names_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(UsageError, match="needs the package boto3"):
         submit(aws_batch.make(), sh("true"))
@@ -287,7 +283,7 @@ JOB = {"jobId": "j", "nodeProperties": {"numNodes": 3, "nodeRangeProperties": GR
 ENDED = {"stoppedAt": 1}
 
 
-def test_nodes_are_the_replicas_of_the_roles_in_their_order() -> None:
+def test_nodes_are_replicas_in_role_order() -> None:
     nodes = [
         node(0, "RUNNING", containerInstanceArn="arn:aws:ecs:eu:1:container-instance/c/123"),
         {**node(2, "RUNNABLE"), "statusReason": "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT"},
@@ -310,7 +306,7 @@ def test_nodes_are_the_replicas_of_the_roles_in_their_order() -> None:
         ({"reason": "CannotPullContainerError: no such image"}, "CannotPullContainerError"),
     ],
 )
-def test_the_first_failure_is_that_of_the_job(container: dict[str, Any], said: str) -> None:
+def test_first_failure_is_the_job_failure(container: dict[str, Any], said: str) -> None:
     nodes = [node(0, "SUCCEEDED", exitCode=0), node(1, "FAILED", **container)]
     job = {**JOB, "status": "FAILED", "statusReason": "Essential container in task exited"}
     status = states.status(job, nodes)
@@ -328,13 +324,13 @@ def test_the_first_failure_is_that_of_the_job(container: dict[str, Any], said: s
         ({"statusReason": "Essential container in task exited"}, AppState.FAILED),
     ],
 )  # fmt: skip
-def test_a_terminated_job_is_cancelled_and_one_that_took_too_long_failed(
+def test_terminated_job_is_cancelled_and_timed_out_job_failed(
     facts: dict[str, Any], state: AppState
 ) -> None:
     assert states.status({**JOB, "status": "FAILED", **facts}, []).state is state
 
 
-def test_the_logs_are_those_of_all_attempts() -> None:
+def test_logs_cover_all_attempts() -> None:
     attempts = [{"container": {"logStreamName": name}} for name in ("one", "two")]
     job = {"attempts": attempts, "container": {"logStreamName": "two"}}
     assert states.streams(job) == ["one", "two"]
@@ -346,7 +342,7 @@ def test_the_logs_are_those_of_all_attempts() -> None:
     ("status", "ended", "running", "restarts"),
     [("RUNNING", 0, 0, 0), ("RUNNING", 1, 1, 1), ("RUNNABLE", 2, 0, 2), ("FAILED", 3, 0, 2)],
 )
-def test_a_restart_is_an_attempt_after_one_that_ended(
+def test_later_attempts_count_as_restarts(
     status: str, ended: int, running: int, restarts: int
 ) -> None:
     attempts = [*([ENDED] * ended), *([{}] * running)]

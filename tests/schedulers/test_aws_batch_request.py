@@ -69,7 +69,7 @@ APPS = {
 
 @pytest.mark.needs_aws
 @pytest.mark.parametrize("name", APPS)
-def test_the_requests_have_the_shape_that_the_api_describes(name: str) -> None:
+def test_requests_match_api_model(name: str) -> None:
     app, cfg = APPS[name]
     import boto3
     from botocore.validate import ParamValidator
@@ -85,7 +85,7 @@ def test_the_requests_have_the_shape_that_the_api_describes(name: str) -> None:
         assert not report.has_errors(), report.generate_report()
 
 
-def test_a_replica_is_a_node_and_a_role_is_a_range_of_nodes() -> None:
+def test_replica_is_a_node_and_role_is_a_node_range() -> None:
     made = definition(APPS["roles"][0])
     assert made["type"] == "multinode"
     nodes = made["nodeProperties"]
@@ -97,14 +97,14 @@ def test_a_replica_is_a_node_and_a_role_is_a_range_of_nodes() -> None:
     assert reader["linuxParameters"]["devices"][0]["containerPath"] == "/dev/kfd"
 
 
-def test_an_app_of_one_replica_is_a_job_of_one_container() -> None:
-    """Which Batch also runs on Spot instances, unlike jobs of several nodes."""
+def test_single_replica_is_a_container_job() -> None:
+    """Unlike multi-node jobs, these can run on Spot instances."""
     made = definition(ddp(j="1x2"))
     assert made["type"] == "container"
     assert "AWS_BATCH_JOB_MAIN_NODE" not in made["containerProperties"]["command"][2]
 
 
-def test_the_container_has_what_torchx_gives_it() -> None:
+def test_container_matches_torchx() -> None:
     """As TorchX 0.7.0 wrote it for the same app."""
     made = definition(ddp(h="aws_p4d.24xlarge"), privileged=False)
     (group,) = made["nodeProperties"]["nodeRangeProperties"]
@@ -125,7 +125,7 @@ def test_the_container_has_what_torchx_gives_it() -> None:
     assert (known["TORCHX_ROLE_IDX"], known["TORCHX_ROLE_NAME"]) == ("0", "train")
 
 
-def test_a_lost_host_is_retried_and_an_error_is_not() -> None:
+def test_lost_host_is_retried_but_error_is_not() -> None:
     once = definition(ddp(max_retries=0))["retryStrategy"]
     assert once["evaluateOnExit"] == [
         {"onStatusReason": "Host EC2*", "action": "RETRY"},
@@ -148,7 +148,7 @@ def run(made: dict[str, Any], node: int, **environment: str) -> str:
     return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
 
-def test_words_and_the_number_of_the_replica_reach_the_program() -> None:
+def test_arguments_and_replica_number_reach_program() -> None:
     text = "import os, sys; print(sys.argv[1:], os.environ['N'], os.environ['RELIGHT_RANK0_HOST'])"
     words = [sys.executable, "-c", text, "a b", "$HOME", "it's", "n${replica_id}-${replica_id}", ""]
     env = {"N": "<${replica_id}>"}
@@ -157,7 +157,7 @@ def test_words_and_the_number_of_the_replica_reach_the_program() -> None:
     assert out.strip() == "['a b', '$HOME', \"it's\", 'n1-1', ''] <1> 10.0.0.7"
 
 
-def test_a_job_knows_its_own_id() -> None:
+def test_job_knows_its_own_id() -> None:
     env = {"RELIGHT_JOB_ID": "aws_batch://relight/${app_id}"}
     made = definition(AppDef("a", [role("true", env=env)]))
     found = variables(made["containerProperties"])
@@ -165,8 +165,8 @@ def test_a_job_knows_its_own_id() -> None:
 
 
 @pytest.mark.needs_hosts
-def test_agents_meet_at_the_main_node(tmp_path: Path) -> None:
-    """Real agents, each on a host of its own. Batch tells the address to the others only."""
+def test_agents_rendezvous_at_main_node(tmp_path: Path) -> None:
+    """Real agents on separate hosts; Batch gives the address only to the others."""
     script = tmp_path / "train.py"
     script.write_text("import os; print('rank', os.environ['RANK'], os.environ['WORLD_SIZE'])")
     made = definition(dist.ddp(script=str(script), image="img", j="2x1"))
@@ -191,8 +191,8 @@ def test_agents_meet_at_the_main_node(tmp_path: Path) -> None:
     assert "127.0.0.1" not in outputs[0]
 
 
-def test_the_launcher_is_fetched_where_the_image_lacks_relight(tmp_path: Path) -> None:
-    """From the address that is known at submission; the program does not see it."""
+def test_launcher_is_fetched_if_image_lacks_relight(tmp_path: Path) -> None:
+    """The URL is known at submission, and the program doesn't see it."""
     source = tmp_path / "launcher"
     source.write_text("#!/bin/sh\necho from the launcher: $@ $RELIGHT_LAUNCHER_URL\n")
     app = AppDef("a", [role("relight", "run", "x.py")])
@@ -211,7 +211,7 @@ def test_the_launcher_is_fetched_where_the_image_lacks_relight(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("app_id", ["x" * 200 + "-abc", "-a", "ü b/c-1", "_"])
-def test_names_are_those_that_batch_takes(app_id: str) -> None:
+def test_job_names_are_valid_for_batch(app_id: str) -> None:
     name = request.job_name(app_id + "x1")
     assert name.replace("-", "").replace("_", "").isascii() and len(name) <= 128
     assert name[0].isalnum()
@@ -249,12 +249,12 @@ def of_type(kind: str) -> Role:
         (ddp(env={"RELIGHT_LAUNCHER": "travels"}), {}, "has no room for the launcher"),
     ],
 )
-def test_a_bad_part_of_an_app_is_refused(app: AppDef, cfg: dict[str, Any], said: str) -> None:
+def test_invalid_app_is_rejected(app: AppDef, cfg: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         aws_batch.make().render(app, {"queue": "gpu", **cfg}, "a-x1")
 
 
-def test_a_dry_run_needs_neither_network_nor_credentials_and_hides_secrets(
+def test_dry_run_needs_no_network_and_hides_secrets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")

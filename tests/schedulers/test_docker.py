@@ -34,8 +34,7 @@ MEET = (
 )
 
 
-def test_a_job_runs_and_says_what_it_wrote(jobs: Jobs) -> None:
-    """It ends well; by stream and replica."""
+def test_job_runs_and_logs_by_stream_and_replica(jobs: Jobs) -> None:
     text = "echo out ${replica_id} $GREETING; echo err >&2; printf 'no end'"
     its = sh(text, num_replicas=2, env={"GREETING": "$hello"}, resource=Resource(1, 0, 64))
     app_id = jobs.submit(its)
@@ -50,8 +49,8 @@ def test_a_job_runs_and_says_what_it_wrote(jobs: Jobs) -> None:
     assert (host["Memory"], host["ShmSize"], host["NanoCpus"]) == (64 << 20, 64 << 20, 10**9)
 
 
-def test_nodes_of_a_job_meet(jobs: Jobs) -> None:
-    """Agents in two containers find each other by the name of the first one, and form a group."""
+def test_nodes_of_job_rendezvous(jobs: Jobs) -> None:
+    """Agents in two containers find each other by the name of the first and form a group."""
     app_id = jobs.submit(sh(MEET, num_replicas=2))
     status = jobs.wait(app_id)
     said = [line for number in (0, 1) for line in jobs.lines(app_id, number)]
@@ -61,8 +60,8 @@ def test_nodes_of_a_job_meet(jobs: Jobs) -> None:
     assert len({master for *_, master in found}) == 1
 
 
-def test_an_image_without_relight_runs_a_job_of_several_nodes(jobs: Jobs) -> None:
-    """The launcher is brought by the job; what the test image has of relight is removed first."""
+def test_image_without_relight_runs_multi_node_job(jobs: Jobs) -> None:
+    """The job brings the launcher; relight is first removed from the test image."""
     remove = (
         'python3 -c \'import os, shutil; os.remove("/usr/bin/relight"); '
         'os.rename("/opt/relight/relight", "/opt/launcher"); shutil.rmtree("/opt/relight"); '
@@ -75,8 +74,8 @@ def test_an_image_without_relight_runs_a_job_of_several_nodes(jobs: Jobs) -> Non
     assert len(re.findall(r"(\d) of 4 on (\S+)", "\n".join(said))) == 4, said
 
 
-def test_of_two_networks_of_one_name_one_is_removed(jobs: Jobs) -> None:
-    """Commands that make the network at the same time make two: the next to come removes one."""
+def test_duplicate_network_is_removed(jobs: Jobs) -> None:
+    """Commands racing to create the network make two; the next one removes one."""
     labels = {"relight/user": "somebody"}
     for _ in (1, 2):
         jobs.daemon.client.create_network("twice", driver="bridge", labels=labels)
@@ -86,11 +85,11 @@ def test_of_two_networks_of_one_name_one_is_removed(jobs: Jobs) -> None:
     assert jobs.daemon.client.networks(names=["twice"]) == []
 
 
-def test_a_job_starts_though_another_command_changes_its_network(
+def test_job_starts_despite_concurrent_network_changes(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job starts though another command makes a network of the same name, or removes it, just
-    before a container needs it.
+    """Another command creates a network of the same name, or removes it, just before a container
+    needs it.
     """
     make, client = docker._make_network, jobs.daemon.client
     labels = {"relight/user": "somebody"}
@@ -111,10 +110,8 @@ def test_a_job_starts_though_another_command_changes_its_network(
     assert len(client.networks(names=["busy"])) == 1
 
 
-def test_one_failure_stops_the_job(jobs: Jobs) -> None:
-    """When a replica has failed, the waiting command stops the others; the job's exit code is that
-    of the failure, not of the replicas that were stopped.
-    """
+def test_one_failure_stops_job(jobs: Jobs) -> None:
+    """The waiting command stops the others; the exit code is that of the failure."""
     app_id = jobs.submit(sh(FOR_EVER, "server"), sh("exit 3", "trainer"))
     status = jobs.wait(app_id)
     assert (status.state, status.exitcode) == (FAILED, 3)
@@ -123,11 +120,11 @@ def test_one_failure_stops_the_job(jobs: Jobs) -> None:
     assert [listed.state for listed in jobs.scheduler.list()] == [FAILED]
 
 
-def test_a_failed_job_is_over_when_all_of_it_is(
+def test_failed_job_is_over_only_when_all_replicas_are(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The waiting command kills a replica that ignores SIGTERM; until then the job runs, and says
-    why it ends.
+    """The waiting command kills a replica that ignores SIGTERM; until then the job runs and says
+    why it is ending.
     """
     app_id = jobs.submit(sh("trap '' TERM; echo up; sleep 1000", "server"), sh("exit 3", "trainer"))
     jobs.until(lambda: "up" in jobs.lines(app_id, role="server"))
@@ -142,10 +139,8 @@ def test_a_failed_job_is_over_when_all_of_it_is(
     assert [replica.exitcode for replica in status.replicas] == [137, 3]
 
 
-def test_the_status_says_why_a_replica_failed(jobs: Jobs) -> None:
-    """The status says the exception of a worker, not only that its agent failed, and of a program
-    that leaves no report the last line of its stderr.
-    """
+def test_status_gives_failure_reason_of_replica(jobs: Jobs) -> None:
+    """It is the worker's exception, or the last line of stderr if there is no report."""
     text = "relight run --nproc-per-node=2 --max-restarts=0 /tmp/x.py"
     app_id = jobs.submit(sh(f"echo 'raise KeyError(7)' > /tmp/x.py; {text}"))
     assert jobs.wait(app_id).message == "main/0 failed with exit code 1: KeyError: 7"
@@ -154,8 +149,8 @@ def test_the_status_says_why_a_replica_failed(jobs: Jobs) -> None:
     assert (status.message, status.exitcode) == ("main/0 failed with exit code 4: last", 4)
 
 
-def test_each_job_has_a_token_of_its_own(jobs: Jobs) -> None:
-    """All replicas of a job know its token, which no other job has; one that is set is left."""
+def test_each_job_has_own_token(jobs: Jobs) -> None:
+    """All its replicas share it; an explicit one is kept."""
     its = sh("echo $RELIGHT_TOKEN", num_replicas=2)
     app_ids = [jobs.submit(its), jobs.submit(its), jobs.submit(its, env={"RELIGHT_TOKEN": "mine"})]
     said = []
@@ -167,8 +162,8 @@ def test_each_job_has_a_token_of_its_own(jobs: Jobs) -> None:
     assert said[2] == ["mine", "mine"]
 
 
-def test_a_job_that_may_shrink_runs_on_with_fewer_replicas(jobs: Jobs) -> None:
-    """With fewer replicas than asked for, but enough, the job runs on and ends well."""
+def test_shrinkable_job_continues_with_fewer_replicas(jobs: Jobs) -> None:
+    """It succeeds with fewer replicas than requested, but enough."""
     text = "[ ${replica_id} != 1 ] || exit 3; sleep 1"
     status = jobs.wait(jobs.submit(sh(text, num_replicas=3, min_replicas=2)))
     assert status.state is SUCCEEDED
@@ -176,9 +171,9 @@ def test_a_job_that_may_shrink_runs_on_with_fewer_replicas(jobs: Jobs) -> None:
     assert jobs.wait(jobs.submit(sh(text, num_replicas=3))).exitcode == 3
 
 
-def test_cancel_ends_a_job_for_good(jobs: Jobs) -> None:
-    """A job that is cancelled gets SIGTERM, is not started again, and is over when cancel returns;
-    that it was cancelled is known to others, and a second time does nothing.
+def test_cancel_is_final_and_idempotent(jobs: Jobs) -> None:
+    """The job gets SIGTERM, is not restarted, is over when cancel returns, and is known to others
+    as cancelled.
     """
     its = sh(f"echo up; {FOR_EVER}".replace("exit 7", "echo saved; exit 7"), max_retries=3)
     app_id = jobs.submit(its)
@@ -193,8 +188,10 @@ def test_cancel_ends_a_job_for_good(jobs: Jobs) -> None:
     assert jobs.status(app_id).state is CANCELLED
 
 
-def test_cancel_kills_what_ignores_sigterm(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It does so after a while."""
+def test_cancel_kills_replica_that_ignores_sigterm(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a while."""
     monkeypatch.setattr(docker, "STOP_LIMIT_S", 0.5)
     app_id = jobs.submit(sh("trap '' TERM; echo up; sleep 1000"))
     jobs.until(lambda: "up" in jobs.lines(app_id))
@@ -203,10 +200,8 @@ def test_cancel_kills_what_ignores_sigterm(jobs: Jobs, monkeypatch: pytest.Monke
     assert jobs.status(app_id).replicas[0].exitcode == 137
 
 
-def test_containers_that_never_started_can_be_cancelled_and_deleted(jobs: Jobs) -> None:
-    """Containers that a submitting command left behind, made and not started, can be cancelled and
-    deleted.
-    """
+def test_unstarted_containers_can_be_cancelled_and_deleted(jobs: Jobs) -> None:
+    """An interrupted submit may leave them behind."""
     request = jobs.scheduler.render(AppDef("job", (sh("true"),)), {"network": "none"}, "job-x0")
     container = request.body["containers"][0]
     jobs.daemon.client.create_container_from_config(container["config"], container["name"])
@@ -218,8 +213,8 @@ def test_containers_that_never_started_can_be_cancelled_and_deleted(jobs: Jobs) 
     jobs.scheduler.delete("job-x0")
 
 
-def test_an_interrupted_start_is_taken_back(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ctrl-C while containers are made leaves none, not even the one whose id is not known yet."""
+def test_interrupted_start_is_rolled_back(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ctrl-C leaves no container, not even one whose id isn't known yet."""
     create = docker._create
 
     def interrupted(*arguments: Any) -> str:
@@ -232,10 +227,8 @@ def test_an_interrupted_start_is_taken_back(jobs: Jobs, monkeypatch: pytest.Monk
     assert jobs.daemon.containers() == []
 
 
-def test_a_replica_that_fails_is_started_again(jobs: Jobs, tmp_path: Path) -> None:
-    """A replica that fails is started again as often as its role allows; logs are followed over all
-    tries, and only the last failure is the job's.
-    """
+def test_failed_replica_is_restarted(jobs: Jobs, tmp_path: Path) -> None:
+    """As often as its role allows; logs cover all attempts, and only the last failure counts."""
     mounts = (BindMount(str(tmp_path), "/d"),)
     text = "echo x >> /d/tries; echo try; sleep 0.3; read a b c < <(echo $(cat /d/tries)); [ $c ]"
     app_id = jobs.submit(sh(text, mounts=mounts, max_retries=5))
@@ -245,8 +238,8 @@ def test_a_replica_that_fails_is_started_again(jobs: Jobs, tmp_path: Path) -> No
     assert jobs.wait(jobs.submit(sh("exit 5", max_retries=1))).exitcode == 5
 
 
-def test_delete_leaves_nothing_of_a_job(jobs: Jobs, tmp_path: Path) -> None:
-    """Of a job that is deleted, failed or running, nothing stays: no container, image, network."""
+def test_delete_leaves_nothing(jobs: Jobs, tmp_path: Path) -> None:
+    """No container, image or network of a failed or a running job is left."""
     (tmp_path / "x").write_text("x")
     failed = jobs.submit(sh("exit 1"), workspace=str(tmp_path))
     jobs.wait(failed)
@@ -261,8 +254,8 @@ def test_delete_leaves_nothing_of_a_job(jobs: Jobs, tmp_path: Path) -> None:
     assert tags == [IMAGE]
 
 
-def test_a_start_that_fails_leaves_no_replica(jobs: Jobs, tmp_path: Path) -> None:
-    """If one replica can't be started, none runs on and none is left."""
+def test_failed_start_leaves_no_replica(jobs: Jobs, tmp_path: Path) -> None:
+    """None keeps running."""
     (tmp_path / "x").write_text("x")
     with pytest.raises(MachineError, match="could not select device driver"):
         gpu = sh("true", "gpu", resource=Resource(1, 1, 100))
@@ -274,8 +267,8 @@ def test_a_start_that_fails_leaves_no_replica(jobs: Jobs, tmp_path: Path) -> Non
     assert jobs.scheduler.list() == []
 
 
-def test_a_gpu_belongs_to_one_job(jobs: Jobs) -> None:
-    """GPUs of a running job are refused, in one line that says how to take others."""
+def test_gpu_belongs_to_one_job(jobs: Jobs) -> None:
+    """GPUs of a running job are refused in one line, with a way to pick others."""
     config = {"Image": IMAGE, "Cmd": ["sleep", "1000"], "HostConfig": {"NetworkMode": "none"}}
     labels = {"relight/gpus": "0,1", "relight/app-id": "other-x1"}
     client = jobs.daemon.client
@@ -287,7 +280,7 @@ def test_a_gpu_belongs_to_one_job(jobs: Jobs) -> None:
         jobs.submit(gpu, gpus=["2"])  # so far, and no driver here
 
 
-def test_an_unknown_job_or_replica_is_an_error_that_names_those_there(jobs: Jobs) -> None:
+def test_unknown_job_or_replica_error_names_existing_ones(jobs: Jobs) -> None:
     for verb in (jobs.scheduler.cancel, jobs.lines):
         with pytest.raises(UsageError, match="no job nosuch-x1"):
             verb("nosuch-x1")
@@ -298,8 +291,8 @@ def test_an_unknown_job_or_replica_is_an_error_that_names_those_there(jobs: Jobs
     assert caught.value.hint == "it has main/0"
 
 
-def test_the_list_has_all_jobs_of_this_user_newest_first(jobs: Jobs) -> None:
-    """All jobs of this user are listed, the newest first; other containers are not."""
+def test_list_has_own_jobs_newest_first(jobs: Jobs) -> None:
+    """Foreign containers are not listed."""
     config = {"Image": IMAGE, "Cmd": ["sleep", "1000"], "HostConfig": {"NetworkMode": "none"}}
     others = {"relight/app-id": "a-x1", "relight/user": "somebody", "relight/role": "r"}
     for name, labels in (("plain", {}), ("others", {**others, "relight/replica": "0"})):
@@ -314,7 +307,7 @@ def test_the_list_has_all_jobs_of_this_user_newest_first(jobs: Jobs) -> None:
     assert abs(datetime.fromisoformat(listed[0].submitted).timestamp() - time.time()) < 600
 
 
-def test_a_job_with_a_removed_container_has_failed(jobs: Jobs) -> None:
+def test_job_with_removed_container_has_failed(jobs: Jobs) -> None:
     app_id = jobs.submit(sh("true", num_replicas=2))
     jobs.wait(app_id)
     jobs.daemon.client.remove_container(jobs.daemon.containers()[0]["Id"])
@@ -322,8 +315,8 @@ def test_a_job_with_a_removed_container_has_failed(jobs: Jobs) -> None:
     assert (status.state, status.message) == (FAILED, "1 of its containers were removed")
 
 
-def test_a_replica_killed_for_its_memory_says_so(jobs: Jobs) -> None:
-    """A replica that the kernel killed for its memory says so, and how much it had."""
+def test_replica_killed_by_oom_says_so(jobs: Jobs) -> None:
+    """With the memory it had."""
     text = (
         "x = [bytes(10_000_000) for _ in range(100)]; x = [b'1' * 10_000_000 for _ in range(100)]"
     )
@@ -334,8 +327,8 @@ def test_a_replica_killed_for_its_memory_says_so(jobs: Jobs) -> None:
     assert status.message == "main/0 failed with exit code 137: out of memory (it had 50 MiB)"
 
 
-def test_in_the_hosts_network_replicas_meet_on_localhost(jobs: Jobs) -> None:
-    """Without a network of names, replicas meet on localhost."""
+def test_replicas_on_host_network_meet_on_localhost(jobs: Jobs) -> None:
+    """That network has no names."""
     text = (
         "relight run --nnodes=2 --rdzv-backend=c10d --rdzv-id=x "
         "--rdzv-endpoint=$RELIGHT_RANK0_HOST:29511 --no-python sh -c 'echo $WORLD_SIZE'"
@@ -345,7 +338,6 @@ def test_in_the_hosts_network_replicas_meet_on_localhost(jobs: Jobs) -> None:
     assert jobs.lines(app_id, 1, stream="stdout") == ["2"]
 
 
-def test_a_daemon_that_answers_makes_docker_usable_for_auto(jobs: Jobs) -> None:
-    """A daemon that answers is one for `-s auto`."""
+def test_auto_picks_docker_if_daemon_answers(jobs: Jobs) -> None:
     assert jobs.scheduler.affinity() == 10
     assert user_name() and os.getuid() == 0

@@ -76,7 +76,7 @@ class Proxy:
 
 
 @pytest.mark.needs_fuse
-def test_mounts_and_devices_are_where_the_app_has_them(jobs: Jobs, tmp_path: Path) -> None:
+def test_mounts_and_devices_are_where_app_wants_them(jobs: Jobs, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("from here")
     mounts = (
         BindMount(str(tmp_path), "/rw"),
@@ -96,8 +96,8 @@ def test_mounts_and_devices_are_where_the_app_has_them(jobs: Jobs, tmp_path: Pat
     assert (tmp_path / "out").read_text() == "from here"
 
 
-def test_a_port_that_is_asked_for_answers_on_the_loopback(jobs: Jobs) -> None:
-    """A port that is asked for answers on the loopback of the daemon's machine."""
+def test_published_port_answers_on_loopback(jobs: Jobs) -> None:
+    """It is the loopback of the daemon's machine."""
     server = (
         "import socketserver; H = type('H', (socketserver.BaseRequestHandler,), "
         "{'handle': lambda s: s.request.sendall(b'hello')}); "
@@ -110,8 +110,8 @@ def test_a_port_that_is_asked_for_answers_on_the_loopback(jobs: Jobs) -> None:
     jobs.until(lambda: run(command) == (0, "b'hello'"))
 
 
-def test_a_workspace_becomes_a_layer(jobs: Jobs, tmp_path: Path) -> None:
-    """The working directory is in the image's own, but for what its ignore file names."""
+def test_workspace_becomes_a_layer(jobs: Jobs, tmp_path: Path) -> None:
+    """It is on top of the role's image, without ignored files."""
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "run.sh").write_text("#!/bin/sh\necho it runs\n")
     (tmp_path / "sub" / "run.sh").chmod(0o755)
@@ -123,18 +123,16 @@ def test_a_workspace_becomes_a_layer(jobs: Jobs, tmp_path: Path) -> None:
     assert jobs.lines(app_id) == ["it runs", "small"]
 
 
-def test_an_empty_workspace_is_no_error(jobs: Jobs, tmp_path: Path) -> None:
-    """A directory of which nothing travels is no error."""
+def test_empty_workspace_is_accepted(jobs: Jobs, tmp_path: Path) -> None:
+    """All files of the directory are ignored."""
     (tmp_path / "x").write_text("x")
     (tmp_path / ".relightignore").write_text("*\n")
     assert jobs.wait(jobs.submit(sh("[ ! -e x ]"), workspace=str(tmp_path))).state is SUCCEEDED
 
 
 @pytest.mark.parametrize("name", ["Dockerfile.relight", "Dockerfile.torchx"])
-def test_a_workspace_with_a_dockerfile_is_built_by_it(
-    name: str, jobs: Jobs, tmp_path: Path
-) -> None:
-    """Even if that file is ignored."""
+def test_workspace_dockerfile_builds_image(name: str, jobs: Jobs, tmp_path: Path) -> None:
+    """It does so even if that file is ignored."""
     (tmp_path / "x").write_text("x")
     (tmp_path / name).write_text("ARG IMAGE\nFROM $IMAGE\nENV FROM_FILE=yes\nCOPY x /elsewhere/\n")
     (tmp_path / ".relightignore").write_text("Dockerfile*\n")
@@ -143,10 +141,10 @@ def test_a_workspace_with_a_dockerfile_is_built_by_it(
     assert jobs.lines(app_id) == ["yes", "x"]
 
 
-def test_a_missing_image_is_pulled(
+def test_missing_image_is_pulled(
     jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An image that is not there is pulled, with a word on stderr; one that is there is not."""
+    """A message on stderr says so; an existing image is not pulled."""
     (tmp_path / "layer").write_bytes(shell())
     command = [*jobs.daemon.enter(), sys.executable, registry.__file__, "5000", tmp_path / "layer"]
     command.append(jobs.daemon.client.version()["Arch"])
@@ -174,8 +172,8 @@ def test_a_missing_image_is_pulled(
     jobs.daemon.client.remove_image(its.image)
 
 
-def test_logs_follow_to_the_end(jobs: Jobs) -> None:
-    """Followed lines come while the replica runs, and end with it."""
+def test_followed_logs_end_with_replica(jobs: Jobs) -> None:
+    """Lines arrive while it runs."""
     app_id = jobs.submit(sh("echo one; sleep 1; echo two"))
     lines = jobs.scheduler.logs(app_id, LogQuery("main", 0, follow=True))
     assert next(lines) == "one"
@@ -183,8 +181,8 @@ def test_logs_follow_to_the_end(jobs: Jobs) -> None:
     assert list(lines) == ["two"]
 
 
-def test_long_lines_of_two_streams_come_whole(jobs: Jobs) -> None:
-    """Lines that Docker cuts in pieces come whole, though the two streams are written by turns."""
+def test_long_lines_of_both_streams_stay_whole(jobs: Jobs) -> None:
+    """Docker splits them, and the streams alternate."""
     text = (
         "import sys, time\n"
         "for end in '', '', '\\n':\n"
@@ -199,10 +197,8 @@ def test_long_lines_of_two_streams_come_whole(jobs: Jobs) -> None:
 # The client leaves sockets behind that it could not connect.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_daemon_that_goes_is_an_error_of_one_line(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the connection breaks, followed logs and the status end with an error of one line."""
+def test_lost_daemon_is_one_line_error(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds for followed logs and for the status."""
     app_id = jobs.submit(sh("echo up; sleep 1000"))
     with Proxy(jobs.daemon) as proxy:
         monkeypatch.setenv("DOCKER_HOST", proxy.host)
@@ -222,7 +218,7 @@ def test_a_daemon_that_goes_is_an_error_of_one_line(
     gc.collect()
 
 
-def test_only_lines_between_two_times_are_shown(jobs: Jobs) -> None:
+def test_logs_between_two_times(jobs: Jobs) -> None:
     app_id = jobs.submit(sh("echo one; sleep 0.2; echo two; sleep 0.2; echo three"))
     jobs.wait(app_id)
     container = jobs.daemon.containers()[0]["Id"]

@@ -57,9 +57,7 @@ def variables_of(config: dict[str, Any]) -> dict[str, str]:
         ("torchrun x.py", "auto", False),
     ],
 )
-def test_a_job_brings_the_launcher_that_it_needs(
-    command: str, launcher: str, brings_it: bool
-) -> None:
+def test_job_brings_launcher_only_if_needed(command: str, launcher: str, brings_it: bool) -> None:
     its = AppDef("app", (role(entrypoint="bash", args=("-c", command)),))
     request = docker.make().render(
         launcher_file.with_bundled_launcher(its, launcher), {}, "app-x7k2m"
@@ -71,7 +69,7 @@ def test_a_job_brings_the_launcher_that_it_needs(
 
 
 def test_each_replica_is_a_container() -> None:
-    """Each replica is a container with the role's command, its macros replaced, and its labels."""
+    """It has the role's command, expanded macros and labels."""
     args = ("--id=${app_id}", "${replica_id}", "$${${rank0_env}:=localhost}", "$$ ${x} $HOME")
     its = role(args=args, num_replicas=2, resource=Resource(2, 0, 1024))
     found = body(its)
@@ -95,15 +93,15 @@ def test_each_replica_is_a_container() -> None:
     assert variables["TORCHX_IMAGE"] == variables["RELIGHT_IMAGE"] == "img:1"
 
 
-def test_without_resources_there_are_no_limits() -> None:
-    """Without resources there are no limits, and Docker's own /dev/shm."""
+def test_missing_resources_mean_no_limits() -> None:
+    """/dev/shm has Docker's default size."""
     host = configs(role())[0]["HostConfig"]
     assert not {"NanoCpus", "Memory", "ShmSize", "DeviceRequests", "RestartPolicy"} & set(host)
     assert configs(role(), shm_size="2g")[0]["HostConfig"]["ShmSize"] == 2 << 30
 
 
-def test_a_request_with_gpus_and_mounts_is_printed_as_json() -> None:
-    """A request with GPUs, mounts and devices can be printed as JSON: it is all that is sent."""
+def test_request_with_gpus_and_mounts_is_json() -> None:
+    """The request is all that is sent."""
     mounts = (
         BindMount("/a", "/b", read_only=True),
         VolumeMount("v", "/v"),
@@ -130,7 +128,7 @@ def test_a_request_with_gpus_and_mounts_is_printed_as_json() -> None:
 
 
 def test_replicas_on_one_host_share_no_device() -> None:
-    """Replicas on one host have GPUs and numbered devices of their own, over all roles."""
+    """GPUs and numbered devices are dealt out over all roles."""
     roles = (
         role("a", num_replicas=2, resource=Resource(1, 2, 1, devices={EFA: 2})),
         role("b", resource=Resource(1, 1, 1, devices={EFA: 1})),
@@ -149,8 +147,8 @@ def test_replicas_on_one_host_share_no_device() -> None:
         configs(*roles, gpus=["0"])
 
 
-def test_the_roles_variables_take_precedence_over_the_options() -> None:
-    """These take precedence over copied ones."""
+def test_role_variables_override_options_and_copies() -> None:
+    """Options override copied ones."""
     variables = Environment({"A1": "shell", "A2": "shell", "A3": "shell", "B": "no"})
     its = role(env={"A1": "role"})
     found = body(its, variables=variables, copy_env=["A*"], env={"A1": "cfg", "A2": "cfg"})
@@ -159,10 +157,8 @@ def test_the_roles_variables_take_precedence_over_the_options() -> None:
     assert "B" not in seen
 
 
-def test_a_port_is_open_only_if_it_is_asked_for() -> None:
-    """A port is open on the daemon's machine only if it is asked for, there on loopback alone, and
-    each replica has one of its own.
-    """
+def test_port_is_published_only_on_request() -> None:
+    """It is on loopback of the daemon's machine, one port per replica."""
     its = role(num_replicas=2, port_map={"http": 8080, "c10d": 29500})
     assert "PortBindings" not in configs(its)[0]["HostConfig"]
     found = [config["HostConfig"]["PortBindings"] for config in configs(its, publish=["http:90"])]
@@ -188,23 +184,21 @@ def test_a_port_is_open_only_if_it_is_asked_for() -> None:
         ({}, {"workspace": "/no/such/place"}, "/no/such/place is not a directory"),
     ],
 )
-def test_a_bad_part_of_an_app_is_refused(
-    parts: dict[str, Any], cfg: dict[str, Any], said: str
-) -> None:
-    """A bad part of an app is the user's error before anything is sent."""
+def test_invalid_app_is_rejected(parts: dict[str, Any], cfg: dict[str, Any], said: str) -> None:
+    """As a usage error, before anything is sent."""
     with pytest.raises(UsageError, match=said):
         body(role(**parts), **cfg)
 
 
-def test_without_a_network_of_names_replicas_meet_on_localhost() -> None:
-    """In the host's network replicas meet on localhost, and keep the host's name."""
+def test_replicas_on_host_network_meet_on_localhost() -> None:
+    """They keep the host's name."""
     config = configs(role(), network="host")[0]
     assert variables_of(config)["RELIGHT_RANK0_HOST"] == "localhost"
     assert "Hostname" not in config
 
 
-def test_networks_without_names_are_noted() -> None:
-    """Several replicas in a network in which they can't meet: said before anything is sent."""
+def test_networks_without_dns_are_noted() -> None:
+    """Several replicas can't find each other there."""
     app = AppDef("app", (role(num_replicas=2),))
     for network in ("bridge", "none"):
         (note,) = docker.make().render(app, {"network": network}, "app-x7k2m").notes
@@ -213,8 +207,8 @@ def test_networks_without_names_are_noted() -> None:
         assert docker.make().render(its, {"network": network}, "app-x7k2m").notes == ()
 
 
-def test_a_dry_run_shows_a_shell_command_a_container() -> None:
-    """What a dry run shows is one command a container, with all words, on lines for reading."""
+def test_dry_run_shows_one_shell_command_per_container() -> None:
+    """It has all arguments, wrapped for reading."""
     words = ("-c", "echo 'a b'; echo $HOME")
     its = role(args=words, env={"A": "x y"}, resource=Resource(2, 1, 10))
     text = docker.make().render(AppDef("app", (its,)), {}, "app-x7k2m").text
@@ -226,13 +220,13 @@ def test_a_dry_run_shows_a_shell_command_a_container() -> None:
     assert " \\\n  '--env=A=x y' \\\n" in text
 
 
-def test_a_workspace_travels_only_if_asked() -> None:
-    """Without --workspace the image stays as it is: the working directory does not travel."""
+def test_workspace_travels_only_on_request() -> None:
+    """Without --workspace, the image stays unchanged."""
     assert body(role())["builds"] == []
 
 
-def test_a_dry_run_with_a_workspace_builds_nothing(tmp_path: Path) -> None:
-    """A dry run with a workspace builds nothing; it says what would be built, once an image."""
+def test_dry_run_with_workspace_builds_nothing(tmp_path: Path) -> None:
+    """It says what would be built, once per image."""
     roles = (role("a"), role("b"), role("c", image="other"))
     found = body(*roles, workspace=str(tmp_path))
     assert [build["base"] for build in found["builds"]] == ["img:1", "other"]
@@ -240,16 +234,16 @@ def test_a_dry_run_with_a_workspace_builds_nothing(tmp_path: Path) -> None:
     assert images == [found["builds"][number]["image"] for number in (0, 0, 1)]
 
 
-def test_secrets_are_not_shown() -> None:
-    """What people read of a request hides values that are secrets by their names."""
+def test_secrets_are_redacted() -> None:
+    """What people read of a request hides them by their names."""
     its = role(env={"API_TOKEN": "s3cret", "PLAIN": "seen"}, args=("--password", "hunter2"))
     text = docker.make().render(AppDef("app", (its,)), {}, "app-x7k2m").text
     assert "s3cret" not in text and "hunter2" not in text
     assert "PLAIN=seen" in text
 
 
-def test_what_has_no_effect_is_said() -> None:
-    """A device without a known file, and a policy that Docker does not have, are noted."""
+def test_options_without_effect_are_noted() -> None:
+    """A device without a known file, and a policy that Docker doesn't have."""
     its = role(resource=Resource(1, 0, 1, devices={"x.org/y": 1}), max_retries=1)
     notes = docker.make().render(AppDef("app", (its,)), {}, "app-x7k2m").notes
     assert len(notes) == 2 and "x.org/y" in notes[0]
@@ -262,12 +256,8 @@ def test_what_has_no_effect_is_said() -> None:
     names=st.lists(st.text(max_size=40), min_size=1, max_size=4),
     replicas=st.integers(1, 12),
 )
-def test_each_container_has_a_valid_name_of_its_own(
-    app_id: str, names: list[str], replicas: int
-) -> None:
-    """Whatever app and roles are called, containers have names of their own that are hostnames, and
-    the end of the app's id, where its random part is, is in them.
-    """
+def test_container_names_are_valid_and_unique(app_id: str, names: list[str], replicas: int) -> None:
+    """They are hostnames with the random end of the app's id, whatever app and roles are called."""
     app = AppDef("a", tuple(role(name, num_replicas=replicas) for name in names))
     app_id += "-x7k2mb9"
     found = [name for its in container_names(app, app_id) for name in its]
@@ -277,10 +267,10 @@ def test_each_container_has_a_valid_name_of_its_own(
         assert "x7k2mb9" in name
 
 
-def test_a_missing_client_is_reported_with_the_command_that_installs_it(
+def test_missing_client_error_gives_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The error names the command that installs the package; a dry run does not need it."""
+    """A dry run works without it."""
     monkeypatch.setitem(sys.modules, "docker", None)
     scheduler = docker.make()
     scheduler.render(AppDef("app", (role(),)), {}, "app-x7k2m")
@@ -292,10 +282,10 @@ def test_a_missing_client_is_reported_with_the_command_that_installs_it(
 
 
 @pytest.mark.needs_docker_client
-def test_a_missing_daemon_is_reported_in_one_line(
+def test_missing_daemon_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If no process listens, the error says where and why in one line."""
+    """The error has address and reason."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     scheduler = docker.make()
     assert scheduler.affinity() == 0
@@ -305,7 +295,7 @@ def test_a_missing_daemon_is_reported_in_one_line(
 
 
 @pytest.mark.needs_docker_client
-def test_a_refused_daemon_socket_is_reported_with_the_group_that_may_use_it(
+def test_denied_socket_error_names_required_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "s"
@@ -325,10 +315,10 @@ def test_a_refused_daemon_socket_is_reported_with_the_group_that_may_use_it(
 
 
 @pytest.mark.needs_docker_client
-def test_the_package_for_a_daemon_over_ssh_is_named_if_missing(
+def test_missing_ssh_package_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A daemon that is reached over ssh needs one package more, which is named."""
+    """A daemon over ssh needs an additional package."""
     from docker.api import client
 
     monkeypatch.delattr(client, "SSHHTTPAdapter", raising=False)  # as if it were not installed
@@ -339,10 +329,10 @@ def test_the_package_for_a_daemon_over_ssh_is_named_if_missing(
 
 @pytest.mark.needs_docker_client
 @pytest.mark.parametrize("host", ["tcp://127.0.0.1:1", "nonsense", "gopher://x"])
-def test_a_wrong_docker_host_is_an_error_that_repeats_it(
+def test_invalid_docker_host_is_repeated_in_error(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever DOCKER_HOST says, an error is one line that repeats it."""
+    """The error is one line."""
     monkeypatch.setenv("DOCKER_HOST", host)
     with pytest.raises(MachineError, match=f"no answer from the Docker daemon at {host}") as caught:
         docker.make().list()

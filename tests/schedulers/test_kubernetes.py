@@ -85,7 +85,7 @@ KINDS = ("job", "jobset", "volcano", "trainjob")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def test_a_job_of_one_pod_runs_and_is_read_back(jobs: Jobs, tmp_path: Path) -> None:
+def test_single_pod_job_runs_and_is_read_back(jobs: Jobs, tmp_path: Path) -> None:
     app = train(tmp_path, "print('rank', rank, 'trains')\n", j="1x2")
     app_id = jobs.submit(app)
     assert app_id == "ns:job-x1"
@@ -98,8 +98,8 @@ def test_a_job_of_one_pod_runs_and_is_read_back(jobs: Jobs, tmp_path: Path) -> N
 
 
 @every_kind
-def test_pods_meet_with_the_launcher_that_travels(jobs: Jobs, tmp_path: Path, kind: str) -> None:
-    """It is preferred to the one of the tests, and comes from the ConfigMap."""
+def test_pods_rendezvous_with_travelling_launcher(jobs: Jobs, tmp_path: Path, kind: str) -> None:
+    """It comes from the ConfigMap, and is preferred to the tests' own."""
     text = "print('rank', rank, 'of', os.environ['WORLD_SIZE'])\n"
     app = train(tmp_path, text, j="2x1", env={"RELIGHT_LAUNCHER": "travels"})
     app_id = jobs.submit(app, kind=kind)
@@ -115,7 +115,7 @@ def test_pods_meet_with_the_launcher_that_travels(jobs: Jobs, tmp_path: Path, ki
 
 
 @every_kind
-def test_an_error_of_the_user_ends_the_job_at_once(jobs: Jobs, tmp_path: Path, kind: str) -> None:
+def test_user_error_ends_job_immediately(jobs: Jobs, tmp_path: Path, kind: str) -> None:
     app_id = jobs.submit(train(tmp_path, "raise ValueError('wrong data')\n", j="2x1"), kind=kind)
     status = jobs.wait(app_id)
     assert status.state is FAILED
@@ -126,8 +126,8 @@ def test_an_error_of_the_user_ends_the_job_at_once(jobs: Jobs, tmp_path: Path, k
     assert len(jobs.server.of("pods")) == 2  # none was made again
 
 
-def test_a_drained_pod_comes_again_and_the_group_goes_on(jobs: Jobs, tmp_path: Path) -> None:
-    """It is no failure: neither for the Job nor for --max-restarts."""
+def test_drained_pod_returns_and_group_continues(jobs: Jobs, tmp_path: Path) -> None:
+    """Neither the Job nor --max-restarts counts it as a failure."""
     text = (
         "print('begin', rank, os.environ['WORLD_SIZE'], flush=True)\n"
         f"while not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.05)\n"
@@ -144,9 +144,7 @@ def test_a_drained_pod_comes_again_and_the_group_goes_on(jobs: Jobs, tmp_path: P
     assert status.restarts == 1
 
 
-def test_an_elastic_job_begins_with_the_pods_that_have_a_node_and_grows(
-    jobs: Jobs, tmp_path: Path
-) -> None:
+def test_elastic_job_starts_with_scheduled_pods_and_grows(jobs: Jobs, tmp_path: Path) -> None:
     text = (
         "print('begin', rank, 'of', os.environ['WORLD_SIZE'], flush=True)\n"
         f"while not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.05)\n"
@@ -165,8 +163,8 @@ def test_an_elastic_job_begins_with_the_pods_that_have_a_node_and_grows(
 
 
 @pytest.mark.needs_hosts
-def test_the_loss_of_pod_0_is_survived(jobs: Jobs, tmp_path: Path) -> None:
-    """Each pod on a host of its own: the first one, which coordinates, is lost with its node."""
+def test_job_survives_loss_of_pod_0(jobs: Jobs, tmp_path: Path) -> None:
+    """Pods on separate hosts: the first, which coordinates, is lost with its node."""
     text = (
         "print('begin', rank, 'of', os.environ['WORLD_SIZE'], flush=True)\n"
         f"while not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.05)\n"
@@ -199,16 +197,16 @@ def test_logs_are_followed_to_the_end(jobs: Jobs, tmp_path: Path) -> None:
 
 
 @every_kind
-def test_logs_of_a_role_are_found_by_its_own_name(jobs: Jobs, kind: str) -> None:
-    """Which may be no value of a label."""
+def test_logs_of_role_are_found_by_its_own_name(jobs: Jobs, kind: str) -> None:
+    """The name need not be valid as a label."""
     app = AppDef("job", [Role("My Role", "img", entrypoint="echo", args=["hello"])])
     app_id = jobs.submit(app, kind=kind)
     assert jobs.wait(app_id).state is SUCCEEDED
     assert jobs.lines(app_id, "My Role") == ["hello"]
 
 
-def test_logs_are_followed_over_lost_connections(jobs: Jobs, tmp_path: Path) -> None:
-    """No line is lost, and none comes twice."""
+def test_followed_logs_survive_lost_connections(jobs: Jobs, tmp_path: Path) -> None:
+    """No line is lost or repeated."""
     jobs.server.drops = 2
     go = tmp_path / "go"
     app_id = jobs.submit(sh(f"seq 5; until [ -e {go} ]; do sleep 0.1; done; seq 6 9"))
@@ -220,7 +218,7 @@ def test_logs_are_followed_over_lost_connections(jobs: Jobs, tmp_path: Path) -> 
 
 
 @every_kind
-def test_cancel_ends_the_pods_and_keeps_the_job(jobs: Jobs, kind: str) -> None:
+def test_cancel_ends_pods_and_keeps_job(jobs: Jobs, kind: str) -> None:
     app_id = jobs.submit(sh("exec sleep 1000"), kind=kind)
     jobs.until(lambda: jobs.status(app_id).state is RUNNING)
     jobs.scheduler.cancel(app_id)
@@ -229,7 +227,7 @@ def test_cancel_ends_the_pods_and_keeps_the_job(jobs: Jobs, kind: str) -> None:
     jobs.scheduler.cancel(app_id)
 
 
-def test_volcano_restarts_the_whole_job_as_often_as_it_may(jobs: Jobs, tmp_path: Path) -> None:
+def test_volcano_restarts_whole_job_up_to_limit(jobs: Jobs, tmp_path: Path) -> None:
     app = sh(f"echo x >> {tmp_path}/tries; exit 3", max_retries=2, num_replicas=2)
     status = jobs.wait(jobs.submit(app, kind="volcano"))
     assert status.state is FAILED
@@ -238,29 +236,27 @@ def test_volcano_restarts_the_whole_job_as_often_as_it_may(jobs: Jobs, tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "volcano"])
-def test_a_job_has_failed_by_the_replica_that_was_not_stopped(jobs: Jobs, kind: str) -> None:
-    """Replica 0 ends with 143, because replica 1 has failed."""
+def test_job_fails_by_the_replica_that_was_not_stopped(jobs: Jobs, kind: str) -> None:
+    """Replica 0 ends with 143 because replica 1 failed."""
     app = sh("[ $JOB_COMPLETION_INDEX = 0 ] && exec sleep 1000; exit 3", num_replicas=2)
     status = jobs.wait(jobs.submit(app, kind=kind))
     assert status.message == "main/1: exit code 3"
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset"])
-def test_a_retried_pod_knows_how_often_it_was_started_again(
-    jobs: Jobs, tmp_path: Path, kind: str
-) -> None:
+def test_retried_pod_knows_its_restart_count(jobs: Jobs, tmp_path: Path, kind: str) -> None:
     text = f'echo $RELIGHT_REQUEUES >> {tmp_path}/tries; [ "$RELIGHT_REQUEUES" = 2 ]'
     app = sh(text, max_retries=2)
     assert jobs.wait(jobs.submit(app, kind=kind)).state is SUCCEEDED
     assert (tmp_path / "tries").read_text().split() == ["0", "1", "2"]
 
 
-def test_a_preempted_agent_is_started_again_without_a_retry(jobs: Jobs, tmp_path: Path) -> None:
+def test_preempted_agent_is_restarted_without_a_retry(jobs: Jobs, tmp_path: Path) -> None:
     app = sh(f"[ -e {tmp_path}/saved ] || {{ touch {tmp_path}/saved; exit 75; }}")
     assert jobs.wait(jobs.submit(app)).state is SUCCEEDED
 
 
-def test_jobs_are_found_where_the_other_kinds_are_not_installed(jobs: Jobs) -> None:
+def test_jobs_are_found_if_other_kinds_are_not_installed(jobs: Jobs) -> None:
     jobs.server.installed -= {"jobsets", "jobs.volcano", "trainjobs"}
     app_id = jobs.submit(sh("true"))
     assert jobs.wait(app_id).state is SUCCEEDED
@@ -271,18 +267,18 @@ def test_jobs_are_found_where_the_other_kinds_are_not_installed(jobs: Jobs) -> N
     assert not jobs.server.objects
 
 
-def test_all_objects_are_checked_before_any_is_made(jobs: Jobs) -> None:
-    """-cfg validate_spec=false skips it, as in TorchX."""
+def test_all_objects_are_validated_before_any_is_created(jobs: Jobs) -> None:
+    """`-cfg validate_spec=false` skips that, as in TorchX."""
     jobs.wait(jobs.submit(sh("true")))
     assert jobs.server.dry_runs == ["services", "secrets", "jobs"]
     jobs.wait(jobs.submit(sh("true"), validate_spec=False))
     assert len(jobs.server.dry_runs) == 3
 
 
-def test_a_job_is_found_in_the_context_that_it_was_sent_to(
+def test_job_is_found_in_context_it_was_sent_to(
     jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the current one is then; the names of clusters of EKS have colons and slashes."""
+    """Whatever the current one is by then; EKS names have colons and slashes."""
     arn = "arn:aws:eks:eu:1:cluster/a@b"
     config = json.loads(jobs.server.kubeconfig.read_text())
     config["contexts"][0]["name"] = arn
@@ -304,7 +300,7 @@ def test_a_job_is_found_in_the_context_that_it_was_sent_to(
 
 @every_kind
 def test_delete_leaves_nothing(jobs: Jobs, kind: str) -> None:
-    """Neither does the deletion of what makes its pods by another tool."""
+    """Deleting the pods' controller with another tool leaves nothing either."""
     first = jobs.submit(sh("true relight run"), kind=kind)
     app_id = jobs.submit(sh("true relight run"), kind=kind)
     kinds = {each["kind"] for each in jobs.server.objects.values()}
@@ -321,8 +317,8 @@ def test_delete_leaves_nothing(jobs: Jobs, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["services", "secrets", "jobs"])
-def test_what_is_refused_half_way_leaves_nothing(jobs: Jobs, kind: str) -> None:
-    """And the right that lacks is named."""
+def test_partial_failure_is_rolled_back(jobs: Jobs, kind: str) -> None:
+    """The missing permission is named."""
     group = "batch" if kind == "jobs" else ""
     said = (
         f'{kind} is forbidden: User "u" cannot create resource "{kind}" in API group "{group}" in '
@@ -345,24 +341,22 @@ def test_what_is_refused_half_way_leaves_nothing(jobs: Jobs, kind: str) -> None:
         (500, "etcd is slow", "Kubernetes: 500 etcd is slow"),
     ],
 )
-def test_an_error_of_the_server_is_one_line(
-    jobs: Jobs, code: int, said: str, expected: str
-) -> None:
+def test_server_error_is_one_line(jobs: Jobs, code: int, said: str, expected: str) -> None:
     jobs.server.refuse = lambda *_: (code, said)
     with pytest.raises((UsageError, MachineError), match=expected) as caught:
         jobs.submit(sh("true"))
     assert "\n" not in caught.value.message
 
 
-def test_a_server_that_has_too_much_to_do_is_asked_again(jobs: Jobs) -> None:
-    """After the time that it says; also to make an object, which it has not done."""
+def test_throttled_request_is_retried(jobs: Jobs) -> None:
+    """The delay is the server's, and creations are retried too."""
     busy = [(429, "too many requests")] * 2
     jobs.server.refuse = lambda *_: busy.pop() if busy else None
     assert jobs.wait(jobs.submit(sh("true"))).state is SUCCEEDED
     assert not busy
 
 
-def test_a_name_that_exists_is_refused(jobs: Jobs) -> None:
+def test_existing_name_is_rejected(jobs: Jobs) -> None:
     request = jobs.scheduler.render(sh("true"), {}, "same-x1")
     jobs.scheduler.submit(request)
     again = jobs.scheduler.render(sh("true"), {}, "same-x1")
@@ -371,7 +365,7 @@ def test_a_name_that_exists_is_refused(jobs: Jobs) -> None:
     assert jobs.wait("ns:same-x1").state is SUCCEEDED
 
 
-def test_what_a_pod_waits_for_is_said(jobs: Jobs) -> None:
+def test_pending_reason_of_pod_is_reported(jobs: Jobs) -> None:
     jobs.server.unschedulable = {1}
     app_id = jobs.submit(sh("exec sleep 1000", num_replicas=2))
     waiting = jobs.status(app_id).replicas[1]
@@ -386,7 +380,7 @@ def test_what_a_pod_waits_for_is_said(jobs: Jobs) -> None:
     assert status.message == f"main/0: ImagePullBackOff: {said}"
 
 
-def test_lines_are_those_between_two_times(jobs: Jobs) -> None:
+def test_logs_between_two_times(jobs: Jobs) -> None:
     app_id = jobs.submit(
         sh("echo 2026-01-01T00:00:00.123456789Z old; echo $(date -u +%FT%T.%NZ) new")
     )
@@ -422,14 +416,14 @@ def test_unknown_jobs_and_replicas_are_named(jobs: Jobs) -> None:
     assert caught.value.hint == "it has main/0 to 0"
 
 
-def test_a_server_that_is_gone_is_one_line(jobs: Jobs) -> None:
+def test_lost_server_is_one_line_error(jobs: Jobs) -> None:
     jobs.server.__exit__(None, None, None)
     with pytest.raises(MachineError, match="does not answer") as caught:
         jobs.scheduler.status(["ns:x"])
     assert "\n" not in caught.value.message
 
 
-def test_without_a_configuration_nothing_is_asked(
+def test_missing_kubeconfig_makes_no_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
@@ -470,14 +464,14 @@ def _asks(program: str) -> dict[str, Any]:
         ({"contexts": [3]}, "its contexts are no list"),
     ],
 )
-def test_a_broken_configuration_is_one_line(
+def test_invalid_kubeconfig_is_one_line_error(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     config: Any,
     said: str,
 ) -> None:
-    """Nothing is asked of a server, and nothing logged."""
+    """No request is sent, and nothing is logged."""
     path = tmp_path / "config"
     path.write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(path))

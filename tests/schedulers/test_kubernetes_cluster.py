@@ -95,14 +95,14 @@ def ddp(text: str, **options: Any) -> AppDef:
     return replace(app, roles=[replace(role, args=args)])
 
 
-def test_a_job_of_one_pod_runs_and_is_read_back(jobs: Jobs) -> None:
+def test_single_pod_job_runs_and_is_read_back(jobs: Jobs) -> None:
     app_id = jobs.submit(sh("echo here; exit 0"))
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
     assert jobs.lines(app_id, "main") == ["here"]
     assert app_id in [each.app_id for each in jobs.scheduler.list()]
 
 
-def test_pods_meet_with_the_launcher_that_travels(jobs: Jobs) -> None:
+def test_pods_rendezvous_with_travelling_launcher(jobs: Jobs) -> None:
     app_id = jobs.submit(ddp("echo rank $RANK of $WORLD_SIZE", j="2x2"))
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
     lines = jobs.lines(app_id, "x", 0) + jobs.lines(app_id, "x", 1)
@@ -110,18 +110,18 @@ def test_pods_meet_with_the_launcher_that_travels(jobs: Jobs) -> None:
         assert any(f"rank {rank} of 4" in line for line in lines), lines
 
 
-def test_an_elastic_job_runs(jobs: Jobs) -> None:
+def test_elastic_job_runs(jobs: Jobs) -> None:
     app_id = jobs.submit(ddp("echo of $WORLD_SIZE; sleep 3", j="1:2x1"))
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
 
 
-def test_an_error_of_the_user_ends_the_job(jobs: Jobs) -> None:
+def test_user_error_ends_job(jobs: Jobs) -> None:
     app_id = jobs.submit(ddp("exit 7", j="2x1"))
     status = jobs.wait(app_id)
     assert (status.state, status.exitcode) == (AppState.FAILED, 7)
 
 
-def test_cancel_ends_the_pods(jobs: Jobs) -> None:
+def test_cancel_ends_pods(jobs: Jobs) -> None:
     app_id = jobs.submit(sh("exec sleep 1000", num_replicas=2))
     jobs.until(lambda: jobs.status(app_id).state is AppState.RUNNING)
     jobs.scheduler.cancel(app_id)
@@ -137,7 +137,7 @@ def test_delete_leaves_nothing(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_server_takes_every_kind_that_it_knows(jobs: Jobs, kind: str) -> None:
+def test_server_accepts_every_known_kind(jobs: Jobs, kind: str) -> None:
     try:
         app_id = jobs.submit(sh("true"), kind=kind)
     except UsageError as error:

@@ -64,8 +64,8 @@ def in_pod(launch: Launch, server: ApiServer, account: Path, tmp_path: Path) -> 
     return run
 
 
-def test_a_pod_submits_jobs_to_its_own_namespace(in_pod: Command, server: ApiServer) -> None:
-    """And reads, lists and deletes them, with no kubeconfig."""
+def test_pod_submits_jobs_to_its_own_namespace(in_pod: Command, server: ApiServer) -> None:
+    """It reads, lists and deletes them too, without a kubeconfig."""
     submitted = in_pod("submit", "-s", "kubernetes", "utils.echo", "--msg", "hello", "--image", "i")
     assert submitted.returncode == 0, submitted.stderr
     handle = submitted.stdout.strip()
@@ -79,11 +79,11 @@ def test_a_pod_submits_jobs_to_its_own_namespace(in_pod: Command, server: ApiSer
     assert not server.objects
 
 
-def test_a_pod_is_recognized_by_its_service_account(in_pod: Command) -> None:
+def test_pod_is_recognized_by_service_account(in_pod: Command) -> None:
     assert "kubernetes  yes" in in_pod("schedulers").stdout
 
 
-def test_a_namespace_of_the_settings_is_the_one_of_list(
+def test_list_uses_namespace_of_settings(
     in_pod: Command, server: ApiServer, tmp_path: Path
 ) -> None:
     (tmp_path / ".relightconfig").write_text("[kubernetes]\nnamespace = other\n")
@@ -105,7 +105,7 @@ def test_a_namespace_of_the_settings_is_the_one_of_list(
         ("ca.crt", "no certificate", "can't be used"),
     ],
 )
-def test_a_service_account_that_does_not_fit_is_one_line(
+def test_invalid_service_account_is_one_line_error(
     in_pod: Command, server: ApiServer, account: Path, file: str, text: str | None, message: str
 ) -> None:
     path = account / file
@@ -118,7 +118,7 @@ def test_a_service_account_that_does_not_fit_is_one_line(
     assert not server.objects
 
 
-def test_a_server_of_another_authority_is_not_trusted(
+def test_server_with_foreign_ca_is_not_trusted(
     in_pod: Command, account: Path, tmp_path: Path, server: ApiServer
 ) -> None:
     other = make_certificates(tmp_path / "other")
@@ -130,7 +130,7 @@ def test_a_server_of_another_authority_is_not_trusted(
     assert not server.objects
 
 
-def test_a_pod_without_the_address_of_its_cluster_is_one_line(in_pod: Command) -> None:
+def test_pod_without_cluster_address_is_one_line_error(in_pod: Command) -> None:
     result = in_pod("list", "-s", "kubernetes", KUBERNETES_SERVICE_HOST="")
     assert result.returncode == 2
     assert "no Kubernetes cluster is configured" in result.stderr

@@ -39,10 +39,12 @@ def ended() -> AppStatus:
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset"])
-def test_a_pod_knows_how_often_its_replica_was_started_before(
+def test_pod_knows_its_restart_count(
     server: ApiServer, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a preemption, which Kubernetes counts elsewhere than failures, also without retries."""
+    """Preemptions count too, though Kubernetes counts them apart from failures, and without
+    retries.
+    """
     tries = tmp_path / "tries"
     submit(
         f'echo "$RELIGHT_REQUEUES $RELIGHT_PREEMPTIONS" >> {tries}\n'
@@ -57,9 +59,7 @@ def test_a_pod_knows_how_often_its_replica_was_started_before(
     assert worker.membership().requeues == 2
 
 
-def test_volcano_tells_how_often_it_has_restarted_the_job(
-    server: ApiServer, tmp_path: Path
-) -> None:
+def test_volcano_pod_knows_its_restart_count(server: ApiServer, tmp_path: Path) -> None:
     command = f'echo $RELIGHT_REQUEUES >> {tmp_path}/tries; [ "$RELIGHT_REQUEUES" = 1 ]'
     submit(command, max_retries=2, kind="volcano")
     assert ended().state is AppState.SUCCEEDED
@@ -67,7 +67,7 @@ def test_volcano_tells_how_often_it_has_restarted_the_job(
 
 
 @pytest.mark.parametrize("max_retries", [0, 2])
-def test_a_pod_knows_its_end_and_is_not_made_again_after_it(
+def test_pod_knows_its_deadline_and_is_not_retried_after_it(
     server: ApiServer, tmp_path: Path, max_retries: int
 ) -> None:
     begin = time.time()
@@ -93,7 +93,7 @@ def test_a_pod_knows_its_end_and_is_not_made_again_after_it(
         ({"timeout": 5, "kind": "trainjob"}, "-cfg timeout: a TrainJob can't say it"),
     ],
 )
-def test_a_limit_that_cannot_be_kept_is_refused(cfg: dict[str, object], said: str) -> None:
+def test_unenforceable_time_limit_is_rejected(cfg: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         submit("true", namespace="ns", **cfg)
 
@@ -110,7 +110,7 @@ def test_a_limit_that_cannot_be_kept_is_refused(cfg: dict[str, object], said: st
         ({"user": -1}, "the number of a user"),
     ],
 )
-def test_a_value_that_no_server_takes_is_refused_without_one(
+def test_value_invalid_for_kubernetes_is_rejected_offline(
     cfg: dict[str, object], hint: str
 ) -> None:
     with pytest.raises(UsageError, match="is not what Kubernetes takes") as caught:

@@ -31,13 +31,13 @@ def ddp(*words: str, **options: Any) -> AppDef:
     return dist.ddp(*words, **{"script": "train.py", "image": "img:1", "j": "2x8", **options})
 
 
-def of(kind: str, made: list[dict[str, Any]]) -> dict[str, Any]:
+def find_object(kind: str, made: list[dict[str, Any]]) -> dict[str, Any]:
     (found,) = (each for each in made if each["kind"] == kind)
     return found
 
 
 def container(made: list[dict[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = of("Job", made)["spec"]["template"]["spec"]["containers"][0]
+    found: dict[str, Any] = find_object("Job", made)["spec"]["template"]["spec"]["containers"][0]
     return found
 
 
@@ -132,14 +132,14 @@ APPS = {
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_every_object_is_one_that_a_server_accepts(name: str) -> None:
+def test_every_object_validates_against_schema(name: str) -> None:
     app, cfg = APPS[name]
     for each in objects(app, **cfg):
         check(each)
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_a_dry_run_is_what_kubectl_takes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_run_is_valid_for_kubectl(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The YAML has all objects, unchanged."""
     import yaml
 
@@ -149,8 +149,8 @@ def test_a_dry_run_is_what_kubectl_takes(name: str, monkeypatch: pytest.MonkeyPa
     assert list(yaml.safe_load_all(made.text)) == made.body["objects"]
 
 
-def test_words_and_variables_reach_the_program_as_they_are() -> None:
-    """The kubelet replaces `$(NAME)`, and `$$` by `$`."""
+def test_arguments_and_variables_reach_program_unchanged() -> None:
+    """The kubelet expands `$(NAME)`, and turns `$$` into `$`."""
     text = "$(hostname) $$ $$(x) $HOME ${x} $$$ \\ '"
     role = Role("a", "i", entrypoint="echo", args=[text], env={"A": text})
     made = objects(AppDef("a", [role]))
@@ -159,7 +159,7 @@ def test_words_and_variables_reach_the_program_as_they_are() -> None:
         assert expand.sub(lambda m: "$" if m[0] == "$$" else f"<{m[1]}>", found) == text
 
 
-def test_the_number_of_the_replica_is_put_in_by_the_kubelet() -> None:
+def test_kubelet_fills_in_replica_number() -> None:
     role = Role("a", "i", entrypoint="echo", args=["n${replica_id} $(x)"], num_replicas=2)
     made = objects(AppDef("a", [role]))
     assert container(made)["command"] == ["echo", "n$(RELIGHT_REPLICA_ID) $$(x)"]
@@ -169,8 +169,8 @@ def test_the_number_of_the_replica_is_put_in_by_the_kubelet() -> None:
 
 
 @pytest.mark.parametrize(("j", "hosts"), [("2x8", 2), ("5x8", 3), ("2:9x8", 3)])
-def test_the_endpoint_survives_the_loss_of_the_first_pod(j: str, hosts: int) -> None:
-    """It lists several replicas; agents elect one of them."""
+def test_endpoint_survives_loss_of_first_pod(j: str, hosts: int) -> None:
+    """It lists several replicas, of which agents elect one."""
     made = objects(ddp(j=j))
     shell = container(made)["command"][-1].replace("relight run ", "echo ")
     done = subprocess.run(
@@ -194,16 +194,16 @@ def test_torchrun_gets_one_host() -> None:
     assert "ConfigMap" not in {each["kind"] for each in made}
 
 
-def test_the_launcher_travels_in_a_config_map() -> None:
+def test_launcher_travels_in_config_map() -> None:
     made = objects(ddp())
-    data = of("ConfigMap", made)["binaryData"]
+    data = find_object("ConfigMap", made)["binaryData"]
     assert base64.b64decode(data["relight"]) == launcher_file.build()
     installed = launcher_file.with_bundled_launcher(ddp(), "installed")
     assert "ConfigMap" not in {each["kind"] for each in objects(installed)}
 
 
-def test_a_preemption_is_no_failure_and_an_error_ends_the_job() -> None:
-    spec = of("Job", objects(ddp()))["spec"]
+def test_preemption_is_no_failure_but_error_ends_job() -> None:
+    spec = find_object("Job", objects(ddp()))["spec"]
     lost, preempted, fails = spec["podFailurePolicy"]["rules"]
     assert (lost["action"], preempted["action"]) == ("Ignore", "Ignore")
     assert lost["onPodConditions"][0]["type"] == "DisruptionTarget"
@@ -211,23 +211,21 @@ def test_a_preemption_is_no_failure_and_an_error_ends_the_job() -> None:
     assert fails["action"] == "FailJob"
     assert {0, 3, 137, 143} <= set(fails["onExitCodes"]["values"])
     assert 1 not in fails["onExitCodes"]["values"]
-    spec = of("Job", objects(ddp(max_retries=2)))["spec"]
+    spec = find_object("Job", objects(ddp(max_retries=2)))["spec"]
     assert spec["backoffLimitPerIndex"] == 2
     assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore", "Ignore"]
 
 
-def test_a_role_that_may_shrink_succeeds_with_fewer_pods() -> None:
-    spec = of("Job", objects(ddp(j="2:5x8")))["spec"]
+def test_shrinkable_role_succeeds_with_fewer_pods() -> None:
+    spec = find_object("Job", objects(ddp(j="2:5x8")))["spec"]
     assert (spec["completions"], spec["parallelism"]) == (5, 5)
     assert spec["successPolicy"] == {"rules": [{"succeededIndexes": "0-4", "succeededCount": 2}]}
-    assert "successPolicy" not in of("Job", objects(ddp(j="5x8")))["spec"]
+    assert "successPolicy" not in find_object("Job", objects(ddp(j="5x8")))["spec"]
 
 
-def test_pods_pass_the_restricted_standard() -> None:
-    """Pod Security Standards, restricted; the user of the image is the image's own affair, or
-    `user`.
-    """
-    pod = of("Job", objects(ddp(), user=1000))["spec"]["template"]["spec"]
+def test_pods_pass_restricted_pod_security_standard() -> None:
+    """The user is the image's, or `user`."""
+    pod = find_object("Job", objects(ddp(), user=1000))["spec"]["template"]["spec"]
     assert pod["securityContext"] == {
         "seccompProfile": {"type": "RuntimeDefault"}, "runAsUser": 1000, "runAsNonRoot": True,
     }  # fmt: skip
@@ -239,7 +237,7 @@ def test_pods_pass_the_restricted_standard() -> None:
 
 
 @pytest.mark.parametrize("app_id", ["x" * 80 + "-abc123", "1st_Job-abc123", "ü-abc123"])
-def test_names_are_made_legal_and_stay_unique(app_id: str) -> None:
+def test_names_are_valid_and_unique(app_id: str) -> None:
     for each in objects(ddp(j="12x8"), app_id):
         check(each)
         assert "abc123" in each["metadata"]["name"]
@@ -254,7 +252,7 @@ def test_names_are_made_legal_and_stay_unique(app_id: str) -> None:
         (Role("a" * 60, "i", entrypoint="x"), {}, ""),
     ],
 )
-def test_a_bad_part_of_an_app_is_refused(role: Role, cfg: dict[str, Any], said: str) -> None:
+def test_invalid_app_is_rejected(role: Role, cfg: dict[str, Any], said: str) -> None:
     app = AppDef("a", [role, Role("b" * 60, "i", entrypoint="x")] if not said else [role])
     with pytest.raises(UsageError, match=said or "too long"):
         objects(app, **cfg)
@@ -275,7 +273,7 @@ def jobs_of(jobset: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_a_jobset_has_the_jobs_of_all_roles(name: str) -> None:
+def test_jobset_contains_jobs_of_all_roles(name: str) -> None:
     app, cfg = APPS[name]
     *others, jobset = objects(app, **cfg, kind="jobset")
     assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
@@ -286,7 +284,7 @@ def test_a_jobset_has_the_jobs_of_all_roles(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", APPS)
-def test_a_job_of_volcano_has_a_task_for_each_role(name: str) -> None:
+def test_volcano_job_has_one_task_per_role(name: str) -> None:
     import kubernetes_validate
 
     app, cfg = APPS[name]
@@ -305,14 +303,14 @@ def test_a_job_of_volcano_has_a_task_for_each_role(name: str) -> None:
     assert spec["minAvailable"] <= sum(task["replicas"] for task in spec["tasks"])
 
 
-def test_volcano_may_run_an_elastic_job_with_fewer_pods() -> None:
+def test_volcano_runs_elastic_job_with_fewer_pods() -> None:
     spec = objects(ddp(j="2:5x8"), kind="volcano")[-1]["spec"]
     assert (spec["minAvailable"], spec["minSuccess"]) == (2, 2)
     assert spec["tasks"][0]["replicas"] == 5
 
 
-def test_volcano_gets_what_torchx_sends() -> None:
-    """For the same command line; TorchX makes a task for each replica, and names it so."""
+def test_volcano_request_matches_torchx() -> None:
+    """The command line is the same; TorchX has one task per replica."""
     lines = (Path(__file__).parents[1] / "job" / "torchx-golden.jsonl").read_text().splitlines()
     golden = next(json.loads(x) for x in lines if '"-s", "kubernetes", "-cfg"' in x)
     options = golden["argv"][golden["argv"].index("-cfg") + 1].split(",")
@@ -344,7 +342,7 @@ def test_volcano_gets_what_torchx_sends() -> None:
         assert said in text, said
 
 
-def test_a_trainjob_brings_the_pods_to_the_runtime() -> None:
+def test_trainjob_adds_pods_to_runtime() -> None:
     *others, job = objects(ddp(), kind="trainjob", queue="q", node_selector={"gpu": "h100"})
     assert [each["kind"] for each in others] == ["ConfigMap", "Secret"]
     assert job["spec"]["runtimeRef"] == {"name": "torch-distributed"}
@@ -370,12 +368,14 @@ def test_a_trainjob_brings_the_pods_to_the_runtime() -> None:
         (APPS["roles"][0], {}, "has 2 roles: a TrainJob runs one"),
     ],
 )
-def test_what_a_trainjob_cannot_say_is_refused(app: AppDef, cfg: dict[str, Any], said: str) -> None:
+def test_unsupported_trainjob_options_are_rejected(
+    app: AppDef, cfg: dict[str, Any], said: str
+) -> None:
     with pytest.raises(UsageError, match=said):
         objects(app, **cfg, kind="trainjob")
 
 
-def test_requests_leave_a_rest_of_the_node() -> None:
+def test_requests_leave_headroom_on_node() -> None:
     role = Role("r", "img", entrypoint="true", resource=Resource(96, 8, 4096))
     found = container(objects(AppDef("a", [role])))["resources"]
     assert found["limits"] == {"cpu": "96000m", "memory": "4096M", "nvidia.com/gpu": "8"}
@@ -385,7 +385,7 @@ def test_requests_leave_a_rest_of_the_node() -> None:
     assert found["limits"] == found["requests"]
 
 
-def test_devices_for_efa_are_set_and_removed() -> None:
+def test_efa_devices_can_be_set_and_removed() -> None:
     has = Resource(1, 0, 1024, {}, {"vpc.amazonaws.com/efa": 4})
     app = AppDef("a", [Role("r", "img", entrypoint="true", resource=has)])
     for count, expected in ((None, "4"), (2, "2"), (0, None)):
@@ -447,7 +447,7 @@ def pod_of(made: dict[str, Any]) -> dict[str, Any]:
         ("metadata: {annotations: {at: 2026-01-01}}", "date is not JSON"),
     ],
 )
-def test_bad_overrides_are_refused(tmp_path: Path, text: str | None, said: str) -> None:
+def test_invalid_overrides_are_rejected(tmp_path: Path, text: str | None, said: str) -> None:
     path = tmp_path / "pods.yaml"
     if text is not None:
         path.write_text(text)
@@ -456,8 +456,8 @@ def test_bad_overrides_are_refused(tmp_path: Path, text: str | None, said: str) 
 
 
 @pytest.mark.parametrize(("context", "expected"), [("", "ns:job-x1"), ("prod", "prod@ns:job-x1")])
-def test_a_job_knows_its_own_id(context: str, expected: str) -> None:
-    """`relight status $RELIGHT_JOB_ID` works in it. TorchX leaves the namespace out."""
+def test_job_knows_its_own_id(context: str, expected: str) -> None:
+    """`relight status $RELIGHT_JOB_ID` works in it. TorchX leaves out the namespace."""
     names = {"RELIGHT_JOB_ID": "relight", "TORCHX_JOB_ID": "torchx"}
     env = {name: f"kubernetes://{session}/${{app_id}}" for name, session in names.items()}
     app = AppDef("job", [Role("main", "img", entrypoint="true", env=env)])
@@ -466,7 +466,7 @@ def test_a_job_knows_its_own_id(context: str, expected: str) -> None:
     assert found["TORCHX_JOB_ID"] == "kubernetes://torchx/job-x1"
 
 
-def test_an_option_of_another_kind_is_noted() -> None:
+def test_option_of_another_kind_is_noted() -> None:
     def notes(**cfg: Any) -> str:
         app = ddp(memMB=65536, cpu=8, h=None)
         return "; ".join(kubernetes.make().render(app, {"namespace": "ns", **cfg}, "x-x1").notes)

@@ -19,7 +19,7 @@ def rendered(env: dict[str, str], *args: str, **cfg: Any) -> Any:
     return kubernetes.make().render(AppDef("job", [role]), {"namespace": "ns", **cfg}, "job-x1")
 
 
-def test_variables_that_look_like_secrets_are_named_in_one_note() -> None:
+def test_secret_looking_variables_are_named_in_one_note() -> None:
     (note,) = rendered({**SECRETS, "EPOCHS": "3", "MAX_TOKENS": "512"}).notes
     assert "can read HF_TOKEN, WANDB_API_KEY, AWS_SECRET_ACCESS_KEY (" in note
     assert "#secrets" in note
@@ -29,7 +29,7 @@ def test_variables_that_look_like_secrets_are_named_in_one_note() -> None:
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "volcano", "trainjob"])
-def test_a_dry_run_hides_secrets_and_the_request_has_them(kind: str) -> None:
+def test_dry_run_hides_secrets_but_request_has_them(kind: str) -> None:
     import yaml
 
     request = rendered({**SECRETS, "EPOCHS": "3"}, "--password", "p-mine", kind=kind)
@@ -42,15 +42,15 @@ def test_a_dry_run_hides_secrets_and_the_request_has_them(kind: str) -> None:
     assert shown == sent
 
 
-def test_a_dry_run_without_secrets_is_what_is_sent() -> None:
-    """So kubectl takes it: also the token of the agents is there."""
+def test_dry_run_without_secrets_equals_request() -> None:
+    """It includes the agents' token, so kubectl accepts it."""
     import yaml
 
     request = rendered({"EPOCHS": "3"}, "-c", "echo $EPOCHS")
     assert list(yaml.safe_load_all(request.text)) == request.body["objects"]
 
 
-def test_the_recipes_of_the_page_give_the_pod_the_secret(tmp_path: Path) -> None:
+def test_documented_recipes_give_pod_the_secret(tmp_path: Path) -> None:
     import kubernetes_validate
 
     section = PAGE.read_text().split("\n## Secrets\n")[1].split("\n## ")[0]

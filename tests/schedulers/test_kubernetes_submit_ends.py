@@ -63,7 +63,7 @@ def stopped_half_way(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_submit_that_is_stopped_half_way_leaves_nothing(
+def test_interrupted_submit_leaves_nothing(
     server: ApiServer, variables: dict[str, str], number: signal.Signals, code: int
 ) -> None:
     result = stopped_half_way(server, variables, number)
@@ -73,10 +73,10 @@ def test_a_submit_that_is_stopped_half_way_leaves_nothing(
     assert records(variables) == []
 
 
-def test_what_a_killed_submit_has_made_can_be_deleted(
+def test_leftovers_of_killed_submit_can_be_deleted(
     server: ApiServer, variables: dict[str, str], launch: Launch
 ) -> None:
-    """The record was there before the first object, and says so."""
+    """The record precedes the first object, and says so."""
     assert stopped_half_way(server, variables, signal.SIGKILL).returncode == -signal.SIGKILL
     (name,) = records(variables)
     assert server.objects
@@ -90,7 +90,7 @@ def test_what_a_killed_submit_has_made_can_be_deleted(
 
 @pytest.mark.needs_mounts
 @pytest.mark.parametrize("how", small_disk.KINDS)
-def test_a_state_directory_without_room_refuses_before_anything_is_made(
+def test_full_state_directory_rejects_before_creation(
     server: ApiServer, variables: dict[str, str], launch: Launch, tmp_path: Path, how: str
 ) -> None:
     result = small_disk.submit(launch, ECHO, variables, tmp_path, how)
@@ -100,7 +100,7 @@ def test_a_state_directory_without_room_refuses_before_anything_is_made(
     assert not server.objects
 
 
-def test_two_submits_at_once_make_two_jobs(
+def test_two_simultaneous_submits_make_two_jobs(
     server: ApiServer, variables: dict[str, str], launch: Launch
 ) -> None:
     found: list[subprocess.CompletedProcess[str]] = []
@@ -116,10 +116,10 @@ def test_two_submits_at_once_make_two_jobs(
     assert len(server.of("jobs")) == len(records(variables)) == 2
 
 
-def test_each_replica_of_many_is_asked_for_by_itself(
+def test_following_many_replicas_queries_each_alone(
     server: ApiServer, variables: dict[str, str], launch: Launch
 ) -> None:
-    """Who follows hundreds of replicas must not fetch all pods for each of them."""
+    """Following hundreds of replicas must not fetch all pods for each."""
     words = ("--num_replicas", "3", "--msg", "hello")
     handle = launch(*ECHO, *words, **variables).stdout.strip()
     assert launch("wait", handle, **variables).returncode == 0
@@ -132,10 +132,10 @@ def test_each_replica_of_many_is_asked_for_by_itself(
     assert all("job-completion-index=" in each for each in of_pods)
 
 
-def test_a_server_that_dies_half_way_is_named_and_nothing_is_recorded(
+def test_server_dying_midway_is_named_and_nothing_recorded(
     server: ApiServer, variables: dict[str, str], launch: Launch
 ) -> None:
-    """What it has made by then can't be removed, as nobody answers; the message says its name."""
+    """Its objects can't be removed, as nobody answers; the message names them."""
     dies = threading.Event()
 
     def die(method: str, plural: str, _: object) -> None:

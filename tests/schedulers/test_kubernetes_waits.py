@@ -45,7 +45,7 @@ def has_succeeded() -> bool:
     return status().state is AppState.SUCCEEDED
 
 
-def test_a_namespace_that_does_not_exist_is_refused(server: ApiServer) -> None:
+def test_missing_namespace_is_rejected(server: ApiServer) -> None:
     with pytest.raises(UsageError, match='namespaces "nope" not found') as caught:
         submit(namespace="nope")
     assert "-cfg namespace=" in caught.value.hint
@@ -53,9 +53,7 @@ def test_a_namespace_that_does_not_exist_is_refused(server: ApiServer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset"])
-def test_a_missing_service_account_is_named_and_the_job_runs_once_it_is_there(
-    server: ApiServer, kind: str
-) -> None:
+def test_missing_service_account_is_named_until_created(server: ApiServer, kind: str) -> None:
     submit(kind=kind, service_account="trainer")
     waiting = status()
     assert waiting.state is AppState.PENDING
@@ -67,12 +65,12 @@ def test_a_missing_service_account_is_named_and_the_job_runs_once_it_is_there(
         assert status().message == ""
 
 
-def test_a_missing_priority_class_is_named(server: ApiServer) -> None:
+def test_missing_priority_class_is_named(server: ApiServer) -> None:
     submit(priority_class="hihg")
     assert "no PriorityClass with name hihg was found" in status().replicas[0].error
 
 
-def test_a_namespace_that_demands_a_user_says_so_and_takes_one(server: ApiServer) -> None:
+def test_restricted_namespace_demands_and_accepts_a_user(server: ApiServer) -> None:
     """Pod Security Standards, restricted."""
     server.restricted = {"ns"}
     submit()
@@ -83,7 +81,7 @@ def test_a_namespace_that_demands_a_user_says_so_and_takes_one(server: ApiServer
         assert status().message == ""
 
 
-def test_an_elastic_job_runs_with_the_pods_of_its_quota_and_says_what_the_others_wait_for(
+def test_elastic_job_runs_within_quota_and_reports_pending_pods(
     server: ApiServer,
 ) -> None:
     server.quotas = {"ns": 1}
@@ -93,7 +91,7 @@ def test_an_elastic_job_runs_with_the_pods_of_its_quota_and_says_what_the_others
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
-def test_a_queue_of_kueue_that_does_not_exist_is_named(server: ApiServer, kind: str) -> None:
+def test_missing_kueue_queue_is_named(server: ApiServer, kind: str) -> None:
     server.queues = {"default"}
     server.installed.add("workloads")
     submit(kind=kind, queue="gpu")
@@ -105,15 +103,15 @@ def test_a_queue_of_kueue_that_does_not_exist_is_named(server: ApiServer, kind: 
         assert status().replicas[0].error == ""
 
 
-def test_who_may_not_read_events_is_told_the_queue(server: ApiServer) -> None:
+def test_queue_is_named_without_right_to_read_events(server: ApiServer) -> None:
     server.queues = set()
     server.refuse = lambda _, plural, __: FORBIDDEN if plural in ("events", "workloads") else None
     submit(queue="gpu")
     assert status().message == "the Job is suspended: it waits for its queue gpu"
 
 
-def test_a_volume_that_cannot_be_mounted_is_named(server: ApiServer) -> None:
-    """The pod itself says only that its container is being created."""
+def test_unmountable_volume_is_named(server: ApiServer) -> None:
+    """The pod itself only says that its container is being created."""
     server.waiting = {"reason": "ContainerCreating"}
     submit()
     (pod,) = server.of("pods")
@@ -125,7 +123,7 @@ def test_a_volume_that_cannot_be_mounted_is_named(server: ApiServer) -> None:
 
 
 def test_logs_say_why_there_are_none(server: ApiServer, launch: Launch) -> None:
-    """Also before they wait for the first one, with -f."""
+    """With -f they say so before waiting for the first line."""
     server.unschedulable = {0}
     submit()
     said = "note: main/0 PENDING: Unschedulable: 0/1 nodes are available"
@@ -138,7 +136,7 @@ def test_logs_say_why_there_are_none(server: ApiServer, launch: Launch) -> None:
         assert launch("logs", "-f", "kubernetes://relight/ns:job-x1", **known).stderr == ""
 
 
-def test_logs_say_that_memory_ran_out(server: ApiServer, launch: Launch) -> None:
+def test_logs_report_out_of_memory(server: ApiServer, launch: Launch) -> None:
     submit("echo begins; exit 1")
     with until(lambda: status().state is AppState.FAILED):
         (container,) = server.of("pods")[0]["status"]["containerStatuses"]
@@ -148,7 +146,7 @@ def test_logs_say_that_memory_ran_out(server: ApiServer, launch: Launch) -> None
     assert "note: main/0 FAILED: out of memory" in result.stderr
 
 
-def test_a_right_that_lacks_is_named_also_if_nothing_can_be_removed(server: ApiServer) -> None:
+def test_missing_permission_is_named_even_if_cleanup_fails(server: ApiServer) -> None:
     said = 'services is forbidden: User "u" cannot patch resource "services" in API group ""'
     server.refuse = lambda method, *_: (403, said) if method in ("PATCH", "DELETE") else None
     with pytest.raises(MachineError, match="does not permit this user to patch services") as caught:
@@ -157,8 +155,8 @@ def test_a_right_that_lacks_is_named_also_if_nothing_can_be_removed(server: ApiS
     assert caught.value.hint.startswith("kubectl delete services,secrets,jobs -n ns -l ")
 
 
-def test_a_change_that_collides_with_another_one_is_made_again(server: ApiServer) -> None:
-    """The controller changes a Job at the same time; a name that exists is another conflict."""
+def test_conflicting_update_is_retried(server: ApiServer) -> None:
+    """The controller updates the Job concurrently; an existing name is a different conflict."""
     submit("exec sleep 1000")
     said = 'Operation cannot be fulfilled on jobs.batch "job-x1": the object has been modified'
     collisions = [(409, said)] * 2

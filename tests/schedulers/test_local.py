@@ -39,8 +39,8 @@ def scheduler() -> Iterator[Local]:
 # What would be done.
 
 
-def test_a_request_has_the_keys_of_torchxs_local_cwd(scheduler: Local, tmp_path: Path) -> None:
-    """The request has the parts of local_cwd's: commands, environments, files of all replicas."""
+def test_request_has_keys_of_torchx_local_cwd(scheduler: Local, tmp_path: Path) -> None:
+    """It has commands, environments and files of all replicas."""
     args = ("${app_id}", "${replica_id}")
     role = Role("echo", "img", entrypoint="echo", args=args, env={"A": "b"}, num_replicas=2)
     request = render(scheduler, role, log_dir=str(tmp_path / "logs"))
@@ -71,8 +71,8 @@ def test_a_request_has_the_keys_of_torchxs_local_cwd(scheduler: Local, tmp_path:
     assert first["env"]["PATH"].startswith(f"{cwd}:")
 
 
-def test_a_dry_run_leaves_no_trace(scheduler: Local, tmp_path: Path) -> None:
-    """Rendering makes no file and no directory."""
+def test_dry_run_leaves_no_trace(scheduler: Local, tmp_path: Path) -> None:
+    """Rendering creates no file or directory."""
     before = files_below(tmp_path)
     render(scheduler, shell("true"), log_dir=str(tmp_path / "logs"), workspace=str(tmp_path))
     render(scheduler, shell("true"))
@@ -80,18 +80,18 @@ def test_a_dry_run_leaves_no_trace(scheduler: Local, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "local", "torchelastic", "workspace"])
-def test_a_role_whose_name_is_no_directory_is_refused(scheduler: Local, name: str) -> None:
+def test_role_name_invalid_as_directory_is_rejected(scheduler: Local, name: str) -> None:
     with pytest.raises(UsageError, match="can't be the name of a directory"):
         render(scheduler, shell("true", name))
 
 
-def test_two_roles_of_one_name_are_refused(scheduler: Local) -> None:
+def test_duplicate_role_names_are_rejected(scheduler: Local) -> None:
     with pytest.raises(UsageError, match="two roles have the name main"):
         render(scheduler, shell("true"), shell("false"))
 
 
-def test_what_has_no_effect_is_said(scheduler: Local) -> None:
-    """Mounts, and GPUs that several replicas share, are noted."""
+def test_options_without_effect_are_noted(scheduler: Local) -> None:
+    """Mounts, and GPUs shared by several replicas."""
     gpus = shell("true", replicas=2, resource=Resource(1, 2, 3), mounts=(BindMount("/a", "/b"),))
     notes = render(scheduler, gpus).notes
     assert [note.split(" ")[0] for note in notes] == ["mounts", "each"]
@@ -107,10 +107,10 @@ def test_what_has_no_effect_is_said(scheduler: Local) -> None:
 @pytest.mark.parametrize(
     ("visible", "expected"), [(None, ["0,1", "2,3", ""]), ("4,6,7,5", ["4,6", "7,5", ""])]
 )
-def test_each_replica_has_gpus_of_its_own(
+def test_each_replica_has_own_gpus(
     scheduler: Local, monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: list[str]
 ) -> None:
-    """With the option, GPUs are dealt out over roles and replicas, out of those that we may use."""
+    """The option deals them out over roles and replicas, from those that we may use."""
     monkeypatch.setattr(devices, "gpus", lambda env: [Device(n, "") for n in range(4)])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
@@ -120,10 +120,9 @@ def test_each_replica_has_gpus_of_its_own(
     assert [r["env"]["CUDA_VISIBLE_DEVICES"] for r in [*params["a"], *params["b"]]] == expected
 
 
-def test_too_few_gpus_are_noted_and_none_is_set(
+def test_too_few_gpus_are_noted_and_none_assigned(
     scheduler: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where there are fewer GPUs than asked for, nothing is set, and a note says so."""
     monkeypatch.setattr(devices, "gpus", lambda env: [Device(0, "")])
     role = shell("true", replicas=2, resource=Resource(1, 1, 1))
     request = render(scheduler, role, auto_set_cuda_visible_devices=True)
@@ -134,8 +133,8 @@ def test_too_few_gpus_are_noted_and_none_is_set(
 # Running.
 
 
-def test_streams_are_kept_apart_and_together(scheduler: Local) -> None:
-    """Each replica has its logs: stdout, stderr, and both in the order of writing."""
+def test_streams_are_logged_separately_and_combined(scheduler: Local) -> None:
+    """The combined log has the order of writing."""
     command = "echo out$RELIGHT_RANK0_HOST; sleep 0.2; echo err >&2; sleep 0.2; printf 'caf\\351'"
     app_id = submit(scheduler, shell(command, replicas=2))
     status = wait(scheduler, app_id)
@@ -147,7 +146,7 @@ def test_streams_are_kept_apart_and_together(scheduler: Local) -> None:
 
 
 def test_arguments_arrive_verbatim(scheduler: Local) -> None:
-    """What looks like a variable, a quote or nothing at all reaches the program."""
+    """Apparent variables, quotes and empty ones included."""
     words = ("$$", "${x}", "$HOME", "a b", "", "'\"\\", "--x", "--x", "ü\n")
     code = "import sys, json; print(json.dumps(sys.argv[1:]))"
     role = Role("main", "img", entrypoint=sys.executable, args=("-c", code, *words))
@@ -157,7 +156,7 @@ def test_arguments_arrive_verbatim(scheduler: Local) -> None:
 
 
 def test_two_replicas_meet_over_loopback(scheduler: Local) -> None:
-    """`-j 2x2` is one job of 4 workers, with the token of the job."""
+    """`-j 2x2` is one job of 4 workers, with the job's token."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     command = (
@@ -173,8 +172,8 @@ def test_two_replicas_meet_over_loopback(scheduler: Local) -> None:
     assert not any("no token" in line for line in lines(scheduler, app_id, stream="stderr"))
 
 
-def test_two_jobs_at_one_port_run_one_after_the_other(scheduler: Local) -> None:
-    """Jobs of one user share a port, and the second goes on when the first, which had it, ends."""
+def test_two_jobs_on_one_port_run_in_sequence(scheduler: Local) -> None:
+    """The second of the same user continues when the first, which had the port, ends."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     command = (
@@ -192,7 +191,7 @@ def test_two_jobs_at_one_port_run_one_after_the_other(scheduler: Local) -> None:
 
 
 def test_all_replicas_end_when_one_fails(scheduler: Local) -> None:
-    """The first failure ends the job, with its exit code; the rest is stopped, children too."""
+    """The first failure sets the exit code; children are stopped too."""
     marker = f"{os.getpid()}01.25"
     stuck = f"setsid sleep {marker} & sleep {marker}"
     app_id = submit(scheduler, shell(stuck, "a", 2), shell("sleep 0.3; exit 7", "b"))
@@ -208,8 +207,8 @@ def test_all_replicas_end_when_one_fails(scheduler: Local) -> None:
     assert marked(marker) == []
 
 
-def test_the_status_has_what_a_replica_wrote_to_its_error_file(scheduler: Local) -> None:
-    """What a replica wrote to its error file is in its status, in one line."""
+def test_status_shows_error_file_of_replica(scheduler: Local) -> None:
+    """It is shown in one line."""
     record = {"message": {"message": "ValueError: no\ndata", "extraInfo": {"py_callstack": ""}}}
     command = f"printf %s '{json.dumps(record)}' >$TORCHELASTIC_ERROR_FILE; exit 1"
     status = wait(scheduler, submit(scheduler, shell(command)))
@@ -217,8 +216,8 @@ def test_the_status_has_what_a_replica_wrote_to_its_error_file(scheduler: Local)
     assert status.message.endswith(status.replicas[0].error)
 
 
-def test_the_last_words_are_the_cause(scheduler: Local) -> None:
-    """Of a replica that wrote no error file, the last line of its stderr is the error."""
+def test_last_stderr_line_is_the_cause(scheduler: Local) -> None:
+    """An error file of the replica would take precedence."""
     role = shell("echo fine; nosuchcommand; sleep 0; echo >&2; exit 127")
     status = wait(scheduler, submit(scheduler, role))
     assert status.replicas[0].error.endswith("nosuchcommand: not found")
@@ -227,14 +226,13 @@ def test_the_last_words_are_the_cause(scheduler: Local) -> None:
     assert (silent.replicas[0].error, silent.message) == ("", "main/0 failed with exit code 3")
 
 
-def test_a_replica_ended_by_a_signal_counts_128_plus_n(scheduler: Local) -> None:
-    """An end by a signal is told, and counts 128 + n."""
+def test_replica_killed_by_signal_exits_128_plus_n(scheduler: Local) -> None:
     status = wait(scheduler, submit(scheduler, shell("kill -KILL $$")))
     assert (status.message, status.exitcode) == ("main/0 failed with SIGKILL", 137)
 
 
-def test_what_an_agent_said_before_it_was_killed_is_no_cause(scheduler: Local) -> None:
-    """What an agent said before it was killed is not why it was; what else it wrote may be."""
+def test_last_message_of_killed_agent_is_not_the_cause(scheduler: Local) -> None:
+    """Anything else it wrote may be."""
     said = "relight: generation 0: 4 workers"
     for line, kept in ((said, ""), ("double free", ": double free")):
         role = shell(f"echo '{line}' >&2; kill -ABRT $$")
@@ -244,8 +242,8 @@ def test_what_an_agent_said_before_it_was_killed_is_no_cause(scheduler: Local) -
     assert status.message == f"main/0 failed with exit code 1: {said}"
 
 
-def test_a_job_with_retries_runs_again_as_a_whole(scheduler: Local) -> None:
-    """A job with retries runs again as a whole, until it succeeds or none is left."""
+def test_retried_job_runs_again_as_a_whole(scheduler: Local) -> None:
+    """It does so until it succeeds or no retry is left."""
     again = shell("echo try; mkdir seen || exit 0; exit 3", max_retries=5)
     app_id = submit(scheduler, again)
     status = wait(scheduler, app_id)
@@ -257,7 +255,7 @@ def test_a_job_with_retries_runs_again_as_a_whole(scheduler: Local) -> None:
     assert lines(scheduler, never) == ["try"] * 3
 
 
-def test_followed_lines_come_while_the_replica_runs(scheduler: Local) -> None:
+def test_followed_lines_arrive_while_replica_runs(scheduler: Local) -> None:
     """They end with it."""
     command = "echo one; while [ ! -e go ]; do sleep 0.02; done; echo two; printf three"
     app_id = submit(scheduler, shell(command))
@@ -277,8 +275,8 @@ def _each(scheduler: Local, app_id: str) -> Iterator[str]:
         yield line
 
 
-def test_a_job_runs_in_a_copy_of_its_workspace(scheduler: Local, tmp_path: Path) -> None:
-    """A copy of the workspace is where the job runs; changes afterwards don't matter."""
+def test_job_runs_in_copy_of_workspace(scheduler: Local, tmp_path: Path) -> None:
+    """Later changes to the workspace don't matter."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "main.sh").write_text("while [ ! -e go ]; do sleep 0.02; done; cat data")

@@ -42,8 +42,8 @@ def scheduler() -> Iterator[Local]:
 # Ends.
 
 
-def test_a_cancelled_job_is_over_when_the_call_returns(scheduler: Local) -> None:
-    """All processes that it had started are gone."""
+def test_cancel_returns_once_job_is_over(scheduler: Local) -> None:
+    """All its processes are gone."""
     marker = f"{os.getpid()}02.25"
     app_id = submit(scheduler, shell(f"setsid sleep {marker} & sleep {marker}", replicas=2))
     until(lambda: len(marked(marker)) >= 4)
@@ -56,7 +56,7 @@ def test_a_cancelled_job_is_over_when_the_call_returns(scheduler: Local) -> None
     assert scheduler.status([app_id])[app_id] == status
 
 
-def test_a_replica_that_ignores_sigterm_is_killed_after_the_grace_time(
+def test_replica_ignoring_sigterm_is_killed_after_grace(
     scheduler: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "GRACE_S", 0.3)
@@ -66,8 +66,8 @@ def test_a_replica_that_ignores_sigterm_is_killed_after_the_grace_time(
     assert scheduler.status([app_id])[app_id].replicas[0].exitcode == -9
 
 
-def test_an_unknown_job_has_no_status(scheduler: Local) -> None:
-    """An unknown id has no status, and nothing of it can be done."""
+def test_unknown_job_has_no_status(scheduler: Local) -> None:
+    """No command works on it."""
     for app_id in ("nosuch-1", "../x", ""):
         assert scheduler.status([app_id]) == {}
         for verb in (scheduler.cancel, scheduler.delete):
@@ -81,18 +81,18 @@ def test_an_unknown_job_has_no_status(scheduler: Local) -> None:
     assert caught.value.hint == "it has main/0"
 
 
-def test_a_missing_command_is_refused_before_anything_starts(scheduler: Local, state: Path) -> None:
-    """It is refused before anything starts, and nothing is left of the job."""
+def test_missing_command_is_rejected_before_start(scheduler: Local, state: Path) -> None:
+    """Nothing is left of the job."""
     request = render(scheduler, Role("main", "img", entrypoint="nosuchcommand"))
     with pytest.raises(UsageError, match="the command of main/0, nosuchcommand, is not there"):
         scheduler.submit(request)
     assert files_below(state) == []
 
 
-def test_a_log_directory_that_cannot_be_made_is_an_error_of_one_line(
+def test_unusable_log_directory_is_one_line_error(
     scheduler: Local, tmp_path: Path, state: Path
 ) -> None:
-    """There is no job."""
+    """No job is created."""
     (tmp_path / "file").touch()
     request = render(scheduler, shell("true"), log_dir=str(tmp_path / "file"))
     with pytest.raises(UsageError, match=r"can't write logs to .*: Not a directory"):
@@ -100,8 +100,8 @@ def test_a_log_directory_that_cannot_be_made_is_an_error_of_one_line(
     assert scheduler.list() == []
 
 
-def test_a_full_disk_costs_the_logs_not_the_job(scheduler: Local) -> None:
-    """What can't be written to the logs is lost, and said; the job goes on."""
+def test_full_disk_loses_logs_not_job(scheduler: Local) -> None:
+    """The status has a note."""
     request = render(scheduler, shell("echo gone; echo kept >&2; sleep 0.2; exit 3"))
     folder = Path(request.body["role_log_dirs"]["main"][0])
     folder.mkdir(parents=True)
@@ -115,7 +115,7 @@ def test_a_full_disk_costs_the_logs_not_the_job(scheduler: Local) -> None:
     assert lines(scheduler, app_id, stream="stderr") == ["kept"]
 
 
-def a_state(state: str, error: str = "") -> dict[str, Any]:
+def make_state(state: str, error: str = "") -> dict[str, Any]:
     """A state as the runner writes it."""
     files = dict.fromkeys(("stdout", "stderr", "combined"), "/x")
     texts = ("scheduler", "app_id", "name", "log_dir", "message", "submitted", "host")
@@ -125,20 +125,20 @@ def a_state(state: str, error: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"state": "RUNNING"}', "null", "unknown"])
-def test_a_state_of_another_form_counts_as_lost(scheduler: Local, text: str) -> None:
-    """It counts as lost, and is no error in whatever is asked."""
+def test_malformed_state_counts_as_lost(scheduler: Local, text: str) -> None:
+    """It is not an error in any command."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
     file = Path(records.path(app_id)) / "local" / "state.json"
-    file.write_text(json.dumps(a_state("NEITHER")) if text == "unknown" else text)
+    file.write_text(json.dumps(make_state("NEITHER")) if text == "unknown" else text)
     assert scheduler.status([app_id]) == {}
     assert scheduler.list() == []
     with pytest.raises(UsageError):
         lines(scheduler, app_id)
 
 
-def test_a_state_or_log_that_is_no_file_makes_no_command_wait(scheduler: Local) -> None:
-    """Neither a FIFO nor a device in its place makes a command wait."""
+def test_fifo_as_state_or_log_blocks_no_command(scheduler: Local) -> None:
+    """Devices don't either."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
     record = LocalRecord(records.path(app_id))
@@ -157,13 +157,13 @@ def test_a_state_or_log_that_is_no_file_makes_no_command_wait(scheduler: Local) 
     assert scheduler.status([app_id]) == {}
 
 
-def test_a_state_that_was_replaced_is_seen_at_once(tmp_path: Path) -> None:
-    """A state that was replaced is seen, however soon that was after the one before."""
+def test_replaced_state_is_seen_immediately(tmp_path: Path) -> None:
+    """It may follow the previous one very soon."""
     record = LocalRecord(str(tmp_path))
     record.make()
     lock = record.lock()
     for number in range(200):
-        record.write(a_state("RUNNING", str(number)))
+        record.write(make_state("RUNNING", str(number)))
         found = record.latest()
         assert found is not None
         assert found["replicas"][0]["error"] == str(number)
@@ -174,28 +174,26 @@ def test_a_state_that_was_replaced_is_seen_at_once(tmp_path: Path) -> None:
     assert latest["state"] == "FAILED"
 
 
-def test_on_a_full_disk_the_last_state_of_a_job_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where nothing new can be written, the last state of a job is known all the same."""
+def test_last_state_is_kept_on_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Overwriting in place needs no more room."""
     record = LocalRecord(str(tmp_path))
     record.make()
-    record.write(a_state("RUNNING"))
+    record.write(make_state("RUNNING"))
 
     def full(*paths: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
     size = (tmp_path / "local" / "state.json").stat().st_size
-    over = a_state("FAILED", "why " * 75)
+    over = make_state("FAILED", "why " * 75)
     record.write(over)
     assert record.read() == over
     assert (tmp_path / "local" / "state.json").stat().st_size == size, "it needs no more room"
     assert not (tmp_path / "local" / "state.json.new").exists()
 
 
-def test_a_job_whose_state_cannot_be_written_is_not_started(scheduler: Local, state: Path) -> None:
-    """If the state can't be written at all, that is an error of one line, and no job."""
+def test_job_with_unwritable_state_is_not_started(scheduler: Local, state: Path) -> None:
+    """The error is one line."""
     request = render(scheduler, shell("touch begun"))
     make_directory = LocalRecord.make
     with pytest.MonkeyPatch.context() as patch:
@@ -213,8 +211,8 @@ def test_a_job_whose_state_cannot_be_written_is_not_started(scheduler: Local, st
     assert not Path("begun").exists()
 
 
-def test_a_request_is_submitted_once(scheduler: Local) -> None:
-    """The second submission of a request is refused, and the first goes on."""
+def test_request_is_submitted_only_once(scheduler: Local) -> None:
+    """The first goes on."""
     request = render(scheduler, shell("sleep 0.5; echo once"))
     app_id = scheduler.submit(request)
     with pytest.raises(UsageError, match="was submitted before"):
@@ -223,8 +221,8 @@ def test_a_request_is_submitted_once(scheduler: Local) -> None:
     assert lines(scheduler, app_id) == ["once"]
 
 
-def test_nothing_is_left_of_a_deleted_job(scheduler: Local, tmp_path: Path) -> None:
-    """Nothing is left of a deleted job, wherever its logs were."""
+def test_deleted_job_leaves_nothing(scheduler: Local, tmp_path: Path) -> None:
+    """Its logs may be anywhere."""
     app_id = submit(scheduler, shell("sleep 100"), log_dir=str(tmp_path / "logs"))
     other = submit(scheduler, shell("true"))
     wait(scheduler, other)
@@ -234,8 +232,8 @@ def test_nothing_is_left_of_a_deleted_job(scheduler: Local, tmp_path: Path) -> N
     assert not any(app_id in path for path in files_below(tmp_path))
 
 
-def test_a_job_that_lost_its_state_can_be_deleted(scheduler: Local) -> None:
-    """There is nothing to do for a job of which only the record is left."""
+def test_job_without_state_can_be_deleted(scheduler: Local) -> None:
+    """Only its record is left."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
     needed = {"name": "job", "state": "RUNNING", "submitted": "2026-01-31T12:00"}
@@ -249,10 +247,10 @@ def test_a_job_that_lost_its_state_can_be_deleted(scheduler: Local) -> None:
         scheduler.delete(app_id)
 
 
-def test_a_job_whose_directory_stays_is_not_deleted(
+def test_undeletable_job_directory_is_an_error(
     scheduler: Local, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A directory that stays is an error, not a job that is gone."""
+    """The job still exists then."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
     with monkeypatch.context() as patch:
@@ -265,7 +263,7 @@ def refused(path: str) -> None:
     raise PermissionError(errno.EACCES, "Permission denied", path)
 
 
-def test_a_missing_log_is_named_in_one_line(scheduler: Local, tmp_path: Path) -> None:
+def test_missing_log_is_named_in_one_line(scheduler: Local, tmp_path: Path) -> None:
     app_id = submit(scheduler, shell("true"), log_dir=str(tmp_path / "logs"))
     wait(scheduler, app_id)
     shutil.rmtree(tmp_path / "logs")
@@ -274,8 +272,8 @@ def test_a_missing_log_is_named_in_one_line(scheduler: Local, tmp_path: Path) ->
             lines(scheduler, app_id, follow=follow)
 
 
-def test_more_replicas_than_open_files_can_run(scheduler: Local) -> None:
-    """The runner takes what the system allows, and replicas have the limit that was set."""
+def test_replicas_may_exceed_open_file_limit(scheduler: Local) -> None:
+    """The runner raises its own limit; replicas keep the one that was set."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     try:
@@ -286,10 +284,9 @@ def test_more_replicas_than_open_files_can_run(scheduler: Local) -> None:
     assert lines(scheduler, app_id, k=19) == ["64"]
 
 
-def test_no_value_of_a_variable_is_in_a_file_or_command_line(
+def test_variable_values_appear_in_no_file_or_command_line(
     scheduler: Local, tmp_path: Path
 ) -> None:
-    """The value of a variable is in no file of the job and in no command line."""
     secret = "hunter" + os.urandom(4).hex()
     submit(scheduler, shell("touch up; sleep 100", env={"TOKEN": secret}), log_dir=str(tmp_path))
     until(lambda: Path("up").exists())
@@ -333,8 +330,8 @@ def start(how: str, command: str, lifetime_s: float) -> "subprocess.Popen[str]":
     return process
 
 
-def test_a_detached_job_outlives_its_submitter(scheduler: Local) -> None:
-    """With `detach` the job outlives the process that submitted it; others see it to its end."""
+def test_detached_job_outlives_submitter(scheduler: Local) -> None:
+    """With `detach`; others can follow it to its end."""
     process = start("detach", "while [ ! -e go ]; do sleep 0.02; done; echo done", 0)
     assert process.wait(LIMIT_S) == 0
     assert scheduler.status(["job-x1"])["job-x1"].state is AppState.RUNNING
@@ -343,8 +340,8 @@ def test_a_detached_job_outlives_its_submitter(scheduler: Local) -> None:
     assert wait(scheduler, "job-x1").state is AppState.SUCCEEDED
 
 
-def test_a_held_job_ends_with_its_submitter(scheduler: Local) -> None:
-    """Without it the job ends when the process is gone, even by SIGKILL, and nothing is left."""
+def test_held_job_ends_with_submitter(scheduler: Local) -> None:
+    """Without `detach`, even on SIGKILL of the submitter, and nothing is left."""
     marker = f"{os.getpid()}03.25"
     process = start("hold", f"setsid sleep {marker} & sleep {marker}", 100)
     until(lambda: len(marked(marker)) >= 4)
@@ -357,7 +354,7 @@ def test_a_held_job_ends_with_its_submitter(scheduler: Local) -> None:
 
 
 def test_closing_ends_held_jobs(scheduler: Local) -> None:
-    """Closing the scheduler ends what it holds, and returns when that is over."""
+    """The call returns once the jobs are over."""
     marker = f"{os.getpid()}04.25"
     app_id = submit(scheduler, shell(f"sleep {marker}"))
     scheduler.close()
@@ -374,8 +371,8 @@ entry()
 """relight with a grace time that the test would not wait for."""
 
 
-def test_a_second_ctrl_c_kills_what_is_left() -> None:
-    """ctrl-C asks the job to stop, and ends with 130; once more, and what is left is killed."""
+def test_second_ctrl_c_kills_remaining_processes() -> None:
+    """The first one stops the job, with exit code 130."""
     marker = f"{os.getpid()}06.25"
     process = subprocess.Popen(
         [sys.executable, "-c", PATIENT, "submit", "utils.python", "-c", STUBBORN, marker],
@@ -394,8 +391,8 @@ def test_a_second_ctrl_c_kills_what_is_left() -> None:
     assert marked(marker) == []
 
 
-def test_replicas_die_with_the_process_that_runs_their_job(scheduler: Local) -> None:
-    """If the process that runs a job is killed, so are the replicas, and the status says it."""
+def test_replicas_die_with_their_runner_process(scheduler: Local) -> None:
+    """The status says so."""
     marker = f"{os.getpid()}05.25"
     app_id = submit(scheduler, shell(f"setsid sleep {marker} & sleep {marker}"), detach=True)
     until(lambda: len(marked(marker)) >= 2)

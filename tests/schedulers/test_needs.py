@@ -46,8 +46,6 @@ NO_GPU = (
         ("local dist.ddp -j 2x8 --script train.py", []),
     ],
 )
-def test_too_few_resources_of_this_machine_are_noted(line: str, expected: list[str]) -> None:
-    """Too little memory, too few CPUs and no GPU where there are some are notes, each with what to
-    type; where they say nothing, there is none.
-    """
+def test_insufficient_resources_are_noted(line: str, expected: list[str]) -> None:
+    """Memory, CPUs and missing GPUs give notes with a remedy; unknown numbers give none."""
     assert notes(line) == expected

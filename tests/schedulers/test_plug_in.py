@@ -87,8 +87,8 @@ def script(place: Place, text: str) -> None:
     (place.work / "train.py").write_text(f"import os, sys, time\n{text}")
 
 
-def test_a_plug_in_is_listed_with_its_options_and_completed(place: Place) -> None:
-    """Everywhere where the schedulers of relight are."""
+def test_plugin_is_listed_with_options_and_completed(place: Place) -> None:
+    """It appears wherever relight's own schedulers do."""
     assert "pool        yes   retries, elastic, survives_caller" in place("schedulers").stdout
     options = place("schedulers", "pool").stdout
     assert "directory  str   required  directory of the pool" in options
@@ -108,9 +108,7 @@ def test_a_plug_in_is_listed_with_its_options_and_completed(place: Place) -> Non
         ("directry={pool}", "pool has no option directry\nhint: did you mean directory?"),
     ],
 )
-def test_a_wrong_option_of_a_plug_in_leaves_nothing(
-    place: Place, options: str, message: str
-) -> None:
+def test_invalid_plugin_option_leaves_nothing(place: Place, options: str, message: str) -> None:
     words = ("-cfg", options.format(pool=place.pool)) if options else ()
     result = place("submit", "-s", "pool", *words, "utils.echo")
     assert (result.returncode, result.stdout) == (2, "")
@@ -118,7 +116,7 @@ def test_a_wrong_option_of_a_plug_in_leaves_nothing(
     assert place.is_empty()
 
 
-def test_a_dry_run_of_a_plug_in_leaves_nothing_and_hides_secrets(place: Place) -> None:
+def test_plugin_dry_run_leaves_nothing_and_hides_secrets(place: Place) -> None:
     words = ("dist.ddp", "-j", "2x1", "--env", "MY_TOKEN=xyzzy", "--script", "train.py")
     result = place("submit", "-s", "pool", "-cfg", f"directory={place.pool}", "--dryrun", *words)
     assert result.returncode == 0, result.stderr
@@ -128,9 +126,9 @@ def test_a_dry_run_of_a_plug_in_leaves_nothing_and_hides_secrets(place: Place) -
 
 
 @pytest.mark.slow
-def test_agents_of_a_plug_ins_job_meet(place: Place, hosts: list[str]) -> None:
-    """With the launcher that travels, and with the options of .relightconfig; the script is one of
-    the hosts', so that relight does not look for it here.
+def test_agents_of_plugin_job_rendezvous(place: Place, hosts: list[str]) -> None:
+    """The launcher travels, and options come from .relightconfig; the script exists on the hosts
+    only.
     """
     script(place, "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1])")
     (place.work / ".relightconfig").write_text(
@@ -153,7 +151,7 @@ def test_agents_of_a_plug_ins_job_meet(place: Place, hosts: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_plug_ins_job_is_followed_cancelled_and_deleted(place: Place, hosts: list[str]) -> None:
+def test_plugin_job_is_followed_cancelled_and_deleted(place: Place, hosts: list[str]) -> None:
     script(place, "print('first', flush=True)\ntime.sleep(1000)")
     handle = place.submit("dist.ddp", "--script", "train.py")
     with subprocess.Popen(
@@ -178,8 +176,8 @@ def test_a_plug_ins_job_is_followed_cancelled_and_deleted(place: Place, hosts: l
 
 
 @pytest.mark.slow
-def test_the_exit_code_and_the_retries_of_a_plug_ins_job(place: Place, hosts: list[str]) -> None:
-    """A replica learns how often it was started again."""
+def test_plugin_job_has_exit_code_and_retries(place: Place, hosts: list[str]) -> None:
+    """A replica knows its restart count."""
     script(place, "print('try', os.environ['RELIGHT_REQUEUES'])\nsys.exit(7)")
     handle = place.submit("dist.ddp", "-j", "1x1", "--max_retries", "1", "--script", "train.py")
     assert place("wait", handle).returncode == 7

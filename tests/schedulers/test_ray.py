@@ -125,9 +125,7 @@ def workspace(folder: Path, text: str) -> str:
     return str(folder / "work")
 
 
-def test_two_replicas_meet_with_the_launcher_and_the_files_that_travel(
-    jobs: Jobs, tmp_path: Path
-) -> None:
+def test_two_replicas_rendezvous_with_launcher_and_workspace(jobs: Jobs, tmp_path: Path) -> None:
     work = workspace(tmp_path, "import os, data\nprint(os.environ['RANK'], 'has', data.TEXT)\n")
     (tmp_path / "data.py").write_text("TEXT = 'data'\n")
     (tmp_path / "work" / "data.py").symlink_to(tmp_path / "data.py")
@@ -147,8 +145,8 @@ def test_two_replicas_meet_with_the_launcher_and_the_files_that_travel(
     assert not any("no token" in line for line in lines[0] + lines[1])
 
 
-def test_an_error_of_the_user_ends_the_job_at_once(jobs: Jobs, tmp_path: Path) -> None:
-    """And its exit code is the job's."""
+def test_user_error_ends_job_immediately(jobs: Jobs, tmp_path: Path) -> None:
+    """With its exit code."""
     failing = "import os, sys, time\nsys.exit(17) if os.environ['RANK'] == '1' else time.sleep(900)"
     app_id = jobs.submit(train(j="2x1"), workspace=workspace(tmp_path, failing))
     status = jobs.wait(app_id)
@@ -158,11 +156,11 @@ def test_an_error_of_the_user_ends_the_job_at_once(jobs: Jobs, tmp_path: Path) -
     assert status.restarts == 0
 
 
-def test_a_job_grows_goes_on_without_its_first_node_and_takes_another(
+def test_job_grows_survives_first_node_and_takes_replacement(
     jobs: Jobs, cluster: RayCluster, tmp_path: Path
 ) -> None:
-    """The nodes have a `spot` each; the driver is on the head, which has none. The replacement of
-    a lost node is neither a failure nor a retry.
+    """Nodes have one `spot` each, except the head with the driver. Replacing a lost node is neither
+    a failure nor a retry.
     """
     go = tmp_path / "go"
     work = workspace(tmp_path, TRAINS)
@@ -185,7 +183,7 @@ def test_a_job_grows_goes_on_without_its_first_node_and_takes_another(
     assert status.restarts == 1
 
 
-def test_the_loss_of_the_coordinator_process_disturbs_no_worker(jobs: Jobs, tmp_path: Path) -> None:
+def test_coordinator_process_loss_disturbs_no_worker(jobs: Jobs, tmp_path: Path) -> None:
     go = tmp_path / "go"
     app_id = jobs.submit(train(str(go), j="2x1"), workspace=workspace(tmp_path, TRAINS))
     jobs.until(lambda: jobs.have_said(app_id, "begin 1 of 2", 2))
@@ -217,8 +215,8 @@ def _command_line(pid: int) -> bytes:
     return b""
 
 
-def test_further_replicas_have_nodes_of_their_own(jobs: Jobs) -> None:
-    """Also where there is room for several: one that has none waits."""
+def test_replicas_are_spread_over_nodes(jobs: Jobs) -> None:
+    """If one node has room for several, the surplus still waits."""
     resource = Resource(cpu=0, gpu=0, memMB=64)
     app = sh("exec sleep 1000", resource=resource, num_replicas=3, min_replicas=1)
     app_id = jobs.submit(app)
@@ -231,7 +229,7 @@ def test_further_replicas_have_nodes_of_their_own(jobs: Jobs) -> None:
     assert {x.host for x in status.replicas} == {"127.0.0.2", "127.0.0.3", ""}
 
 
-def test_replicas_may_share_a_node_where_that_is_asked_for(jobs: Jobs, tmp_path: Path) -> None:
+def test_replicas_may_share_a_node_on_request(jobs: Jobs, tmp_path: Path) -> None:
     go = tmp_path / "go"
     work = workspace(tmp_path, TRAINS)
     app = train(str(go), j="1:3x1", cpu=0)
@@ -241,7 +239,7 @@ def test_replicas_may_share_a_node_where_that_is_asked_for(jobs: Jobs, tmp_path:
     assert jobs.wait(app_id).state is SUCCEEDED
 
 
-def test_cancel_ends_all_processes_with_their_grace(jobs: Jobs, tmp_path: Path) -> None:
+def test_cancel_ends_all_processes_gracefully(jobs: Jobs, tmp_path: Path) -> None:
     """One of them has left its session and its parent."""
     mark = f"MARK_OF_TEST={tmp_path}"
     app = sh(
@@ -260,7 +258,7 @@ def test_cancel_ends_all_processes_with_their_grace(jobs: Jobs, tmp_path: Path) 
     jobs.scheduler.cancel(app_id)
 
 
-def test_no_process_outlives_a_driver_that_is_killed(jobs: Jobs, tmp_path: Path) -> None:
+def test_no_process_outlives_killed_driver(jobs: Jobs, tmp_path: Path) -> None:
     mark = f"MARK_OF_TEST={tmp_path}"
     app = sh(
         f"trap 'echo asked > {tmp_path}/asked; exit 0' TERM\n"
@@ -291,7 +289,7 @@ def _driver(app_id: str) -> int:
     raise AssertionError("there is no driver")
 
 
-def test_what_a_replica_waits_for_is_said(jobs: Jobs) -> None:
+def test_pending_reason_of_replica_is_reported(jobs: Jobs) -> None:
     app_id = jobs.submit(sh("true", resource=Resource(cpu=1, gpu=8, memMB=64)))
     jobs.until(lambda: "Unschedulable" in jobs.status(app_id).message)
     status = jobs.status(app_id)
@@ -301,7 +299,7 @@ def test_what_a_replica_waits_for_is_said(jobs: Jobs) -> None:
     assert jobs.wait(app_id).state is CANCELLED
 
 
-def test_logs_are_followed_to_the_end_through_a_retry(jobs: Jobs, tmp_path: Path) -> None:
+def test_logs_are_followed_through_a_retry(jobs: Jobs, tmp_path: Path) -> None:
     go = tmp_path / "go"
     text = (
         f"echo first; until [ -e {go} ]; do sleep 0.1; done; printf last; "
@@ -317,7 +315,7 @@ def test_logs_are_followed_to_the_end_through_a_retry(jobs: Jobs, tmp_path: Path
     assert status.restarts == 1
 
 
-def test_a_command_that_does_not_exist_is_named(jobs: Jobs) -> None:
+def test_missing_command_is_named(jobs: Jobs) -> None:
     app = AppDef("job", [Role("main", "", entrypoint="no-such-program", resource=ONE_CPU)])
     status = jobs.wait(jobs.submit(app))
     assert status.state is FAILED
@@ -325,7 +323,7 @@ def test_a_command_that_does_not_exist_is_named(jobs: Jobs) -> None:
     assert status.message == "main/0: no-such-program: No such file or directory"
 
 
-def test_jobs_are_listed_newest_first_until_they_are_deleted(
+def test_jobs_are_listed_newest_first_until_deleted(
     jobs: Jobs, cluster: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", f"http://{cluster.dashboard}")
@@ -355,7 +353,7 @@ def test_unknown_jobs_and_replicas_are_named(jobs: Jobs, cluster: RayCluster) ->
     assert caught.value.hint == "it has main/0 to 0"
 
 
-def test_a_name_that_exists_is_refused(jobs: Jobs, cluster: RayCluster) -> None:
+def test_existing_name_is_rejected(jobs: Jobs, cluster: RayCluster) -> None:
     request = jobs.scheduler.render(sh("true"), {"dashboard_address": cluster.dashboard}, "same")
     app_id = jobs.scheduler.submit(request)
     with pytest.raises(UsageError, match="already exists"):
@@ -364,8 +362,8 @@ def test_a_name_that_exists_is_refused(jobs: Jobs, cluster: RayCluster) -> None:
     jobs.scheduler.delete(app_id)
 
 
-def test_a_replica_whose_time_is_over_may_ask_to_start_again(jobs: Jobs) -> None:
-    """And knows its end."""
+def test_timed_out_replica_may_ask_to_restart(jobs: Jobs) -> None:
+    """It knows its deadline."""
     limit_s = 3  # not a minute
     text = (
         "trap 'exit 75' TERM; echo $RELIGHT_END_TIME $(date +%s) $RELIGHT_REQUEUES\n"

@@ -53,17 +53,15 @@ def answer(channel: socket.socket) -> dict[str, object]:
         return found
 
 
-def test_the_exit_code_is_reported_when_all_has_ended(begin: Begin, marker: str) -> None:
-    """Also what has left the session of the command, and ends before it."""
+def test_exit_code_is_reported_once_everything_ended(begin: Begin, marker: str) -> None:
+    """Processes that left its session are ended first."""
     channel = begin(f"(setsid true &); (setsid sleep {marker} &); exit 7")
     assert answer(channel) == {"exitcode": 7, "error": ""}
     wait_until_gone(marker)
 
 
-def test_a_command_is_asked_to_end_before_it_is_killed(
-    begin: Begin, marker: str, tmp_path: Path
-) -> None:
-    """The end of the socket is the end of the command, which has the time that it was given."""
+def test_command_gets_sigterm_before_sigkill(begin: Begin, marker: str, tmp_path: Path) -> None:
+    """Closing the socket ends the command after its grace period."""
     saved = tmp_path / "saved"
     channel = begin(f"trap 'echo > {saved}; exit' TERM; sleep {marker} & wait")
     wait_until_up(marker, 2)

@@ -37,8 +37,8 @@ def role(number: int = 1, **parts: Any) -> Role:
 # The order.
 
 
-def test_a_job_of_agents_is_one_order() -> None:
-    """A golden text: it has all that the driver needs."""
+def test_agent_job_matches_golden_order() -> None:
+    """The order has all that the driver needs."""
     app = ddp("--lr", "a b", j="2:5x8", env={"X": "1"}, max_retries=2)
     made = order(app, strategy="PACK", resources={"spot": "0.5"})
     assert made == {
@@ -90,14 +90,14 @@ def test_a_job_of_agents_is_one_order() -> None:
     ],
     ids=["one node", "another register", "static", "no agents"],
 )
-def test_only_agents_that_meet_by_c10d_have_a_coordinator(app: AppDef) -> None:
-    """All others get the host of the first replica, and their own port."""
+def test_only_c10d_agents_get_a_coordinator(app: AppDef) -> None:
+    """Others get the first replica's host and their own port."""
     made = order(app)
     assert made["coordinator"] is None
     assert "RELIGHT_RANK0_PORT" not in json.dumps(made)
 
 
-def test_replica_number_and_directory_are_left_to_the_driver() -> None:
+def test_replica_number_and_directory_are_left_to_driver() -> None:
     app = AppDef("job", [role(args=["${replica_id}", "${img_root}/x", "${app_id}", "$$", "${y}"])])
     assert order(app)["roles"][0]["argv"][1:] == [
         "${replica_id}", "${img_root}/x", "train-x7", "$$", "${y}",
@@ -115,11 +115,11 @@ def test_replica_number_and_directory_are_left_to_the_driver() -> None:
         ),
     ],
 )
-def test_resources_have_the_names_of_ray(resource: Resource, expected: dict[str, float]) -> None:
+def test_resources_have_ray_names(resource: Resource, expected: dict[str, float]) -> None:
     assert order(AppDef("job", [role(resource=resource)]))["roles"][0]["resources"] == expected
 
 
-def test_the_request_names_owner_and_replicas(tmp_path: Path) -> None:
+def test_request_names_owner_and_replicas(tmp_path: Path) -> None:
     (tmp_path / "r.txt").write_text("# tools\nnumpy==2.0  # new\n\nrich\n")
     app = AppDef("job", [role(3)], {"team": "vision"})
     made = request.job(app, {"requirements": str(tmp_path / "r.txt")}, "train-x7")
@@ -133,8 +133,8 @@ def test_the_request_names_owner_and_replicas(tmp_path: Path) -> None:
 # The package.
 
 
-def test_the_package_has_driver_launcher_and_workspace(tmp_path: Path) -> None:
-    """Modes are kept, and links are replaced by what they point to."""
+def test_package_has_driver_launcher_and_workspace(tmp_path: Path) -> None:
+    """Modes are kept, and links are replaced by their targets."""
     (tmp_path / "ws" / "sub").mkdir(parents=True)
     (tmp_path / "far").mkdir()
     (tmp_path / "far" / "deep.txt").write_text("deep")
@@ -156,12 +156,12 @@ def test_the_package_has_driver_launcher_and_workspace(tmp_path: Path) -> None:
     assert request.package(order(ddp(j="3x8")), str(tmp_path / "ws"))[0] != name
 
 
-def test_the_launcher_is_not_sent_where_nothing_needs_it() -> None:
+def test_launcher_is_not_sent_if_not_needed() -> None:
     _, data = request.package(order(AppDef("job", [role()])), None)
     assert ".relight/relight" not in zipfile.ZipFile(io.BytesIO(data)).namelist()
 
 
-def test_the_dry_run_needs_no_cluster_and_shows_no_secret() -> None:
+def test_dry_run_needs_no_cluster_and_hides_secrets() -> None:
     app = ddp(env={"HF_TOKEN": "hf_mine"})
     made = ray.make().render(app, {"dashboard_address": "nowhere.example:1"}, "train-x7")
     assert made.app_id == "nowhere.example:1:train-x7"
@@ -172,7 +172,7 @@ def test_the_dry_run_needs_no_cluster_and_shows_no_secret() -> None:
     assert json.loads(json.dumps(made.body))["order"]["roles"][0]["env"]["HF_TOKEN"] == "hf_mine"
 
 
-def test_what_has_no_effect_is_noted() -> None:
+def test_options_without_effect_are_noted() -> None:
     app = AppDef("job", [role(mounts=[BindMount("/a", "/b")], max_retries=1)])
     notes = ray.make().render(app, {}, "x").notes
     assert any("mounts have no effect" in note for note in notes)
@@ -193,7 +193,7 @@ def test_what_has_no_effect_is_noted() -> None:
         ({"timeout": 0}, "-cfg timeout=0: at least one minute", ""),
     ],
 )
-def test_a_bad_option_is_refused(cfg: dict[str, Any], said: str, hint: str) -> None:
+def test_invalid_option_is_rejected(cfg: dict[str, Any], said: str, hint: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
         ray.make().render(ddp(), cfg, "train-x7")
     assert hint in caught.value.hint
@@ -214,15 +214,13 @@ def test_a_bad_option_is_refused(cfg: dict[str, Any], said: str, hint: str) -> N
         ("[::1]:8265", "http://[::1]:8265", "[::1]:8265:job"),
     ],
 )
-def test_the_id_of_a_job_leads_back_to_its_dashboard(
-    address: str | None, url: str, app_id: str
-) -> None:
+def test_job_id_leads_back_to_its_dashboard(address: str | None, url: str, app_id: str) -> None:
     assert dashboard.url_of(address) == url
     assert dashboard.app_id_of(url, "job") == app_id
     assert dashboard.parts_of(app_id) == (url, "job")
 
 
-def test_variables_of_ray_name_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_variables_name_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "auto")  # a cluster here
     assert dashboard.url_of(None) == "http://127.0.0.1:8265"
     assert ray.make().affinity() == 0
@@ -242,16 +240,16 @@ def test_variables_of_ray_name_the_dashboard(monkeypatch: pytest.MonkeyPatch) ->
         ("head:6379", "http://head:8265"),
     ],
 )
-def test_the_dashboard_of_ray_client_and_of_the_gcs_is_on_their_host(
+def test_ray_client_and_gcs_addresses_map_to_dashboard(
     monkeypatch: pytest.MonkeyPatch, address: str, url: str
 ) -> None:
-    """`ray job submit` takes these addresses as well."""
+    """`ray job submit` accepts these addresses as well."""
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert dashboard.url_of(None) == url
     assert ray.make().affinity() > 0
 
 
-def test_an_address_of_ray_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_ray_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("ray://", "ray://[::1", "ftp://x"):
         monkeypatch.setenv("RAY_ADDRESS", address)
         with pytest.raises(UsageError, match=r"RAY_ADDRESS=.* is no address of a dashboard"):
@@ -259,7 +257,7 @@ def test_an_address_of_ray_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("app_id", ["job", "host:job", "host:x:job"])
-def test_an_id_without_a_dashboard_is_refused(app_id: str) -> None:
+def test_id_without_dashboard_is_rejected(app_id: str) -> None:
     with pytest.raises(UsageError, match="is no job of Ray"):
         ray.make().status([app_id])
 
@@ -317,7 +315,7 @@ def submit(server: Server) -> str:
     return scheduler.submit(scheduler.render(ddp(), cfg, "train-x7"))
 
 
-def test_no_answer_is_one_line_with_a_hint(server: Server) -> None:
+def test_missing_answer_is_one_line_with_hint(server: Server) -> None:
     server.close()
     with pytest.raises(MachineError, match="no Ray dashboard answers at") as caught:
         submit(server)
@@ -336,7 +334,7 @@ def test_no_answer_is_one_line_with_a_hint(server: Server) -> None:
         (503, "Traceback:\n  a\nValueError: GCS is\n slow", "Ray: 503 GCS is slow"),
     ],
 )
-def test_what_is_wrong_with_a_server_is_one_line(
+def test_server_fault_is_one_line_error(
     server: Server, code: int, said: str, expected: str
 ) -> None:
     server.answers["/api/version"] = code, said
@@ -353,7 +351,7 @@ def test_what_is_wrong_with_a_server_is_one_line(
         ((500, "No available agent"), MachineError, "Ray: 500 No available agent"),
     ],
 )
-def test_why_ray_refuses_a_job_is_one_line(
+def test_rejected_job_is_one_line_error(
     server: Server, answer: tuple[int, str], error: type[Exception], expected: str
 ) -> None:
     scheduler = ray.make()
@@ -368,7 +366,7 @@ def test_why_ray_refuses_a_job_is_one_line(
         scheduler.submit(rendered)
 
 
-def test_a_cluster_that_has_just_started_is_asked_again(server: Server) -> None:
+def test_freshly_started_cluster_is_retried(server: Server) -> None:
     starts = [(500, "No available agent to submit job, please try again later.")]
 
     class Answers(dict[str, tuple[int, str]]):
@@ -388,10 +386,10 @@ def test_a_cluster_that_has_just_started_is_asked_again(server: Server) -> None:
 
 
 @pytest.mark.parametrize("interrupt", [False, True])
-def test_a_job_whose_submission_got_no_answer_is_stopped(
+def test_job_with_lost_response_is_stopped(
     server: Server, monkeypatch: pytest.MonkeyPatch, interrupt: bool
 ) -> None:
-    """It may have begun. The interrupt is raised when the request that has begun is over."""
+    """It may have started. The interrupt is raised after the request in flight."""
 
     def interrupted(call: Any, job: Any) -> None:
         call(job)
@@ -413,7 +411,7 @@ def test_a_job_whose_submission_got_no_answer_is_stopped(
     assert server.paths[-1] == "/api/jobs/train-x7/stop"
 
 
-def test_the_token_is_the_one_that_ray_would_send(
+def test_token_is_the_one_ray_would_send(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server.answers["/api/jobs/"] = 200, "[]"
@@ -434,7 +432,7 @@ def test_the_token_is_the_one_that_ray_would_send(
 # The status.
 
 
-def test_without_a_word_of_the_driver_the_status_is_that_of_ray() -> None:
+def test_status_falls_back_to_ray_without_driver_status() -> None:
     job = {"status": "FAILED", "message": "the runtime\nenvironment is wrong"}
     status = states.status(job, None, {"main": 2})
     assert status.state is AppState.FAILED
@@ -442,7 +440,7 @@ def test_without_a_word_of_the_driver_the_status_is_that_of_ray() -> None:
     assert [x.state for x in status.replicas] == [AppState.FAILED] * 2
 
 
-def test_a_job_runs_only_when_a_replica_runs() -> None:
+def test_job_runs_only_when_a_replica_runs() -> None:
     waiting = ["main", 0, "PENDING", "", None, "Unschedulable: it needs 8 GPU"]
     written = {"message": "", "restarts": 0, "replicas": [waiting]}
     status = states.status({"status": "RUNNING"}, written, {"main": 1})
@@ -454,7 +452,7 @@ def test_a_job_runs_only_when_a_replica_runs() -> None:
     ("code", "expected"),
     [(-9, "the driver of the job was killed"), (1, "the driver of the job has failed: Oops: no")],
 )
-def test_a_driver_that_could_not_say_why_is_the_reason(code: int, expected: str) -> None:
+def test_killed_or_failed_driver_is_the_reason(code: int, expected: str) -> None:
     written = {"message": "", "restarts": 0, "replicas": [["main", 0, "RUNNING", "h", None, ""]]}
     found = {"status": "FAILED", "driver_exit_code": code, "message": "Traceback:\n a\nOops: no\n"}
     status = states.status(found, written, {"main": 1})
@@ -478,7 +476,7 @@ def names(made: JobCore) -> list[str]:
     return [slot.name for slot in made.wanted()]
 
 
-def test_a_job_has_succeeded_with_as_many_as_it_needs() -> None:
+def test_job_succeeds_with_min_replicas() -> None:
     made = job()
     start(made, 0, 1)
     made.ended(made.slots[0], 0)
@@ -492,7 +490,7 @@ def test_a_job_has_succeeded_with_as_many_as_it_needs() -> None:
     assert made.slots[2].state == driver.CANCELLED
 
 
-def test_an_error_of_the_program_ends_all() -> None:
+def test_program_error_ends_job() -> None:
     made = job()
     start(made, 0, 1)
     made.ended(made.slots[1], 17)
@@ -505,7 +503,7 @@ def test_an_error_of_the_program_ends_all() -> None:
     assert [slot.state for slot in made.slots] == ["CANCELLED", "FAILED", "CANCELLED"]
 
 
-def test_retries_are_counted_for_each_replica() -> None:
+def test_retries_are_counted_per_replica() -> None:
     made = job(retries=1)
     start(made, 0, 1, 2)
     for number in (0, 1):
@@ -517,7 +515,7 @@ def test_retries_are_counted_for_each_replica() -> None:
 
 
 @pytest.mark.parametrize("exitcode", driver.TRANSIENT)
-def test_what_is_no_error_of_the_program_is_tried_again_a_few_times(exitcode: int) -> None:
+def test_transient_failure_is_retried_a_few_times(exitcode: int) -> None:
     made = job()
     for _ in range(driver.TRIES):
         start(made, 0)
@@ -528,7 +526,7 @@ def test_what_is_no_error_of_the_program_is_tried_again_a_few_times(exitcode: in
     assert made.exitcode == exitcode
 
 
-def test_a_preempted_agent_comes_again_however_often() -> None:
+def test_preempted_agent_always_returns() -> None:
     made = job()
     for _ in range(20):
         start(made, 0)
@@ -537,7 +535,7 @@ def test_a_preempted_agent_comes_again_however_often() -> None:
     assert driver.PREEMPTED == EXIT_PREEMPTED
 
 
-def test_a_replica_whose_time_is_over_ends_the_job_unless_it_asks_for_more() -> None:
+def test_timed_out_replica_ends_job_unless_it_asks_for_more() -> None:
     made = job(1, 1, retries=5)
     (slot,) = made.slots
     start(made, 0)
@@ -552,7 +550,7 @@ def test_a_replica_whose_time_is_over_ends_the_job_unless_it_asks_for_more() -> 
     assert made.exitcode == 143
 
 
-def test_a_lost_replica_comes_again_however_often() -> None:
+def test_lost_replica_always_returns() -> None:
     made = job()
     for _ in range(20):
         start(made, 0)
@@ -562,7 +560,7 @@ def test_a_lost_replica_comes_again_however_often() -> None:
     assert made.to_status()["restarts"] == 19
 
 
-def test_a_replica_that_is_lost_before_it_runs_is_not_tried_for_ever() -> None:
+def test_replica_lost_before_it_runs_is_not_retried_forever() -> None:
     made = job()
     for _ in range(driver.TRIES + 1):
         assert not made.stopping
@@ -571,7 +569,7 @@ def test_a_replica_that_is_lost_before_it_runs_is_not_tried_for_ever() -> None:
     assert made.exitcode == 1
 
 
-def test_a_cancelled_job_is_no_success() -> None:
+def test_cancelled_job_is_not_successful() -> None:
     made = job(least=1, most=1)
     start(made, 0)
     made.cancel()
@@ -603,7 +601,7 @@ def test_roles_end_together() -> None:
         ),
     ],
 )
-def test_what_a_cluster_lacks_is_said(needs: dict[str, float], said: str) -> None:
+def test_missing_cluster_resources_are_named(needs: dict[str, float], said: str) -> None:
     nodes = [
         {"Alive": True, "Resources": {"CPU": 4, "memory": 2 << 30}},
         {"Alive": True, "Resources": {"CPU": 2, "GPU": 2, "memory": 2 << 30}},

@@ -24,15 +24,14 @@ class Entry:
         return self.found
 
 
-def test_a_scheduler_is_found_by_its_name_and_its_alias() -> None:
-    """A scheduler is found by its name and by the one that TorchX has for it."""
+def test_scheduler_is_found_by_name_and_alias() -> None:
+    """The alias is TorchX's name."""
     assert registry.find("docker").name == registry.find("local_docker").name == "docker"
     assert registry.find("local_cwd").name == "local"
     assert registry.same("local_docker", "docker") and not registry.same("docker", "local")
 
 
-def test_an_unknown_scheduler_is_an_error_that_says_which_was_meant() -> None:
-    """A name that none has is an error that says which was meant, or which there are."""
+def test_unknown_scheduler_suggests_nearest_or_lists_all() -> None:
     with pytest.raises(UsageError, match="there is no scheduler dokcer") as caught:
         registry.find("dokcer")
     assert caught.value.hint == "did you mean docker?"
@@ -42,8 +41,8 @@ def test_an_unknown_scheduler_is_an_error_that_says_which_was_meant() -> None:
 
 
 def test_packages_add_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An entry point is a module with `make`, or such a function; one that does not load says so in
-    one line, and only if it is asked for.
+    """From modules with `make`, or functions; one that doesn't load is an error of one line, only
+    when requested.
     """
     broken = Entry("broken", ImportError("no module\nanywhere"))
     entries = [Entry("module", docker), Entry("function", docker.make), broken]

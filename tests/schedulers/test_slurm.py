@@ -123,9 +123,9 @@ def bash(command: str, name: str = "main", replicas: int = 1, **fields: Any) -> 
     return {"name": name, "args": ["-c", command], "num_replicas": replicas, **fields}
 
 
-def test_agents_of_a_slurm_job_meet(jobs: Jobs) -> None:
-    """`-j 2x2`: one agent a node, four ranks; variables arrive as they are; logs by replica, by
-    rank; the script is the user's alone.
+def test_agents_of_slurm_job_rendezvous(jobs: Jobs) -> None:
+    """`-j 2x2`: one agent per node, four ranks; variables arrive unchanged; logs by replica and by
+    rank; the script is readable by the user only.
     """
     value = "a,b\n'\"$HOME `id` \\"
     command = RUN + "--nnodes 2 --tee 3 --no-python bash -c 'echo $RANK/$WORLD_SIZE \"$VALUE\"'"
@@ -157,8 +157,8 @@ def test_agents_of_a_slurm_job_meet(jobs: Jobs) -> None:
     assert value.partition("\n")[0] not in shown + jobs.said(app_id)
 
 
-def test_a_job_can_bring_its_launcher(jobs: Jobs) -> None:
-    """Where the nodes have another relight, or none."""
+def test_job_can_bring_its_launcher(jobs: Jobs) -> None:
+    """The nodes may have another relight, or none."""
     command = RUN + "--nnodes 2 --tee 3 --no-python bash -c 'echo $(command -v relight) $RANK'"
     app_id = jobs.submit(bash(command, replicas=2, env={"RELIGHT_LAUNCHER": "travels"}))
     assert jobs.until(app_id, *OVER)["state"] == "SUCCEEDED"
@@ -168,8 +168,8 @@ def test_a_job_can_bring_its_launcher(jobs: Jobs) -> None:
     assert stat.S_IMODE(brought.stat().st_mode) == 0o500
 
 
-def test_a_job_of_agents_ends_with_the_exit_code_of_its_culprit(jobs: Jobs) -> None:
-    """A job of agents ends with the exit code of the rank that failed, and says which it was."""
+def test_job_exits_with_code_of_culprit(jobs: Jobs) -> None:
+    """The message names the rank."""
     command = RUN + "--nnodes 2 --no-python bash -c 'sleep 0.3; [ $RANK != 3 ] || exit 7; sleep 99'"
     app_id = jobs.submit(bash(command, replicas=2))
     status = jobs.until(app_id, *OVER)
@@ -178,7 +178,7 @@ def test_a_job_of_agents_ends_with_the_exit_code_of_its_culprit(jobs: Jobs) -> N
 
 
 def test_replicas_end_together(jobs: Jobs) -> None:
-    """Where replicas are no agents, the first failure stops the others and is the exit code."""
+    """Replicas without agents: the first failure stops the others and sets the exit code."""
     command = "sleep 0.3; [ $SLURM_PROCID != 1 ] || { echo no data >&2; exit 7; }; exec sleep 99"
     app_id = jobs.submit(bash(command, replicas=3))
     status = jobs.until(app_id, *OVER)
@@ -189,8 +189,7 @@ def test_replicas_end_together(jobs: Jobs) -> None:
     assert "ExitCode=7:0" in said, "and Slurm knows it as well"
 
 
-def test_logs_are_followed_and_a_cancelled_job_ends_whole(jobs: Jobs) -> None:
-    """Logs are followed while the job runs; cancelled, it ends with all its processes."""
+def test_logs_are_followed_and_cancel_ends_whole_job(jobs: Jobs) -> None:
     pids = jobs.slurm.directory / "pids"
     pids.mkdir()
     command = f"touch {pids}/$$; echo one; sleep 1; echo two; sleep 999"
@@ -225,8 +224,8 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_a_lost_node_queues_the_job_again(jobs: Jobs) -> None:
-    """A job of a fixed size runs again from the start when a node is set down, as the same job."""
+def test_lost_node_requeues_job(jobs: Jobs) -> None:
+    """A fixed-size job starts over when a node is set down, as the same job."""
     here = jobs.slurm.directory
     command = (
         f"touch {here}/again.$SLURM_PROCID.${{SLURM_RESTART_COUNT:-0}}; "
@@ -254,8 +253,8 @@ def set_state(jobs: Jobs, node: str, state: str) -> None:
     assert code == 0, said
 
 
-def test_an_elastic_job_goes_on_without_a_node(jobs: Jobs) -> None:
-    """`-j 2:3x2`: when a node is set down, the others train on, and the job ends well."""
+def test_elastic_job_continues_without_a_node(jobs: Jobs) -> None:
+    """`-j 2:3x2`: when a node is set down, the others train on and the job succeeds."""
     here = jobs.slurm.directory
     (here / "elastic.sh").write_text(
         f"touch {here}/elastic.$WORLD_SIZE.$RANK\n"
@@ -302,8 +301,8 @@ while True:
 
 
 @pytest.mark.long
-def test_the_time_limit_is_a_preemption(jobs: Jobs) -> None:
-    """Workers get SIGUSR1 before the time limit, save, and go on in the job's next try."""
+def test_time_limit_is_a_preemption(jobs: Jobs) -> None:
+    """Workers get SIGUSR1 before it, checkpoint, and resume in the job's next attempt."""
     here = jobs.slurm.directory
     (here / "worker.py").write_text(WORKER.format(here=str(here)))
     role = bash(RUN + f"--nnodes 2 {here}/worker.py", replicas=2, max_retries=1)
@@ -339,8 +338,8 @@ while True:
 
 
 @pytest.mark.long
-def test_all_ranks_save_at_the_same_step_before_the_time_limit_and_go_on(jobs: Jobs) -> None:
-    """Without a retry: exit code 75 has the job queued again."""
+def test_all_ranks_checkpoint_before_time_limit_and_resume(jobs: Jobs) -> None:
+    """Without a retry: exit code 75 requeues the job."""
     here = jobs.slurm.directory
     (here / "saves.py").write_text(SAVES.format(here=str(here)))
     role = bash(RUN + f"--nnodes 2 --nproc-per-node 2 {here}/saves.py", replicas=2)
@@ -359,7 +358,7 @@ def test_all_ranks_save_at_the_same_step_before_the_time_limit_and_go_on(jobs: J
 
 
 def test_roles_end_together(jobs: Jobs) -> None:
-    """Roles are one heterogeneous job, which ends with the exit code of the role that failed."""
+    """They are one heterogeneous job, with the exit code of the role that failed."""
     shown = "echo $RELIGHT_RANK0_HOST $SLURM_NNODES ${replica_id} $WORD; "
     a = bash(f"{shown} sleep 1; exit 9", "a", env={"WORD": "one"})
     b = bash(f"{shown} exec sleep 99", "b", 2, env={"WORD": "two"})
@@ -377,7 +376,7 @@ def test_roles_end_together(jobs: Jobs) -> None:
 
 
 def test_options_reach_slurm(jobs: Jobs) -> None:
-    """Options arrive as they were given, whatever characters they have; so does the directory."""
+    """They arrive whatever characters they contain; so does the directory."""
     shared = jobs.slurm.directory / "shared dir"
     source = jobs.slurm.directory / "source"
     source.mkdir()
@@ -398,8 +397,8 @@ def test_options_reach_slurm(jobs: Jobs) -> None:
     assert jobs.logs(app_id) == [f"travels{where}/workspace"]
 
 
-def test_what_slurm_refuses_is_one_line_and_leaves_nothing(jobs: Jobs) -> None:
-    """A partition that there is not is one line with those that there are, and nothing is left."""
+def test_rejected_job_is_one_line_and_leaves_nothing(jobs: Jobs) -> None:
+    """An unknown partition lists the existing ones."""
     before = sorted(jobs.slurm.directory.rglob("job.sbatch"))
     role = json.dumps(bash("true"))
     text = jobs.do("submit", "job", '{"partition": "nope"}', role, expected=1)
@@ -410,8 +409,8 @@ def test_what_slurm_refuses_is_one_line_and_leaves_nothing(jobs: Jobs) -> None:
     assert sorted(jobs.slurm.directory.rglob("job.sbatch")) == before
 
 
-def test_statuses_of_many_jobs_take_one_squeue(jobs: Jobs) -> None:
-    """Unknown ones are among them; the list has them all."""
+def test_many_statuses_take_one_squeue_call(jobs: Jobs) -> None:
+    """Unknown ids are included; the list has them all."""
     ids = [jobs.submit(bash("true")) for _ in range(3)]
     for app_id in ids:
         jobs.until(app_id, *OVER)

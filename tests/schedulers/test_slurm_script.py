@@ -64,8 +64,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_scripts_are_the_recorded_ones(name: str) -> None:
-    """The whole script of an app is the text in slurm/NAME.sbatch."""
+def test_scripts_match_recorded_ones(name: str) -> None:
+    """The texts are slurm/NAME.sbatch."""
     path = GOLDEN / f"{name}.sbatch"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(CASES[name])
@@ -73,14 +73,14 @@ def test_scripts_are_the_recorded_ones(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bash_can_read_each_script(name: str) -> None:
+def test_scripts_are_valid_bash(name: str) -> None:
     checked = subprocess.run(
         ["bash", "-n"], input=CASES[name], text=True, capture_output=True, check=False
     )
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_every_option_arrives_as_a_line_for_sbatch() -> None:
+def test_every_option_becomes_an_sbatch_line() -> None:
     options = {
         "partition": "p1,p2", "time": "2:00:00", "account": "a", "qos": "high", "constraint": "a&b",
         "comment": "c", "mail-user": "u@x.org", "mail-type": "END,FAIL", "nodelist": "n[1-2]",
@@ -124,9 +124,7 @@ def test_every_option_arrives_as_a_line_for_sbatch() -> None:
         ("gres", None, ["--gres=gpu:2"]),
     ],
 )
-def test_gpus_are_asked_for_in_the_clusters_form(
-    form: str, kind: str | None, lines: list[str]
-) -> None:
+def test_gpus_are_requested_in_cluster_form(form: str, kind: str | None, lines: list[str]) -> None:
     found = sbatch_lines(ddp(resource=Resource(-1, 2, -1)), gpus=form, gpu_type=kind)
     assert found[-len(lines) :] == lines
 
@@ -144,10 +142,10 @@ def test_gpus_are_asked_for_in_the_clusters_form(
         ("none", None, ddp(), None),
     ],
 )
-def test_agents_get_a_signal_before_the_time_limit(
+def test_agents_get_signal_before_time_limit(
     signal: str | None, time: str | None, role: Role, expected: str | None
 ) -> None:
-    """Agents of relight are told in time, others only if asked for; never at the job's start."""
+    """Other programs get one only on request; never at the job's start."""
     lines = [line for line in sbatch_lines(role, signal=signal, time=time) if "signal" in line]
     assert lines == ([f"--signal={expected}"] if expected else [])
 
@@ -167,18 +165,15 @@ def test_agents_get_a_signal_before_the_time_limit(
          "needs a fixed number of nodes"),
     ],
 )  # fmt: skip
-def test_words_that_slurm_or_a_shell_would_misread_are_refused(
-    roles: list[Role], cfg: dict[str, Any], message: str
-) -> None:
-    """What Slurm or a shell would read otherwise than it was meant is refused."""
+def test_ambiguous_words_are_rejected(roles: list[Role], cfg: dict[str, Any], message: str) -> None:
+    """Slurm or a shell would misread them."""
     with pytest.raises(UsageError, match=message):
         rendered(*roles, **cfg)
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40))
 @settings(max_examples=60)
-def test_words_arrive_verbatim(text: str) -> None:
-    """What is written as a word of the shell is one argument, and the same."""
+def test_quoted_words_arrive_verbatim(text: str) -> None:
     command = f"printf '%s\\0' {script.word(text)}"
     printed = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout
     assert printed.decode() == text + "\0"
@@ -189,7 +184,7 @@ def test_words_arrive_verbatim(text: str) -> None:
     [("90", 90), ("1:30", 1.5), ("1:30:00", 90), ("2-12", 3600), ("1-0:30", 1470),
      ("1-0:0:30", 1440.5), ("UNLIMITED", None), ("", None)],
 )  # fmt: skip
-def test_time_limits_are_read_as_sbatch_reads_them(text: str, expected: float | None) -> None:
+def test_time_limits_parse_as_in_sbatch(text: str, expected: float | None) -> None:
     assert script.minutes(text) == expected
 
 
@@ -200,8 +195,8 @@ def squeue_line(**values: str) -> str:
     return "".join(values.get(name, "N/A").ljust(width) for name, width in states._FIELDS)
 
 
-def test_the_output_of_squeue_is_read() -> None:
-    """Jobs and components of heterogeneous ones are told apart, exit codes are those of wait(2)."""
+def test_parses_squeue_output() -> None:
+    """Heterogeneous components are distinguished; exit codes are those of wait(2)."""
     text = "\n".join(
         [
             squeue_line(JobID="7", State="FAILED", exit_code="2304", RestartCnt="2", Name="a b",
@@ -223,8 +218,8 @@ def test_the_output_of_squeue_is_read() -> None:
     assert states.state_of(jobs["8"]) is AppState.RUNNING
 
 
-def test_the_output_of_sacct_is_read() -> None:
-    """What accounting keeps is read: components, codes, signals, who cancelled."""
+def test_parses_sacct_output() -> None:
+    """That is, components, codes, signals and who cancelled."""
     text = (
         "7|CANCELLED by 1000|0:15|2026-01-02T03:04:05|None assigned|a|b\n"
         "8+0|TIMEOUT|0:0|2026-01-02T03:04:05|n1|het\n8+1|COMPLETED|3:0|x|n[2-3]|het\n"
@@ -246,14 +241,14 @@ def test_the_output_of_sacct_is_read() -> None:
      ("FAILED COMPLETING", "RUNNING"), ("PENDING CONFIGURING", "PENDING"),
      ("RUNNING PENDING", "RUNNING"), ("COMPLETED BRAND_NEW", "UNKNOWN")],
 )  # fmt: skip
-def test_a_job_of_several_parts_is_over_when_all_are(parts: str, expected: str) -> None:
-    """A job is over when all of it is, and has failed when a part has, whichever comes last."""
+def test_heterogeneous_job_is_over_when_all_parts_are(parts: str, expected: str) -> None:
+    """It has failed if any part has, in any order."""
     text = "\n".join(f"1+{k}|{state}|0:0|x|n1|a" for k, state in enumerate(parts.split()))
     assert states.state_of(states.from_sacct(text)["1"]) is AppState[expected]
 
 
-def test_the_first_task_to_fail_is_read_from_what_srun_says() -> None:
-    """The first task to fail comes first; those of lost nodes are known as such."""
+def test_parses_first_failed_task_from_srun_output() -> None:
+    """Tasks on lost nodes are marked."""
     text = """\
 srun: error: Node failure on n3
 srun: error: n3: task 2: Killed
@@ -270,7 +265,7 @@ srun: error: Unable to create step for job 1: Job/step already completing or com
     ]
 
 
-def test_without_slurm_auto_passes_it_by_and_a_dry_run_works(
+def test_auto_skips_missing_slurm_and_dry_run_works(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -294,10 +289,9 @@ def test_without_slurm_auto_passes_it_by_and_a_dry_run_works(
          "contact slurm controller (refused)"),
     ],
 )  # fmt: skip
-def test_slurm_without_a_cluster_is_reported_with_slurms_message(
+def test_slurm_without_cluster_is_reported_in_its_own_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, expected: str
 ) -> None:
-    """Commands of Slurm's that reach no cluster: what is missing is said, with their own words."""
     for name in ("sbatch", "squeue"):
         command = tmp_path / name
         command.write_text(f"#!/bin/sh\necho 'debug' >&2\necho '{said}' >&2\nexit 1\n")
@@ -318,12 +312,10 @@ def test_slurm_without_a_cluster_is_reported_with_slurms_message(
     [("a* 1\nb 64000+\n", "", False), ("a* 1\nb 64000+\n", "b", True), ("a 1\nb 64000\n", "", True),
      ("", "", True), ("sinfo: error: no\n", "x", True)],
 )  # fmt: skip
-def test_memory_is_asked_for_only_where_it_is_configured(
+def test_memory_is_requested_only_if_configured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, partition: str, expected: bool
 ) -> None:
-    """Where a partition's nodes have no memory configured, none is asked for, unless the user says
-    so; where there is no Slurm, it is.
-    """
+    """Unless the user insists; without Slurm here it is requested."""
     sinfo = tmp_path / "sinfo"
     sinfo.write_text(
         f"#!/bin/sh\nprintf '{said}' | grep \"$(echo \"$4\" | sed 's/--partition=//')\"\n"
@@ -346,14 +338,14 @@ FORGOTTEN = {"app_id": "77", "roles": {"main": 2}}
     ("ended", "state", "exitcode"),
     [("0\n", AppState.SUCCEEDED, 0), ("7\n", AppState.FAILED, 7), (None, AppState.UNKNOWN, 1)],
 )
-def test_a_job_that_slurm_has_forgotten_is_known_from_its_directory(
+def test_forgotten_job_is_known_from_its_directory(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     ended: str | None,
     state: AppState,
     exitcode: int,
 ) -> None:
-    """Without accounting, how a job ended is in its directory, and so are its logs."""
+    """Without accounting, it has the exit code and the logs."""
     import json
 
     monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path))

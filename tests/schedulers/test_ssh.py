@@ -77,8 +77,8 @@ def _command_line(pid: int) -> bytes:
 # What would be done.
 
 
-def test_a_dry_run_shows_all_and_leaves_no_trace(scheduler: Ssh, tmp_path: Path) -> None:
-    """The request is JSON with the ssh commands; making it connects nowhere and writes nothing."""
+def test_dry_run_shows_everything_and_leaves_no_trace(scheduler: Ssh, tmp_path: Path) -> None:
+    """It is JSON with the ssh commands; nothing is connected or written."""
     role = shell("echo $$ ${x} ${app_id} ${replica_id}", replicas=2, env={"A": "b"})
     before = sorted(tmp_path.rglob("*"))
     request = render(scheduler, role, hosts=["ann@nowhere.invalid", "other:2222", "third"])
@@ -100,23 +100,23 @@ def test_a_dry_run_shows_all_and_leaves_no_trace(scheduler: Ssh, tmp_path: Path)
     assert named.body["role_params"]["main"][0]["env"]["RELIGHT_RANK0_HOST"] == "10.0.0.1"
 
 
-def test_too_few_hosts_are_refused(scheduler: Ssh) -> None:
-    """Each replica needs a host of its own, unless one is listed more than once."""
+def test_too_few_hosts_are_rejected(scheduler: Ssh) -> None:
+    """Each replica needs one, unless a host is listed more than once."""
     with pytest.raises(UsageError, match="3 replicas for 2 hosts: each needs its own") as caught:
         render(scheduler, shell("true", replicas=2), shell("true", "other"), hosts=["a", "b"])
     assert caught.value.hint == "a host that is listed twice takes two"
     render(scheduler, shell("true", replicas=2), hosts=["a", "a"])
 
 
-def test_what_has_no_effect_is_said(scheduler: Ssh) -> None:
-    """Mounts, a minimum of replicas, and a meeting point that is out of reach are noted."""
+def test_options_without_effect_are_noted(scheduler: Ssh) -> None:
+    """Mounts, a minimum of replicas, and an unreachable rendezvous."""
     role = shell("true", replicas=2, min_replicas=1, mounts=(BindMount("/a", "/b"),))
     notes = render(scheduler, role, hosts=["localhost", "node2"]).notes
     assert [note.split(" ")[0] for note in notes] == ["mounts", "node2", "the"]
 
 
 @pytest.mark.parametrize("cfg", [{"grace": 31.0}, {"grace": -1.0}, {"silence": 0.1}])
-def test_a_time_out_of_its_range_is_refused(scheduler: Ssh, cfg: dict[str, float]) -> None:
+def test_time_out_of_range_is_rejected(scheduler: Ssh, cfg: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="expected"):
         render(scheduler, shell("true"), hosts=["a"], **cfg)
 
@@ -125,7 +125,7 @@ def test_a_time_out_of_its_range_is_refused(scheduler: Ssh, cfg: dict[str, float
 
 
 def test_each_host_runs_its_replica(scheduler: Ssh, hosts: Sshd, work: Path) -> None:
-    """Replicas run on the hosts in their order, in the same directory; their streams come back."""
+    """Replicas run in host order and in the same directory; the streams come back."""
     command = "echo $ON ${replica_id} $PWD ${img_root}; sleep 0.2; echo err >&2; printf 'caf\\351'"
     app_id = submit(scheduler, shell(command, replicas=2), **hosts.cfg())
     status = wait(scheduler, app_id)
@@ -140,7 +140,7 @@ def test_each_host_runs_its_replica(scheduler: Ssh, hosts: Sshd, work: Path) -> 
 
 
 def test_arguments_and_variables_arrive_verbatim(scheduler: Ssh, hosts: Sshd) -> None:
-    """What looks like a variable, a quote or nothing at all reaches the program."""
+    """Apparent variables, quotes and empty ones included."""
     words = ("$$", "${x}", "$HOME", "a b", "", "'\"\\!", "--x", "--x", "ü\n", "`x`")
     code = "import sys, os, json; print(json.dumps([sys.argv[1:], os.environ['ODD']]))"
     args, odd = ("-c", code, *words), "a 'b'\n\"$c\" ü"
@@ -150,10 +150,10 @@ def test_arguments_and_variables_arrive_verbatim(scheduler: Ssh, hosts: Sshd) ->
     assert json.loads(lines(scheduler, app_id)[0]) == [list(words), odd]
 
 
-def test_named_variables_travel(
+def test_only_named_variables_travel(
     scheduler: Ssh, hosts: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Variables of this process travel if they are named; PATH finds the relight of that Python."""
+    """PATH finds the relight of that Python."""
     monkeypatch.setenv("MY_ONE", "1")
     monkeypatch.setenv("MY_TWO", "2")
     command = 'echo "$MY_ONE,$MY_TWO,$HIS,$(command -v relight)"'
@@ -164,10 +164,8 @@ def test_named_variables_travel(
     assert lines(scheduler, app_id) == [f"1,,3,{relight}"]
 
 
-def test_a_replica_that_writes_too_fast_waits_and_loses_nothing(
-    scheduler: Ssh, hosts: Sshd
-) -> None:
-    """A replica that writes faster than the network takes waits, and no byte is lost."""
+def test_fast_writer_is_throttled_and_loses_nothing(scheduler: Ssh, hosts: Sshd) -> None:
+    """It is faster than the network."""
     code = """
 import os, sys, time
 open("up", "w").close()
@@ -196,7 +194,7 @@ sys.exit(5)
 
 
 def test_all_hosts_end_when_one_fails(scheduler: Ssh, hosts: Sshd) -> None:
-    """The first failure ends the job with its exit code and cause; the other host is stopped."""
+    """The first failure sets exit code and cause."""
     marker = f"{os.getpid()}01.25"
     report = json.dumps({"message": {"message": "ValueError: no data", "extraInfo": {}}})
     fail = f"sleep 0.5; printf %s '{report}' >$TORCHELASTIC_ERROR_FILE; exit 7"
@@ -209,7 +207,7 @@ def test_all_hosts_end_when_one_fails(scheduler: Ssh, hosts: Sshd) -> None:
     assert running(marker) == []
 
 
-def test_a_replica_ended_by_a_signal_counts_128_plus_n(scheduler: Ssh, hosts: Sshd) -> None:
+def test_replica_killed_by_signal_exits_128_plus_n(scheduler: Ssh, hosts: Sshd) -> None:
     """255 is an exit code like any other."""
     status = wait(scheduler, submit(scheduler, shell("kill -KILL $$"), **hosts.cfg("beta")))
     assert (status.message, status.exitcode) == ("main/0 failed with SIGKILL", 137)
@@ -217,7 +215,7 @@ def test_a_replica_ended_by_a_signal_counts_128_plus_n(scheduler: Ssh, hosts: Ss
     assert (status.message, status.exitcode) == ("main/0 failed with exit code 255", 255)
 
 
-def test_a_job_with_retries_runs_again_as_a_whole(scheduler: Ssh, hosts: Sshd) -> None:
+def test_retried_job_runs_again_as_a_whole(scheduler: Ssh, hosts: Sshd) -> None:
     role = shell("echo try; mkdir seen || exit 0; exit 3", max_retries=5)
     app_id = submit(scheduler, role, **hosts.cfg("alpha"))
     status = wait(scheduler, app_id)
@@ -225,8 +223,8 @@ def test_a_job_with_retries_runs_again_as_a_whole(scheduler: Ssh, hosts: Sshd) -
     assert lines(scheduler, app_id).count("try") == 2
 
 
-def test_the_working_directory_travels(scheduler: Ssh, hosts: Sshd, work: Path) -> None:
-    """With sync each host has a copy without what is ignored, in which the job runs."""
+def test_sync_copies_working_directory(scheduler: Ssh, hosts: Sshd, work: Path) -> None:
+    """Ignored files stay behind; the job runs in the copy."""
     (work / "main.sh").write_text("ls; pwd; cat sub/data; touch made; cp made again")
     (work / "sub").mkdir()
     (work / "sub" / "data").write_text("x" * 3_000_000 + "\n")
@@ -246,10 +244,8 @@ def test_the_working_directory_travels(scheduler: Ssh, hosts: Sshd, work: Path) 
     assert scheduler.list() == []
 
 
-def test_a_job_runs_in_the_directory_that_is_named(
-    scheduler: Ssh, hosts: Sshd, tmp_path: Path
-) -> None:
-    """The job runs in `cwd`; a relative one is below the home directory, or in the copy."""
+def test_job_runs_in_named_directory(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+    """A relative `cwd` is below the home directory, or in the copy."""
     home = hosts["alpha"].home
     for cwd, expected in ((str(tmp_path), tmp_path), (".", home), ("~", home)):
         app_id = submit(scheduler, shell("pwd"), cwd=cwd, **hosts.cfg("alpha"))
@@ -263,7 +259,7 @@ def test_a_job_runs_in_the_directory_that_is_named(
     assert lines(scheduler, app_id) == ["file"]
 
 
-def test_a_shell_that_greets_disturbs_nothing(scheduler: Ssh) -> None:
+def test_shell_greeting_disturbs_nothing(scheduler: Ssh) -> None:
     with Sshd(["noisy"]) as hosts:
         (hosts["noisy"].home / "noise").write_text("echo Welcome; echo Beware >&2\n")
         hosts["noisy"].stop()
@@ -273,10 +269,10 @@ def test_a_shell_that_greets_disturbs_nothing(scheduler: Ssh) -> None:
         assert lines(scheduler, app_id) == ["hi"]
 
 
-def test_no_value_of_a_variable_is_in_a_file_or_command_line(
+def test_variable_values_appear_in_no_file_or_command_line(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
-    """The value of a variable is in no command line on either side, and in no file."""
+    """On either side."""
     secret = "hunter" + os.urandom(4).hex()
     role = shell("touch up; sleep 100", env={"TOKEN": secret})
     submit(scheduler, role, **hosts.cfg("alpha"))
@@ -299,10 +295,10 @@ def refused(scheduler: Ssh, tmp_path: Path, *roles: Role, **cfg: Any) -> Relight
     return caught.value
 
 
-def test_a_host_that_is_not_there_is_named_and_nothing_runs(
+def test_unreachable_host_is_named_and_nothing_runs(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
-    """An unknown name and a closed port are told with their host; the other host runs nothing."""
+    """The name is unknown or the port is closed; the other host runs nothing."""
     good, role = hosts.cfg("alpha")["hosts"][0], shell("touch ran", replicas=2)
     cfg = {**hosts.cfg(), "hosts": [good, "nosuch.invalid"]}
     error = refused(scheduler, tmp_path, role, **cfg)
@@ -314,10 +310,9 @@ def test_a_host_that_is_not_there_is_named_and_nothing_runs(
     assert not Path("ran").exists()
 
 
-def test_a_key_that_is_not_let_in_leads_to_no_password_prompt(
+def test_rejected_key_does_not_prompt_for_password(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
-    """Where the key does not fit, nobody is asked for a password."""
     subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", str(tmp_path / "wrong")], check=True)
     cfg = {**hosts.cfg(), "identity": str(tmp_path / "wrong")}
     error = refused(scheduler, tmp_path, shell("true", replicas=2), **cfg)
@@ -327,8 +322,9 @@ def test_a_key_that_is_not_let_in_leads_to_no_password_prompt(
     assert "ssh-copy-id" in error.hint
 
 
-def test_a_host_with_an_unknown_key_is_refused(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
-    """A host with another key than the known one, or with one that nobody knows, is refused."""
+def test_host_with_unknown_or_changed_key_is_rejected(
+    scheduler: Ssh, hosts: Sshd, tmp_path: Path
+) -> None:
     known = tmp_path / "known"
     args = hosts.cfg()["ssh_args"].replace(str(hosts.directory / "known_hosts"), str(known))
     cfg = {**hosts.cfg("alpha"), "ssh_args": args}
@@ -348,10 +344,10 @@ def bare_python(place: Path) -> str:
     return str(place / "bare/bin/python")
 
 
-def test_a_missing_program_on_a_host_is_reported_in_one_line(
+def test_missing_program_on_host_is_reported_in_one_line(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
-    """No Python, no relight, no directory, no command: each is one line and says what to do."""
+    """It is Python, relight, the directory or the command; each error has a remedy."""
     cfg, alpha = hosts.cfg("alpha"), hosts["alpha"].host
     error = refused(scheduler, tmp_path, shell("true"), python="/no/such/python", **cfg)
     assert error.message.startswith(f"there is no such Python on {alpha}: ")
@@ -367,10 +363,10 @@ def test_a_missing_program_on_a_host_is_reported_in_one_line(
     assert error.message == f"{alpha}: the command nosuchcommand is not there"
 
 
-def test_a_relight_of_another_version_is_not_reported_as_missing(
+def test_other_relight_version_is_not_reported_as_missing(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
-    """A relight of another version, or one that fails, is not reported as missing."""
+    """One that fails isn't either."""
     other = tmp_path / "python"
     other.write_text("#!/bin/sh\necho relight ssh 999\ncat >/dev/null\n")
     other.chmod(0o755)
@@ -382,7 +378,7 @@ def test_a_relight_of_another_version_is_not_reported_as_missing(
     assert error.message == f"relight does not start on {hosts['alpha'].host}: ImportError: libx"
 
 
-def test_a_missing_ssh_command_is_reported_in_one_line(
+def test_missing_ssh_is_reported_in_one_line(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -401,8 +397,8 @@ def start_stubborn(scheduler: Ssh, hosts: Sshd, marker: str, **cfg: Any) -> str:
     return app_id
 
 
-def test_a_job_can_be_cancelled_from_another_process(scheduler: Ssh, hosts: Sshd) -> None:
-    """A job that is cancelled from elsewhere is over when the call returns, on all hosts."""
+def test_job_can_be_cancelled_from_another_process(scheduler: Ssh, hosts: Sshd) -> None:
+    """It is over on all hosts when the call returns."""
     marker = f"{os.getpid()}02.25"
     app_id = start_stubborn(scheduler, hosts, marker)
     code = "from relight.schedulers.ssh.scheduler import make; import sys; "
@@ -416,15 +412,14 @@ def test_a_job_can_be_cancelled_from_another_process(scheduler: Ssh, hosts: Sshd
 
 
 def test_closing_ends_held_jobs(scheduler: Ssh, hosts: Sshd) -> None:
-    """Closing the scheduler, as ctrl-C does, ends the job on all hosts."""
     marker = f"{os.getpid()}03.25"
     start_stubborn(scheduler, hosts, marker)
     scheduler.close()
     assert running(marker) == []
 
 
-def test_processes_that_save_have_the_grace_time(scheduler: Ssh, hosts: Sshd) -> None:
-    """Processes that end in good order have the grace time to do so, and are heard to the last."""
+def test_processes_get_grace_period_to_save(scheduler: Ssh, hosts: Sshd) -> None:
+    """They are read to the last line."""
     command = "trap 'sleep 1; echo saved; exit 0' TERM; touch up; while :; do sleep 0.1; done"
     app_id = submit(scheduler, shell(command), grace=20.0, **hosts.cfg("alpha"))
     until(lambda: Path("up").exists())
@@ -458,8 +453,7 @@ def start_submitter(hosts: Sshd, command: str, **cfg: Any) -> "subprocess.Popen[
     return process
 
 
-def test_nothing_outlives_a_killed_caller(scheduler: Ssh, hosts: Sshd) -> None:
-    """If the process that submitted it is killed, nothing of the job is left on any host."""
+def test_nothing_outlives_killed_caller(scheduler: Ssh, hosts: Sshd) -> None:
     marker = f"{os.getpid()}04.25"
     process = start_submitter(hosts, STUBBORN.format(marker), **QUICK)
     until(lambda: len(running(marker)) >= 4)
@@ -469,8 +463,8 @@ def test_nothing_outlives_a_killed_caller(scheduler: Ssh, hosts: Sshd) -> None:
     assert running(marker) == []
 
 
-def test_a_detached_job_outlives_its_submitter(scheduler: Ssh, hosts: Sshd) -> None:
-    """With `detach` the job outlives the process that submitted it."""
+def test_detached_job_outlives_submitter(scheduler: Ssh, hosts: Sshd) -> None:
+    """With `detach`."""
     process = start_submitter(
         hosts, "while [ ! -e go ]; do sleep 0.02; done; echo done", detach=True
     )
@@ -481,8 +475,8 @@ def test_a_detached_job_outlives_its_submitter(scheduler: Ssh, hosts: Sshd) -> N
     assert wait(scheduler, "job-x1").state is AppState.SUCCEEDED
 
 
-def test_the_hosts_end_a_job_whose_processes_here_are_killed(scheduler: Ssh, hosts: Sshd) -> None:
-    """If all that is here of a job is killed at once, the hosts end it by themselves."""
+def test_hosts_end_job_if_its_local_processes_are_killed(scheduler: Ssh, hosts: Sshd) -> None:
+    """All of them are killed at once."""
     marker = f"{os.getpid()}05.25"
     app_id = start_stubborn(scheduler, hosts, marker)
     file = Path(records.path(app_id)) / "local" / "state.json"
@@ -492,10 +486,8 @@ def test_the_hosts_end_a_job_whose_processes_here_are_killed(scheduler: Ssh, hos
 
 
 @pytest.mark.parametrize("which", ["ssh", "sshd"])
-def test_a_connection_that_ends_fails_the_job_and_names_the_host(
-    scheduler: Ssh, hosts: Sshd, which: str
-) -> None:
-    """If a connection ends on either side the job fails, says which host, and is gone from it."""
+def test_lost_connection_fails_job_and_names_host(scheduler: Ssh, hosts: Sshd, which: str) -> None:
+    """Either side may end it; nothing is left on the host."""
     marker = f"{os.getpid()}06.25"
     app_id = start_stubborn(scheduler, hosts, marker)
     alpha = hosts["alpha"]
@@ -515,8 +507,8 @@ def test_a_connection_that_ends_fails_the_job_and_names_the_host(
     assert [replica.state.name for replica in status.replicas] == ["FAILED", "CANCELLED"]
 
 
-def test_a_replica_dies_with_the_process_that_holds_it(scheduler: Ssh, hosts: Sshd) -> None:
-    """If the process that holds a replica is killed, so is the replica, and the job fails."""
+def test_replica_dies_with_its_holder_process(scheduler: Ssh, hosts: Sshd) -> None:
+    """The job fails."""
     marker = f"{os.getpid()}07.25"
     app_id = start_stubborn(scheduler, hosts, marker)
     holders = [pid for pid in marked("relight.schedulers.ssh.replica") if _name(pid) != "ssh"]
@@ -535,8 +527,8 @@ def _serves(pid: int, sessions: list[int]) -> bool:
         return False  # the end of another job
 
 
-def test_an_unknown_job_has_no_status(scheduler: Ssh, hosts: Sshd) -> None:
-    """An unknown id has no status, and nothing of it can be done."""
+def test_unknown_job_has_no_status(scheduler: Ssh, hosts: Sshd) -> None:
+    """No command works on it."""
     for app_id in ("nosuch-1", "../x", ""):
         assert scheduler.status([app_id]) == {}
         for verb in (scheduler.cancel, scheduler.delete):
@@ -568,7 +560,7 @@ def cfg_words(cfg: dict[str, Any]) -> str:
 
 @pytest.mark.slow
 def test_two_nodes_train_as_one_job(launch: Launch, hosts: Sshd, work: Path) -> None:
-    """`-j 2x2` is an agent a host; they meet at the first, as one job of 4 workers."""
+    """`-j 2x2` is one agent per host; they meet at the first, as one job of 4 workers."""
     (work / "train.py").write_text(TRAIN)
     port = str(free_ports(1)[0])
     words = ["submit", "-s", "ssh", "-cfg", cfg_words(hosts.cfg()), "dist.ddp", "-j", "2x2"]
@@ -583,10 +575,10 @@ def test_two_nodes_train_as_one_job(launch: Launch, hosts: Sshd, work: Path) -> 
 
 
 @pytest.mark.slow
-def test_hosts_without_relight_get_the_launcher(
+def test_hosts_without_relight_get_launcher(
     launch: Launch, scheduler: Ssh, hosts: Sshd, work: Path, tmp_path: Path
 ) -> None:
-    """Once; the agents of the job are it, too."""
+    """It is sent once, and the agents of the job use it."""
     (work / "train.py").write_text(TRAIN)
     cfg = {**hosts.cfg(), "python": bare_python(tmp_path)}
     words = ["submit", "-s", "ssh", "-cfg", cfg_words(cfg), "dist.ddp", "-j", "2x1"]
@@ -605,7 +597,7 @@ def test_hosts_without_relight_get_the_launcher(
     assert [file.stat().st_mtime_ns for file in again] == times
 
 
-def test_a_host_that_cannot_keep_the_launcher_is_named(
+def test_host_that_cannot_store_launcher_is_named(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
     cache = hosts["beta"].home / ".cache"
@@ -622,8 +614,8 @@ def test_a_host_that_cannot_keep_the_launcher_is_named(
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_job_on_all_hosts(hosts: Sshd, work: Path) -> None:
-    """Ctrl-C in the terminal ends the job on all hosts, workers that ignore it included."""
+def test_ctrl_c_ends_job_on_all_hosts(hosts: Sshd, work: Path) -> None:
+    """Workers that ignore it are ended too."""
     marker = f"{os.getpid()}08.25"
     words = ["submit", "-s", "ssh", "-cfg", cfg_words({**hosts.cfg(), "grace": 0.5})]
     words += ["dist.ddp", "-j", "2x1", "--script", "train.py", "--", marker]
@@ -641,8 +633,7 @@ def test_ctrl_c_ends_the_job_on_all_hosts(hosts: Sshd, work: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs_hosts
-def test_each_side_ends_a_job_whose_network_goes_silent(work: Path) -> None:
-    """If a host can't be reached any more, each side ends the job by itself."""
+def test_each_side_ends_job_on_silent_network(work: Path) -> None:
     marker = f"{os.getpid()}09.25"
     with Lab(["node1", "node2", "node3"]) as lab, Sshd(["node2", "node3"], lab) as hosts:
         cfg = {**hosts.cfg(), "hosts": ["node2", "node3"], "grace": 0.5, "silence": 2.0}

@@ -22,8 +22,7 @@ from relight.schedulers.ssh.hosts import SshHost
         ("a@b@node1", SshHost("node1", "a@b")),
     ],
 )
-def test_a_host_is_read_with_its_user_and_port(text: str, expected: SshHost) -> None:
-    """A host is a name or address, with a user and a port if they are said."""
+def test_parses_host_with_user_and_port(text: str, expected: SshHost) -> None:
     assert hosts.parse(text) == expected
     assert hosts.parse(str(expected)) == expected
 
@@ -33,14 +32,14 @@ def test_a_host_is_read_with_its_user_and_port(text: str, expected: SshHost) -> 
     ["", "@node1", "node1:", "node1:x", "node1:0", "node1:99999", "-oProxyCommand=x", "a b",
      "$(x)", "-l@node1", "[fd77::1", "[fd77::1]2222", "node1;x"],
 )  # fmt: skip
-def test_a_word_that_is_no_host_is_refused(text: str) -> None:
-    """A word that ssh or a shell could take for something else is refused."""
+def test_invalid_host_is_rejected(text: str) -> None:
+    """Ssh or a shell could misread these words."""
     with pytest.raises(UsageError, match="is not a host"):
         hosts.parse(text)
 
 
-def test_a_host_file_of_mpirun_is_read(tmp_path: Path) -> None:
-    """A host file is that of mpirun: comments, slots and empty lines say nothing here."""
+def test_parses_mpirun_hostfile(tmp_path: Path) -> None:
+    """Comments, slots and empty lines are ignored."""
     file = tmp_path / "hosts"
     file.write_text("# all\nnode1 slots=8\n\n  ann@node2:2222  max_slots = 4 # new\nnode1\n")
     found = hosts.of({"hostfile": str(file)})
@@ -52,17 +51,15 @@ def test_a_host_file_of_mpirun_is_read(tmp_path: Path) -> None:
     [("node1\nnode2 slots\n", "hosts:2: 'slots'"), ("a\n\n@x\n", "hosts:3: '@x'"),
      ("node1 node2\n", "hosts:1: 'node2'"), ("# none\n", "names no host")],
 )  # fmt: skip
-def test_a_wrong_host_file_is_reported_with_its_line(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_invalid_hostfile_is_reported_with_line(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "hosts"
     file.write_text(text)
     with pytest.raises(UsageError, match=message):
         hosts.of({"hostfile": str(file)})
 
 
-def test_a_job_without_hosts_is_refused(tmp_path: Path) -> None:
-    """Hosts must be said, in one way."""
+def test_job_without_hosts_is_rejected(tmp_path: Path) -> None:
+    """They must be given in exactly one way."""
     with pytest.raises(UsageError, match="needs to know the hosts"):
         hosts.of({"hosts": None, "hostfile": None})
     with pytest.raises(UsageError, match="-cfg hosts and hostfile exclude each other"):
@@ -71,8 +68,8 @@ def test_a_job_without_hosts_is_refused(tmp_path: Path) -> None:
         hosts.of({"hostfile": str(tmp_path / "nosuch")})
 
 
-def test_the_users_ssh_arguments_come_first() -> None:
-    """So that they hold; no question can be asked."""
+def test_user_ssh_arguments_come_first() -> None:
+    """They take precedence; no question can be asked."""
     cfg = {"ssh_args": "-F 'my config' -o LogLevel=DEBUG", "port": 2200, "identity": "~/key"}
     words = hosts.command(SshHost("node1", "ann"), cfg, "/opt/it's/python")
     assert words[:8] == [
@@ -87,8 +84,8 @@ def test_the_users_ssh_arguments_come_first() -> None:
         hosts.command(SshHost("node1"), {"ssh_args": "-F 'x"}, "python3")
 
 
-def test_frames_arrive_in_any_pieces() -> None:
-    """However a stream is cut, its frames are the same, without what a shell said before."""
+def test_frames_survive_any_fragmentation() -> None:
+    """What the shell printed before them is dropped."""
     sent = [(frames.OUT, b"x" * n) for n in (0, 1, 5, 70000)] + [(frames.END, b"{}")]
     stream = b"Welcome to\nrelight ss" + frames.GREETING
     stream += b"".join(frames.frame(kind, payload) for kind, payload in sent)
@@ -103,6 +100,6 @@ def test_frames_arrive_in_any_pieces() -> None:
         assert decoder.greeted and decoder.noise == b"Welcome to\nrelight ss"
 
 
-def test_a_length_beyond_reason_is_an_error_not_a_wait() -> None:
+def test_absurd_frame_length_is_an_error() -> None:
     with pytest.raises(ValueError, match="a frame of"):
         frames.FrameDecoder().feed(b"o\xff\xff\xff\xff")

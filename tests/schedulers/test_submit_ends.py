@@ -149,7 +149,7 @@ def records(variables: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_submit_that_is_interrupted_while_the_service_is_slow_leaves_nothing(
+def test_interrupted_submit_to_slow_service_leaves_nothing(
     service: Service, variables: dict[str, str]
 ) -> None:
     result = stopped(service, variables, 1)
@@ -161,7 +161,7 @@ def test_a_submit_that_is_interrupted_while_the_service_is_slow_leaves_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("service", JOB_AND_RAY, indirect=True)
-def test_who_does_not_wait_for_the_answer_is_told_what_removes_what_is_made(
+def test_second_interrupt_names_cleanup_command(
     service: Service, variables: dict[str, str], launch: Launch
 ) -> None:
     result = stopped(service, variables, 2)
@@ -179,7 +179,7 @@ def test_who_does_not_wait_for_the_answer_is_told_what_removes_what_is_made(
 @pytest.mark.needs_mounts
 @pytest.mark.parametrize("how", small_disk.KINDS)
 @pytest.mark.parametrize("service", JOB_AND_RAY, indirect=True)
-def test_a_state_directory_without_room_refuses_before_anything_is_sent(
+def test_full_state_directory_rejects_before_submit(
     service: Service, variables: dict[str, str], launch: Launch, tmp_path: Path, how: str
 ) -> None:
     result = small_disk.submit(launch, service.words, variables, tmp_path, how)
@@ -208,7 +208,7 @@ class Refusing:
         raise UsageError("AWS does not permit batch:DeregisterJobDefinition")
 
 
-def test_a_right_that_lacks_is_named_also_if_nothing_can_be_removed(
+def test_missing_permission_is_named_even_if_cleanup_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client.Aws, "client", lambda *_, **__: contextlib.nullcontext(Refusing()))

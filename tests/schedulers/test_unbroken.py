@@ -24,14 +24,14 @@ def _handler() -> Iterator[None]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_request_returns_or_raises_what_it_did() -> None:
+def test_request_result_or_exception_is_passed_through() -> None:
     assert finished(divmod, 7, 2) == (3, 1)
     assert finished(sorted, [1, 2], reverse=True) == [2, 1]
     with pytest.raises(ZeroDivisionError):
         finished(divmod, 7, 0)
 
 
-def test_a_signal_is_raised_when_the_request_is_over() -> None:
+def test_signal_is_raised_after_request() -> None:
     main, may_end, ended = threading.main_thread().ident, threading.Event(), []
     assert main is not None
 
@@ -46,7 +46,7 @@ def test_a_signal_is_raised_when_the_request_is_over() -> None:
     assert ended
 
 
-def test_after_a_second_signal_nobody_waits_for_the_answer() -> None:
+def test_second_signal_abandons_request() -> None:
     main, may_end, begun = threading.main_thread().ident, threading.Event(), threading.Event()
     assert main is not None
 

@@ -53,10 +53,10 @@ def packed(directory: Path, destination: Path) -> set[str]:
     return tree(destination)
 
 
-def test_records_of_jobs_and_the_token_stay_behind(
+def test_job_records_and_token_are_excluded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither other jobs nor the token travel, by whatever name their directory is known."""
+    """Their directory may be known by any name."""
     here = tmp_path / "here"
     fill(here, "main.py", "state/token", "state/jobs/a-1/job.json", "jobs/mine", "token")
     (tmp_path / "link").symlink_to(here)
@@ -71,8 +71,8 @@ def test_records_of_jobs_and_the_token_stay_behind(
     assert not [name for name in names if name.startswith(("jobs", "token"))]
 
 
-def test_files_arrive_as_they_are(tmp_path: Path) -> None:
-    """Contents, modes, times, empty directories and links are the same at the other end."""
+def test_file_contents_and_modes_are_preserved(tmp_path: Path) -> None:
+    """So are times, empty directories and links."""
     here, there = tmp_path / "here", tmp_path / "there"
     fill(here, "main.py", "deep/er/data.bin", "locked/file")
     (here / "empty").mkdir()
@@ -92,7 +92,7 @@ def test_files_arrive_as_they_are(tmp_path: Path) -> None:
     assert os.readlink(there / "dangling") == "/nowhere/at/all"
 
 
-def test_pipes_and_sockets_stay_behind(tmp_path: Path) -> None:
+def test_pipes_and_sockets_are_excluded(tmp_path: Path) -> None:
     """A pipe would block the process that opens it, and a socket can't be copied."""
     here = tmp_path / "here"
     fill(here, "main.py")
@@ -102,14 +102,13 @@ def test_pipes_and_sockets_stay_behind(tmp_path: Path) -> None:
         assert packed(here, tmp_path / "there") == {"main.py"}
 
 
-def test_a_destination_inside_the_workspace_is_not_copied_into_itself(tmp_path: Path) -> None:
-    """A destination below the working directory is not copied into itself."""
+def test_destination_inside_workspace_is_not_copied(tmp_path: Path) -> None:
     fill(tmp_path, "main.py", "jobs/old/x")
     assert packed(tmp_path, tmp_path / "jobs" / "new") == {"main.py", "jobs/old/x"}
 
 
-def test_a_second_copy_replaces_the_first(tmp_path: Path) -> None:
-    """What stands at the destination is overwritten, and no link there is followed."""
+def test_second_copy_replaces_first(tmp_path: Path) -> None:
+    """Links there are not followed."""
     here, there = tmp_path / "here", tmp_path / "there"
     fill(here, "a")
     fill(tmp_path, "precious")
@@ -121,8 +120,8 @@ def test_a_second_copy_replaces_the_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".relightignore", ".dockerignore"])
-def test_what_an_ignore_file_names_stays_behind(name: str, tmp_path: Path) -> None:
-    """What an ignore file names stays behind; `!` takes it back in."""
+def test_ignore_file_excludes_paths(name: str, tmp_path: Path) -> None:
+    """`!` includes them again."""
     here = tmp_path / "here"
     fill(here, "main.py", "data/big.bin", "data/small.csv", "a.log", "keep.log", "x/y/b.log")
     (here / name).write_text("# what stays behind\n*.log\n!keep.log\n\ndata/*\n!data/*.csv\n")
@@ -152,23 +151,19 @@ TORCHX = {
 
 
 @pytest.mark.parametrize(("text", "expected"), TORCHX.items())
-def test_torchxignore_is_matched_as_torchx_does(
-    tmp_path: Path, text: str, expected: set[str]
-) -> None:
-    """In .torchxignore a pattern is matched with the whole path, as TorchX does, and not as git
-    does; .relightignore has git's rules.
-    """
+def test_torchxignore_matches_as_torchx_does(tmp_path: Path, text: str, expected: set[str]) -> None:
+    """Patterns match the whole path, unlike git's rules in .relightignore."""
     here = tmp_path / "here"
     fill(here, *THERE)
     (here / ".torchxignore").write_text(text)
     assert packed(here, tmp_path / "there") - {".torchxignore"} == expected
 
 
-def test_several_directories_become_one_copy(
+def test_several_directories_merge_into_one_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`a;b:c`, or TorchX's mapping, puts b into the directory c of the copy; each has its own
-    ignore file.
+    """`a;b:c`, or TorchX's mapping, puts b into the copy's directory c; each has its own ignore
+    file.
     """
     monkeypatch.chdir(tmp_path)
     fill(tmp_path, "a/main.py", "a/x", "b/lib.py", "b/x")
@@ -190,8 +185,8 @@ def test_several_directories_become_one_copy(
             workspaces.projects(text)
 
 
-def test_the_first_ignore_file_counts(tmp_path: Path) -> None:
-    """.relightignore takes precedence over .dockerignore, which may be meant for an image."""
+def test_relightignore_overrides_dockerignore(tmp_path: Path) -> None:
+    """.dockerignore may be meant for an image."""
     here = tmp_path / "here"
     fill(here, "a", "b")
     (here / ".dockerignore").write_text("a\n")
@@ -199,8 +194,8 @@ def test_the_first_ignore_file_counts(tmp_path: Path) -> None:
     assert packed(here, tmp_path / "there") == {"a", ".dockerignore", ".relightignore"}
 
 
-def test_history_and_byte_code_stay_behind(tmp_path: Path) -> None:
-    """History, virtual environment and byte code stay behind, unless they are taken back."""
+def test_history_and_bytecode_are_excluded(tmp_path: Path) -> None:
+    """Virtual environments too, unless they are included explicitly."""
     here = tmp_path / "here"
     fill(here, "main.py", ".git/HEAD", ".venv/bin/python", "p/__pycache__/m.pyc", ".gitignore")
     assert packed(here, tmp_path / "there") == {"main.py", ".gitignore"}
@@ -209,8 +204,8 @@ def test_history_and_byte_code_stay_behind(tmp_path: Path) -> None:
     assert found == {"main.py", ".gitignore", ".git/HEAD", ".relightignore"}
 
 
-def test_an_archive_has_the_files_of_a_copy(tmp_path: Path) -> None:
-    """The archive has what a copy has, owned by root; a second name of a file has its contents."""
+def test_archive_has_same_files_as_copy(tmp_path: Path) -> None:
+    """Root owns them, and hard links have the contents."""
     here, there = tmp_path / "here", tmp_path / "there"
     fill(here, "main.py", "sub/x", "a.log")
     os.link(here / "main.py", here / "other.py")
@@ -227,8 +222,7 @@ def test_an_archive_has_the_files_of_a_copy(tmp_path: Path) -> None:
     assert os.readlink(there / "w/link") == "sub"
 
 
-def test_an_archive_of_no_files_has_the_directory(tmp_path: Path) -> None:
-    """The directory that files are put into is in the archive even if there are none."""
+def test_empty_archive_contains_the_directory(tmp_path: Path) -> None:
     file = io.BytesIO()
     workspaces.archive(str(tmp_path), file, prefix="w")
     file.seek(0)
@@ -236,8 +230,8 @@ def test_an_archive_of_no_files_has_the_directory(tmp_path: Path) -> None:
         assert [(m.name, m.isdir()) for m in tar.getmembers()] == [("w", True)]
 
 
-def test_a_wrong_directory_is_an_error_of_one_line(tmp_path: Path) -> None:
-    """No such directory is the user's error; a destination that can't be is the machine's."""
+def test_invalid_directory_is_one_line_error(tmp_path: Path) -> None:
+    """A missing source is a usage error, an impossible destination a machine error."""
     with pytest.raises(UsageError, match="is not a directory"):
         workspaces.pack(str(tmp_path / "none"), str(tmp_path / "there"))
     fill(tmp_path, "here/x", "file")
@@ -266,7 +260,7 @@ LINES = st.lists(PIECES, min_size=1, max_size=6).map("".join).filter(lambda s: n
 @example(paths=["ab/a"], lines=["ab\r"])
 @example(paths=["a.c", "a.b"], lines=["*[c-a]"])
 @settings(max_examples=100)
-def test_patterns_mean_what_git_says(
+def test_patterns_match_as_in_git(
     paths: list[str], lines: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """What travels is what git would add with the same lines."""
@@ -289,8 +283,7 @@ def test_patterns_mean_what_git_says(
 
 
 @pytest.mark.needs_git
-def test_no_class_of_letters_matches_the_slash_between_directories(tmp_path: Path) -> None:
-    """No class, whatever it excludes, matches the slash between directories."""
+def test_character_class_never_matches_slash(tmp_path: Path) -> None:
     rules = patterns.parse(["a[!b]c", "/x[^y]z"])
     assert not patterns.ignored(rules, "x/z", False)
     assert patterns.ignored(rules, "q/a-c", False)
@@ -298,7 +291,7 @@ def test_no_class_of_letters_matches_the_slash_between_directories(tmp_path: Pat
 
 @pytest.mark.needs_git
 def test_git_state_has_commit_branch_and_changes(tmp_path: Path) -> None:
-    """Commit, branch and whether anything differs from it, from anywhere in the work tree."""
+    """It is the same from anywhere in the work tree."""
     fill(tmp_path, "sub/main.py")
     git(tmp_path, "init", "-q", "-b", "topic/x")
     assert workspaces.git_state(str(tmp_path)) == {"commit": "", "branch": "topic/x", "dirty": True}
@@ -315,10 +308,10 @@ def test_git_state_has_commit_branch_and_changes(tmp_path: Path) -> None:
     assert workspaces.git_state(str(tmp_path)) == {**clean, "branch": ""}
 
 
-def test_without_git_or_a_repository_nothing_is_known_and_nothing_fails(
+def test_missing_git_or_repository_yields_no_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No repository, no git, or a git that does not answer: nothing is known, nothing fails."""
+    """Nor does a git that doesn't answer; nothing fails."""
     assert workspaces.git_state(str(tmp_path)) == {}
     slow = tmp_path / "git"
     slow.write_text("#!/bin/sh\nexec sleep 60\n")
@@ -331,8 +324,8 @@ def test_without_git_or_a_repository_nothing_is_known_and_nothing_fails(
 
 
 @pytest.mark.needs_git
-def test_git_state_starts_nothing_of_the_repository(tmp_path: Path) -> None:
-    """A command that the repository's configuration names for `git status` is not run."""
+def test_git_state_runs_no_command_of_repository(tmp_path: Path) -> None:
+    """The configuration may name one for `git status`."""
     git(tmp_path, "init", "-q")
     git(tmp_path, "config", "core.fsmonitor", f"touch {tmp_path}/ran; true")
     assert workspaces.git_state(str(tmp_path))["commit"] == ""

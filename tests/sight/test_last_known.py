@@ -38,7 +38,7 @@ raise SystemExit(3 if os.environ["RANK"] == "1" else 0)
         ({}, {}, False, True, "unknown", True),
     ],
 )
-def test_what_a_rank_used_stays_and_is_marked_once_it_is_over(
+def test_last_usage_of_ended_rank_stays_and_is_marked(
     of_rank: dict[str, Any], of_node: dict[str, Any], answers: bool, gone: bool, state: str,
     is_marked: bool,
 ) -> None:  # fmt: skip
@@ -55,10 +55,10 @@ def test_what_a_rank_used_stays_and_is_marked_once_it_is_over(
 
 
 @pytest.mark.slow
-def test_a_page_of_a_job_that_has_ended_shows_what_the_ranks_of_all_nodes_used(
+def test_page_of_ended_job_shows_usage_of_all_ranks(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Also a page that is opened after the end; of this node only, then."""
+    """A page opened after the end shows only this node's."""
     flags = ("run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file", "--rdzv-id=last",
              f"--rdzv-endpoint={tmp_path}/where", "--max-restarts=0")  # fmt: skip
     program = script(BURNS)
@@ -74,7 +74,7 @@ def test_a_page_of_a_job_that_has_ended_shows_what_the_ranks_of_all_nodes_used(
         time.sleep(0.05)
     watched = watch()
 
-    def rows_when(expected: Callable[[list[list[Any]]], bool]) -> list[list[Any]]:
+    def wait_for_rows(expected: Callable[[list[list[Any]]], bool]) -> list[list[Any]]:
         while True:
             watched.reading(now=True)
             rows = watched.look()["ranks"]
@@ -83,11 +83,11 @@ def test_a_page_of_a_job_that_has_ended_shows_what_the_ranks_of_all_nodes_used(
             assert time.monotonic() < deadline, rows
             time.sleep(0.05)
 
-    rows_when(lambda rows: len(rows) == 4 and all(row[CPU] is not None for row in rows))
+    wait_for_rows(lambda rows: len(rows) == 4 and all(row[CPU] is not None for row in rows))
     (program.parent / "end").touch()
     for agent in agents:
         assert agent.wait(LIMIT_S) == 3
-    rows = rows_when(lambda rows: watched.look()["job"]["over"])
+    rows = wait_for_rows(lambda rows: watched.look()["job"]["over"])
     assert [row[0] for row in rows] == [0, 1, 2, 3]
     assert all(row[MEMORY] > 0 and row[CPU] is not None and row[LAST_KNOWN] for row in rows)
     own = watch().look()["ranks"]

@@ -74,7 +74,7 @@ def status_of(page: Page, request: bytes) -> int:
     ],
     ids=lambda each: repr(each[:40]) if isinstance(each, bytes) else "",
 )
-def test_a_malformed_request_is_refused_and_the_page_goes_on(
+def test_malformed_request_is_rejected_and_page_goes_on(
     page: Page, request_: bytes, status: int
 ) -> None:
     assert status_of(page, request_) == status
@@ -82,9 +82,7 @@ def test_a_malformed_request_is_refused_and_the_page_goes_on(
     assert page.ask().status == 200
 
 
-def test_a_head_and_a_body_that_do_not_come_are_told_so(
-    page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_incomplete_header_or_body_times_out(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_server, "_LIMIT_S", 0.2)
     monkeypatch.setattr(page_server._Request, "timeout", 0.4)
     for request, status in (
@@ -107,7 +105,7 @@ TEXTS = some.binary(max_size=20) | some.sampled_from(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
 @given(some.lists(TEXTS, min_size=1, max_size=8))
-def test_whatever_comes_gets_an_answer(page: Page, parts: list[Any]) -> None:
+def test_every_request_gets_an_answer(page: Page, parts: list[Any]) -> None:
     data = b"".join(parts)
     if data:
         assert 200 <= status_of(page, data) <= 505

@@ -65,7 +65,7 @@ def names() -> set[str]:
     return {f"{name}_total" if name in metrics.COUNTERS else name for name in metrics.HELP}
 
 
-def test_the_metrics_say_how_the_job_is() -> None:
+def test_metrics_describe_the_job() -> None:
     assert set(samples(exit_code=0)) == names()
     found = samples(exit_code=None)
     states = {each.labels["state"]: each.value for each in found["relight_ranks"]}
@@ -80,12 +80,12 @@ def test_the_metrics_say_how_the_job_is() -> None:
     assert all(own.items() <= sample.labels.items() for each in found.values() for sample in each)
 
 
-def test_the_page_of_the_metrics_lists_all_of_them() -> None:
+def test_metrics_page_lists_all_metrics() -> None:
     told = set(re.findall(r"^\| `(relight_\w+)`", DOCS.read_text(), re.MULTILINE))
     assert told == names()
 
 
-def test_without_the_library_the_page_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_prometheus_client_error_gives_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     with pytest.raises(UsageError, match="prometheus-client") as raised:
         metrics.exposition(reading)
@@ -98,7 +98,7 @@ def queries() -> list[str]:
     return [*found, *(each["expr"] for each in dashboard["annotations"]["list"])]
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
+def test_dashboard_queries_only_existing_metrics() -> None:
     text = (MONITORING / "grafana.json").read_text()
     assert set(re.findall(r"\brelight_\w+", text)) <= names()
     assert len(queries()) > 10
@@ -161,7 +161,7 @@ def wait_until_ready(address: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.needs_prometheus
-def test_a_real_prometheus_answers_every_query_of_the_dashboard(prometheus: str) -> None:
+def test_prometheus_answers_every_dashboard_query(prometheus: str) -> None:
     def ask(query: str) -> list[Any]:
         query = query.replace("$job_name", ".*").replace("$job_id", ".*")
         asked = urllib.parse.urlencode({"query": query})

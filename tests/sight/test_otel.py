@@ -89,7 +89,7 @@ def reading() -> Reading:
     return Reading(WholeJob((node,)), Rates(), history({"gpu-01": records}, 100.0), True, False)
 
 
-def test_a_job_is_a_trace_with_a_span_for_each_generation_and_phase(collector: Collector) -> None:
+def test_job_is_a_trace_with_spans_per_generation_and_phase(collector: Collector) -> None:
     said: list[str] = []
     close = otel.start(reading, {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.address}, said.append)
     assert close is not None
@@ -112,7 +112,7 @@ def test_a_job_is_a_trace_with_a_span_for_each_generation_and_phase(collector: C
     assert "hunter2" not in str(collector.traces)
 
 
-def test_metrics_are_those_of_prometheus(collector: Collector) -> None:
+def test_metrics_match_prometheus(collector: Collector) -> None:
     variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.address, "OTEL_TRACES_EXPORTER": "none"}
     close = otel.start(reading, variables, lambda _: None)
     assert close is not None
@@ -145,21 +145,21 @@ def test_metrics_are_those_of_prometheus(collector: Collector) -> None:
         ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "x"}, ("METRICS",)),
     ],
 )
-def test_the_standard_variables_say_what_is_sent(
+def test_standard_variables_select_signals(
     variables: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     assert otel.wanted(variables) == expected
 
 
-def test_packages_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the job goes on: the variables may be meant for its workers."""
+def test_missing_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job goes on: the variables may be meant for its workers."""
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     said: list[str] = []
     assert otel.start(reading, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, said.append) is None
     assert "opentelemetry.sdk.resources is not installed: pip install 'opentelemetry-sdk" in said[0]
 
 
-def test_a_collector_that_does_not_answer_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_collector_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]  # and nobody listens there then
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
@@ -173,7 +173,7 @@ def test_a_collector_that_does_not_answer_is_told_once(monkeypatch: pytest.Monke
     assert said[0].startswith("note: OpenTelemetry: ")
 
 
-def test_another_protocol_is_told(collector: Collector) -> None:
+def test_unsupported_protocol_is_reported(collector: Collector) -> None:
     said: list[str] = []
     variables = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.address, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",

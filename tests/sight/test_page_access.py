@@ -84,7 +84,7 @@ def page() -> Iterator[Page]:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.0.0.1:1", "localhost:80", "[::1]:80", "10.0.0.7", "LOCALHOST."]
 )
-def test_an_address_or_localhost_may_be_the_name_of_the_server(page: Page, host: str) -> None:
+def test_accepts_ip_address_or_localhost_as_host(page: Page, host: str) -> None:
     assert page.ask(Host=host).status == 200
 
 
@@ -93,7 +93,7 @@ def test_an_address_or_localhost_may_be_the_name_of_the_server(page: Page, host:
     "host", ["evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example",
              "", "127.0.0.1@evil.example"]
 )  # fmt: skip
-def test_a_name_of_another_site_that_leads_here_is_refused(
+def test_dns_rebinding_is_rejected(
     page: Page, what: str, host: str
 ) -> None:
     """DNS rebinding: the browser of a user reads this server for a page of evil.example."""
@@ -102,7 +102,7 @@ def test_a_name_of_another_site_that_leads_here_is_refused(
     assert "train" not in answer.body
 
 
-def test_a_request_without_the_name_of_the_server_is_refused(page: Page) -> None:
+def test_request_without_host_is_rejected(page: Page) -> None:
     with page.connect() as connection:
         connection.sendall(b"GET /state HTTP/1.0\r\n\r\n")
         assert parsed(connection).status == 421
@@ -110,16 +110,16 @@ def test_a_request_without_the_name_of_the_server_is_refused(page: Page) -> None
 
 @pytest.mark.parametrize("what", ["/state", "/stream", "/metrics", "/output?rank=0", "/page.js"])
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_another_site_can_read_nothing(page: Page, what: str, site: str) -> None:
+def test_cross_site_reads_are_forbidden(page: Page, what: str, site: str) -> None:
     assert page.ask(f"GET {what}", Sec_Fetch_Site=site).status == 403
 
 
-def test_a_link_on_another_site_can_open_the_page(page: Page) -> None:
+def test_cross_site_link_may_open_page(page: Page) -> None:
     assert page.ask("GET /", Sec_Fetch_Site="cross-site").status == 200
 
 
 @pytest.mark.parametrize("what", ["GET /", "GET /state", "GET /nothing", "POST /x", "BREW /"])
-def test_every_answer_forbids_what_a_browser_may_forbid(page: Page, what: str) -> None:
+def test_every_response_has_restrictive_headers(page: Page, what: str) -> None:
     """Neither scripts nor styles in the page or from elsewhere, no frames, no guesses, no referrer,
     no cache; and no permission for other origins (CORS).
     """
@@ -137,7 +137,7 @@ def test_every_answer_forbids_what_a_browser_may_forbid(page: Page, what: str) -
     assert headers["server"] == "relight"
 
 
-def test_the_page_has_no_script_or_style_inside_and_asks_nobody_else(page: Page) -> None:
+def test_page_has_no_inline_code_or_external_urls(page: Page) -> None:
     """So that the policy can forbid them."""
     assets = files("relight.inspect.page") / "assets"
     html = (assets / "index.html").read_text()
@@ -163,7 +163,7 @@ READS = ("state", "stream", "metrics", "output?rank=0", "nothing")
 
 
 @pytest.mark.parametrize("what", READS)
-def test_reading_needs_the_token(page: Page, what: str) -> None:
+def test_reading_requires_token(page: Page, what: str) -> None:
     """No address has it: they get into logs."""
     for wrong in WRONG:
         answer = page.ask(f"GET /{what}", Authorization=wrong)
@@ -175,12 +175,12 @@ def test_reading_needs_the_token(page: Page, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["", "page.js", "page.css", "icon.svg"])
-def test_what_says_nothing_of_the_job_needs_no_token(page: Page, what: str) -> None:
+def test_static_files_need_no_token(page: Page, what: str) -> None:
     """A browser loads it before the page knows its token."""
     assert page.ask(f"GET /{what}", Authorization="").status == 200
 
 
-def test_a_public_page_is_read_without_the_token_and_acts_with_it() -> None:
+def test_public_page_is_read_without_token_but_acts_with_it() -> None:
     page = Page(TOKEN, is_public=True)
     try:
         assert page.ask(Authorization="").status == 200
@@ -192,14 +192,14 @@ def test_a_public_page_is_read_without_the_token_and_acts_with_it() -> None:
         page.server.server_close()
 
 
-def test_stacks_and_cancel_need_the_token(page: Page) -> None:
+def test_stacks_and_cancel_require_token(page: Page) -> None:
     assert page.act("stacks")[0::2] == (200, "stacks done")
     assert page.act("cancel").status == 200
     assert page.done == ["stacks", "cancel"]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_token_does_nothing(page: Page, wrong: str) -> None:
+def test_wrong_token_does_nothing(page: Page, wrong: str) -> None:
     assert page.act("cancel", Authorization=wrong).status == 401
     assert not page.done
 
@@ -207,13 +207,13 @@ def test_a_wrong_token_does_nothing(page: Page, wrong: str) -> None:
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "null", "", "https://127.0.0.1", "http://127.0.0.1:1"]
 )
-def test_another_site_can_do_nothing_even_with_the_token(page: Page, origin: str) -> None:
+def test_foreign_origin_is_rejected_even_with_token(page: Page, origin: str) -> None:
     assert page.act("cancel", Origin=origin).status == 403
     assert page.act("cancel", Host="evil.example", Origin="http://evil.example").status == 421
     assert not page.done
 
 
-def test_reading_an_address_never_acts(page: Page) -> None:
+def test_get_request_never_acts(page: Page) -> None:
     assert page.ask("GET /cancel", Authorization=f"Bearer {TOKEN}").status == 404
     assert page.act("cancel?x=1").status == 200  # a query is no other action
     assert page.act("nothing").status == 404
@@ -221,7 +221,7 @@ def test_reading_an_address_never_acts(page: Page) -> None:
     assert page.done == ["cancel"]
 
 
-def test_a_page_without_a_token_is_read_only() -> None:
+def test_page_without_token_is_read_only() -> None:
     page = Page("", is_public=True)
     try:
         for token in ("", "Bearer ", f"Bearer {TOKEN}"):
@@ -233,13 +233,13 @@ def test_a_page_without_a_token_is_read_only() -> None:
         page.server.server_close()
 
 
-def test_a_long_body_is_refused_unread(page: Page) -> None:
+def test_long_body_is_rejected_unread(page: Page) -> None:
     assert page.act("cancel", Content_Length="1000000000").status == 413
     assert page.act("cancel", Content_Length="-1").status == 413
     assert not page.done
 
 
-def test_output_is_plain_text(page: Page) -> None:
+def test_output_is_served_as_plain_text(page: Page) -> None:
     """A browser that opens it shows the markup of a worker, and does not follow it."""
     answer = page.ask("GET /output?rank=3&stream=stderr")
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
@@ -248,13 +248,13 @@ def test_output_is_plain_text(page: Page) -> None:
         assert page.ask(f"GET /output{query}").status == 400
 
 
-def test_what_can_not_be_done_is_told_with_the_remedy(page: Page) -> None:
+def test_unavailable_feature_returns_remedy(page: Page) -> None:
     answer = page.ask("GET /metrics")
     assert (answer.status, answer.body) == (503, "no metrics\nhint: install them\n")
 
 
 @pytest.mark.parametrize("path", ["/../page.js", "/assets/page.js", "//evil.example/", "/%2e%2e/x"])
-def test_there_are_no_other_files(page: Page, path: str) -> None:
+def test_no_other_files_are_served(page: Page, path: str) -> None:
     assert page.ask(f"GET {path}").status in (400, 404)
 
 
@@ -265,7 +265,7 @@ def events(connection: socket.socket) -> Iterator[dict[str, Any]]:
                 yield json.loads(line.removeprefix("data: "))
 
 
-def test_a_stream_sends_all_and_then_what_has_changed(
+def test_stream_sends_full_state_then_changes(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_server, "_EVERY_S", 0.01)
@@ -281,7 +281,7 @@ def test_a_stream_sends_all_and_then_what_has_changed(
         assert list(stream) == [{"gone": [0]}]
 
 
-def test_more_browsers_than_the_limit_are_told_so(
+def test_too_many_streams_are_rejected_with_reason(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = 0
@@ -293,7 +293,7 @@ def test_more_browsers_than_the_limit_are_told_so(
     assert page.ask("GET /state").status == 200
 
 
-def test_connections_above_the_limit_are_closed(page: Page) -> None:
+def test_connections_above_limit_are_closed(page: Page) -> None:
     """So that nobody makes the page take all memory of the node; the others are served."""
     idle = [page.connect() for _ in range(page_server._MOST_CONNECTIONS)]
     try:
@@ -308,7 +308,7 @@ def test_connections_above_the_limit_are_closed(page: Page) -> None:
             each.close()
 
 
-def test_a_request_that_comes_byte_by_byte_is_given_up(
+def test_slowloris_request_is_dropped(
     page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that slow clients do not keep all places for ever."""
@@ -336,7 +336,7 @@ def test_page_outlives_its_files(page: Page, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.mistakes
-def test_question_that_needs_a_removed_module_fails_alone(page: Page) -> None:
+def test_request_needing_removed_module_fails_alone(page: Page) -> None:
     def stacks() -> str:
         raise ModuleNotFoundError("No module named 'relight.core.group.node_stacks'")
 

@@ -29,8 +29,8 @@ def focused(page: Any) -> str:
     return str(page.evaluate("document.activeElement.dataset.rank"))
 
 
-def test_tab_comes_to_all_parts_each_named_and_visibly_focused(open_page: Open) -> None:
-    """Past 1,000 ranks in one step."""
+def test_tab_reaches_all_parts_with_name_and_visible_focus(open_page: Open) -> None:
+    """One step passes 1,000 ranks."""
     found = walk(open_page())
     ids = [each[0] for each in found]
     assert ids[:3] == ["A", "take-stacks", "cancel"]  # the first leads to the ranks
@@ -39,7 +39,7 @@ def test_tab_comes_to_all_parts_each_named_and_visibly_focused(open_page: Open) 
     assert [each for each in found if not all(each)] == []
 
 
-def test_arrow_keys_go_from_rank_to_rank(open_page: Open, job: Job) -> None:
+def test_arrow_keys_move_between_ranks(open_page: Open, job: Job) -> None:
     page = open_page()
     page.locator("[data-rank='0']").focus()
     for key, rank in (
@@ -59,8 +59,8 @@ def test_arrow_keys_go_from_rank_to_rank(open_page: Open, job: Job) -> None:
     expect(page.locator("#sheet-title")).to_have_text("Output of rank 999")
 
 
-def test_a_rank_keeps_the_focus_while_its_row_changes(open_page: Open, job: Job) -> None:
-    """The same element: else a screen reader would read it each second."""
+def test_focused_rank_keeps_focus_on_update(open_page: Open, job: Job) -> None:
+    """The element is the same: a screen reader would read a new one each second."""
     page = open_page()
     page.locator("[data-rank='2']").focus()
     page.evaluate("window.before = document.activeElement")
@@ -70,9 +70,7 @@ def test_a_rank_keeps_the_focus_while_its_row_changes(open_page: Open, job: Job)
     assert page.evaluate("window.before === document.activeElement")
 
 
-def test_values_of_ranks_that_are_over_are_marked_also_for_who_can_not_see(
-    open_page: Open, job: Job
-) -> None:
+def test_last_known_values_are_marked_for_screen_readers(open_page: Open, job: Job) -> None:
     page = open_page()
     assert not page.locator("#old-values").is_visible()
     rows = [[*row[:11], 1_767_266_000.0] for row in job.state["ranks"]]
@@ -83,7 +81,7 @@ def test_values_of_ranks_that_are_over_are_marked_also_for_who_can_not_see(
     assert text.get_attribute("title").startswith("last known, at ")
 
 
-def test_who_wants_no_motion_sees_none(open_page: Open) -> None:
+def test_reduced_motion_is_respected(open_page: Open) -> None:
     moving = "getComputedStyle(document.querySelector('#link'), '::before').animationName"
     assert open_page(reduced_motion="reduce").evaluate(moving) == "none"
     assert open_page(reduced_motion="no-preference").evaluate(moving) == "beat"

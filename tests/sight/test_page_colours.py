@@ -41,10 +41,10 @@ def contrast(one: str, other: str) -> float:
 @pytest.mark.parametrize(
     ("pairs", "least"), [(TEXTS, 4.5), (SHAPES, 3.0)], ids=["texts 1.4.3", "shapes 1.4.11"]
 )
-def test_colours_have_the_contrast_that_they_need(
+def test_colours_have_required_contrast(
     colours: dict[str, str], pairs: list[tuple[str, str]], least: float
 ) -> None:
-    """Of texts on what is behind them; of borders of fields, the focus, bars and marks."""
+    """This covers texts on their background, borders of fields, the focus, bars and marks."""
     poor = {
         pair: round(ratio, 2)
         for pair in pairs
@@ -53,8 +53,8 @@ def test_colours_have_the_contrast_that_they_need(
     assert not poor
 
 
-def test_both_modes_have_the_same_colours_and_none_is_outside_of_them() -> None:
-    """A colour that is written into a rule would be one that this test does not see."""
+def test_both_modes_define_all_colours() -> None:
+    """No rule has a colour of its own, which the contrast test would miss."""
     assert set(LIGHT) == set(DARK)
     rules = re.sub(r":root \{.*?\}", "", CSS, flags=re.DOTALL)
     assert not re.findall(r"#[0-9a-fA-F]{3,8}\b(?=[^{]*;)", rules)

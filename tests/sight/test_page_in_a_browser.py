@@ -137,7 +137,7 @@ def rows(page: Any) -> list[str]:
     return list(page.evaluate(script))
 
 
-def test_a_job_is_seen_live_through_a_restart(open_page: Open, job: Job) -> None:
+def test_job_is_seen_live_through_a_restart(open_page: Open, job: Job) -> None:
     page = open_page()
     assert page.title() == "running · llama-7b · relight"
     assert page.locator("#link").inner_text() == "live"
@@ -159,7 +159,7 @@ def test_a_job_is_seen_live_through_a_restart(open_page: Open, job: Job) -> None
     expect(page.locator("#link")).to_have_text("the job is over")
 
 
-def test_a_real_job_is_seen_live_through_a_restart(
+def test_real_job_is_seen_live_through_a_restart(
     browser: Any, start: Start, script: Callable[[str], Path]
 ) -> None:
     agent = start("run", "--nproc-per-node=2", "--max-restarts=1", "--status=0", script(FAILS_ONCE))
@@ -176,7 +176,7 @@ def test_a_real_job_is_seen_live_through_a_restart(
     page.close()
 
 
-def test_a_thousand_ranks_are_found_sorted_and_scrolled(open_page: Open, job: Job) -> None:
+def test_thousand_ranks_are_searchable_sortable_scrollable(open_page: Open, job: Job) -> None:
     """Only those in view are in the document."""
     ranks = [list(row) for row in job.state["ranks"]]
     ranks[700][3], ranks[700][10] = "failed (1)", MARKUP
@@ -202,7 +202,7 @@ def test_a_thousand_ranks_are_found_sorted_and_scrolled(open_page: Open, job: Jo
     expect(page.locator("#count")).to_have_text("1000 ranks")
 
 
-def test_the_keyboard_reaches_the_output_of_a_rank(open_page: Open, job: Job) -> None:
+def test_keyboard_reaches_output_of_rank(open_page: Open, job: Job) -> None:
     page = open_page()
     page.locator("#find").focus()
     for _ in range(30):
@@ -216,8 +216,8 @@ def test_the_keyboard_reaches_the_output_of_a_rank(open_page: Open, job: Job) ->
     assert page.evaluate("document.activeElement.dataset.rank") == "0"
 
 
-def test_who_has_the_token_takes_stacks_and_cancels(open_page: Open, job: Job) -> None:
-    """The token leaves the address, so that no picture and no history shows it."""
+def test_token_allows_stacks_and_cancel(open_page: Open, job: Job) -> None:
+    """It leaves the address, so no screenshot or history shows it."""
     page = open_page()
     assert page.url == job.address
     page.locator("#take-stacks").click()
@@ -233,17 +233,15 @@ def test_who_has_the_token_takes_stacks_and_cancels(open_page: Open, job: Job) -
     assert page.title() == "running · llama-7b · relight"  # no markup was followed
 
 
-def test_a_public_page_without_the_token_says_that_it_is_read_only(
-    open_page: Open, job: Job
-) -> None:
+def test_public_page_without_token_says_read_only(open_page: Open, job: Job) -> None:
     job.server.is_public = True
     page = open_page("")
     assert not page.locator("#actions").is_visible()
     assert page.locator("#read-only").is_visible()
 
 
-def test_a_page_without_its_token_asks_for_it(browser: Any, job: Job) -> None:
-    """It shows nothing of the job, and the address has no token afterwards."""
+def test_page_without_token_asks_for_it(browser: Any, job: Job) -> None:
+    """It shows nothing of the job, and the address loses the token."""
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"{job.address}#token=wrong")
@@ -267,7 +265,7 @@ def test_a_page_without_its_token_asks_for_it(browser: Any, job: Job) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_on_a_phone_and_can_be_read(open_page: Open, scheme: str) -> None:
+def test_page_fits_on_phone_with_readable_contrast(open_page: Open, scheme: str) -> None:
     """Nothing is wider than the screen, and texts have a contrast of 4.5 (WCAG 2.2, 1.4.3)."""
     page = open_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") == 390

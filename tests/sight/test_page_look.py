@@ -50,14 +50,14 @@ def shown(job: WholeJob, *, answers: bool = True, gone: bool = False) -> dict[st
         (node(), False, True, ("lost", "Its agent was killed.", True)),
     ],
 )  # fmt: skip
-def test_the_head_says_how_the_job_is(
+def test_header_shows_job_state(
     own: NodeSnapshot, answers: bool, gone: bool, expected: tuple[str, str, bool]
 ) -> None:
     job = shown(WholeJob((own,)), answers=answers, gone=gone)["job"]
     assert (job["shown_state"], job["notice"], job["over"]) == expected
 
 
-def test_nodes_that_do_not_answer_are_named() -> None:
+def test_unresponsive_nodes_are_named() -> None:
     job = shown(WholeJob((node(),), ("gpu-02", "gpu-03")))["job"]
     assert job["notice"] == "No answer from gpu-02, gpu-03: their ranks are not shown."
 
@@ -72,12 +72,12 @@ def test_nodes_that_do_not_answer_are_named() -> None:
         ({"exitcode": -15, "stop_signal": 15}, "stopped"),
     ],
 )
-def test_the_state_of_a_rank_is_a_word(fields: dict[str, Any], expected: str) -> None:
+def test_rank_state_is_a_word(fields: dict[str, Any], expected: str) -> None:
     assert state_of(rank(0, **fields), node()) == expected
 
 
-def test_no_secret_reaches_the_page() -> None:
-    """In last lines, causes, failures and events."""
+def test_secrets_never_reach_page() -> None:
+    """They may be in last lines, causes, failures and events."""
     text = f"login --password {SECRET} failed, Authorization: Bearer {SECRET}"
     own = node(rank(0, last_line=text), generation=1, cause=text)
     records = {"gpu-01": [TimedEvent(2.0, Restarting(1, 3, text))]}
@@ -91,7 +91,7 @@ def test_no_secret_reaches_the_page() -> None:
     assert everything.count("<hidden>") >= 6
 
 
-def test_events_are_numbered_and_only_the_last_are_kept() -> None:
+def test_events_are_numbered_and_only_last_are_kept() -> None:
     events = Events(most=2)
     for number in range(4):
         line = event_lines.read(line_of(LoggedEvent(1, 1.0, number, Restarting(1, 3, "why"))))
@@ -123,7 +123,7 @@ def applied(known: dict[str, Any], news: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(some.lists(LOOKS, min_size=1, max_size=5))
-def test_a_browser_that_gets_all_changes_knows_the_state(
+def test_applying_all_changes_yields_the_state(
     looks: list[dict[str, Any]],
 ) -> None:
     sent: dict[str, Any] = {}

@@ -25,10 +25,10 @@ WAITS = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]):\n    time.
 
 
 @pytest.mark.slow
-def test_a_page_shows_a_restart_acts_with_its_token_and_outlives_the_job(
+def test_status_web_page_shows_restart_and_outlives_job(
     start: Start, script: Callable[[str], Path], find: Find
 ) -> None:
-    """The page of `--status` ends with the job; the one of `status --web` goes on."""
+    """The page of `--status` ends with the job."""
     agent = start("run", "--nproc-per-node=2", "--max-restarts=1", "--status=0",
                   script(FAILS_ONCE))  # fmt: skip
     assert agent.stderr is not None
@@ -63,7 +63,7 @@ def test_a_page_shows_a_restart_acts_with_its_token_and_outlives_the_job(
 
 
 @pytest.mark.slow
-def test_a_page_ends_with_an_agent_that_is_killed(
+def test_page_ends_with_killed_agent(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     agent = start("run", "--status=127.0.0.1:0", script(WAITS), tmp_path / "end")
@@ -74,7 +74,7 @@ def test_a_page_ends_with_an_agent_that_is_killed(
 
 
 @pytest.mark.slow
-def test_a_job_whose_page_has_no_port_says_so_and_goes_on(
+def test_taken_port_is_reported_and_job_goes_on(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -102,17 +102,19 @@ def test_a_job_whose_page_has_no_port_says_so_and_goes_on(
     ],
     ids=lambda each: " ".join(each)[:40] if isinstance(each, list) else "",
 )
-def test_what_can_not_be_served_is_refused(launch: Launch, words: list[str], message: str) -> None:
+def test_invalid_status_page_request_is_rejected(
+    launch: Launch, words: list[str], message: str
+) -> None:
     found = launch(*words)
     assert found.returncode == 2
     assert message in found.stderr
 
 
 @pytest.mark.slow
-def test_a_job_of_several_nodes_has_one_page_that_shows_all_of_them(
+def test_multi_node_job_has_one_page_for_all_nodes(
     start: Start, script: Callable[[str], Path], find: Find, tmp_path: Path
 ) -> None:
-    """On the node of rank 0, though both were asked to."""
+    """It is on the node of rank 0, though both were asked for one."""
     flags = ("run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file", "--rdzv-id=paged",
              f"--rdzv-endpoint={tmp_path}/where", "--status=0")  # fmt: skip
     program = script("import os, time\nprint('rank', os.environ['RANK'])\ntime.sleep(600)\n")
@@ -139,10 +141,10 @@ def test_a_job_of_several_nodes_has_one_page_that_shows_all_of_them(
 
 
 @pytest.mark.slow
-def test_the_token_of_a_page_may_be_chosen_and_no_worker_gets_it(
+def test_page_token_can_be_chosen_and_stays_hidden_from_workers(
     start: Start, script: Callable[[str], Path], find: Find
 ) -> None:
-    """Prometheus needs one that lasts. Only its user can read a file of another."""
+    """Prometheus needs a lasting one. Only its user can read another process's file."""
     token = "x" * 32
     text = "import os, time\nprint(os.environ.get('RELIGHT_STATUS_TOKEN'))\ntime.sleep(600)\n"
     agent = start("run", "--status=0", script(text), variables={"RELIGHT_STATUS_TOKEN": token})
@@ -162,10 +164,10 @@ def _children(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-def test_a_public_page_is_read_by_all_and_acts_for_nobody(
+def test_public_page_is_readable_by_all_without_actions(
     start: Start, script: Callable[[str], Path], find: Find
 ) -> None:
-    """Where nobody could see a token, there is none."""
+    """There is no token, as nobody could see it."""
     agent = start("run", "--status=public", script("import time\ntime.sleep(600)"))
     assert agent.stderr is not None
     address = read_until(agent.stderr.fileno(), r"status page: (http://127\.0\.0\.1:\d+/)\n")[1]
@@ -173,7 +175,7 @@ def test_a_public_page_is_read_by_all_and_acts_for_nobody(
 
 
 @pytest.mark.slow
-def test_the_file_with_the_token_is_private_and_goes_with_the_page(
+def test_token_file_is_private_and_removed_with_page(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     agent = start("run", "--status=0", script(WAITS), tmp_path / "end")
@@ -186,7 +188,7 @@ def test_the_file_with_the_token_is_private_and_goes_with_the_page(
     assert not file.exists()
 
 
-def test_a_token_that_can_be_guessed_is_refused(launch: Launch) -> None:
+def test_weak_token_is_rejected(launch: Launch) -> None:
     for token in ("short", "x" * 20 + "\u00e4", "x" * 20 + " x"):
         found = launch("run", "--status=0", "x.py", RELIGHT_STATUS_TOKEN=token)
         assert found.returncode == 2

@@ -30,7 +30,7 @@ others()
 
 
 @pytest.mark.slow
-def test_a_page_shows_the_stacks_of_all_nodes_and_who_has_not_answered(
+def test_page_shows_stacks_of_all_nodes_and_missing_answers(
     start: Start, launch: Launch, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     flags = ("run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file", "--rdzv-id=stacked",

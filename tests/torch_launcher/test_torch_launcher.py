@@ -16,7 +16,7 @@ from relight.torch_launcher import DefaultLogsSpecs, LaunchConfig, elastic_launc
 HERE = Path(__file__).parent
 
 
-def told_by(process: "subprocess.Popen[str]", out: str, errors: str) -> dict[str, Any]:
+def parse_results(process: "subprocess.Popen[str]", out: str, errors: str) -> dict[str, Any]:
     assert process.returncode == 0, errors
     if process.args[-1] == "torch":
         shown = [line.strip() for line in out.splitlines()[-2:]]
@@ -26,9 +26,9 @@ def told_by(process: "subprocess.Popen[str]", out: str, errors: str) -> dict[str
 
 @pytest.mark.slow
 @pytest.mark.needs_torch
-def test_results_and_errors_are_those_of_torch(tmp_path: Path) -> None:
-    """Functions and programs that succeed, fail, are killed, leave and restart, on one node and on
-    two. Then the drop-in in a program that has imported torch, and in torchrun itself.
+def test_results_and_errors_match_torch(tmp_path: Path) -> None:
+    """Functions and programs that succeed, fail, are killed, exit and restart, on one and two
+    nodes; then the drop-in next to torch, and in torchrun itself.
     """
     processes = [
         subprocess.Popen(
@@ -39,7 +39,7 @@ def test_results_and_errors_are_those_of_torch(tmp_path: Path) -> None:
         for which in ("torch", "relight")
     ]  # fmt: skip
     ends = [process.communicate(timeout=LIMIT_S) for process in processes]
-    theirs, ours = (told_by(x, *end) for x, end in zip(processes, ends, strict=True))
+    theirs, ours = (parse_results(x, *end) for x, end in zip(processes, ends, strict=True))
     assert theirs.pop("torch's config") == theirs["exception"]
     assert len(ours) == 12
     assert ours == theirs
@@ -50,10 +50,10 @@ def config(**fields: Any) -> LaunchConfig:
                         max_restarts=0, **fields)  # fmt: skip
 
 
-def test_logs_go_where_the_configuration_says(
+def test_logs_go_where_configuration_says(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In torch's layout: `<log_dir>/<run id>_…/attempt_0/<local rank>/stdout.log`."""
+    """The layout is torch's: `<log_dir>/<run id>_…/attempt_0/<local rank>/stdout.log`."""
     logs = DefaultLogsSpecs(str(tmp_path), {0: 3}, {1: 1}, {1})
     found = elastic_launch(config(logs_specs=logs), "sh")("-c", "echo rank $RANK")
     assert found == {0: None, 1: None}
@@ -64,8 +64,8 @@ def test_logs_go_where_the_configuration_says(
     assert capfd.readouterr().out == "[default_role1]:rank 1\n"
 
 
-def test_a_signal_raises_torchs_exception_once_the_workers_have_ended(tmp_path: Path) -> None:
-    """Also where no torch is imported; the program's own handlers are back then."""
+def test_signal_raises_torch_exception_after_workers_ended(tmp_path: Path) -> None:
+    """Torch need not be imported; the program's own handlers are back by then."""
     (tmp_path / "caller.py").write_text("""
 import os, signal, sys, threading, time
 from relight.torch_launcher import LaunchConfig, SignalException, elastic_launch
@@ -107,14 +107,14 @@ except SignalException as error:
         ({"shutdown_timeout": float("nan")}, "true", "--shutdown-timeout=nan: expected a finite"),
     ],
 )
-def test_a_wrong_configuration_is_refused(
+def test_invalid_configuration_is_rejected(
     fields: dict[str, Any], entrypoint: Any, said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
         elastic_launch(config(**fields), entrypoint)()
 
 
-def test_what_relight_lacks_is_refused() -> None:
+def test_unsupported_option_is_rejected() -> None:
     with pytest.raises(UsageError, match="health_check_server: relight serves none"):
         elastic_launch(config(), "true", health_check_server=object())()
 
@@ -123,13 +123,13 @@ def test_what_relight_lacks_is_refused() -> None:
     ("arguments", "said"),
     [([], "no program was given"), (["nowhere"], "there is no script or program nowhere")],
 )
-def test_a_program_that_is_missing_is_refused(arguments: list[str], said: str) -> None:
+def test_missing_program_is_rejected(arguments: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         torch_launcher.main(arguments)
 
 
-def test_the_configuration_has_torchs_defaults() -> None:
-    """Those of torch 2.13, and its error for a negative time."""
+def test_configuration_has_torch_defaults() -> None:
+    """They are those of torch 2.13, as is the error for a negative time."""
     own = torch_launcher.LaunchConfig(1, 2, 3)
     assert (own.rdzv_backend, own.max_restarts, own.role) == ("etcd", 3, "default_role")
     assert own.rdzv_configs == {"timeout": 900}

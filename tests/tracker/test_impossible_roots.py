@@ -33,10 +33,9 @@ def config_of(root: Path, directory: Path) -> str:
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", ["file", "file/below"])
-def test_a_root_that_is_no_directory_is_one_error_that_names_it(
+def test_root_that_is_not_a_directory_is_one_error_naming_it(
     tmp_path: Path, name: str, call: Any
 ) -> None:
-    """Whatever is recorded or read."""
     (tmp_path / "file").touch()
     tracker = backends.load("fsspec", config_of(tmp_path / name, tmp_path))
     with pytest.raises(MachineError, match="Not a directory") as caught:
@@ -54,7 +53,7 @@ def test_a_root_that_is_no_directory_is_one_error_that_names_it(
         (errno.EDQUOT, "make room"),
     ],
 )
-def test_an_error_of_the_file_system_says_what_to_do(number: int, hint: str) -> None:
+def test_file_system_error_gives_remedy(number: int, hint: str) -> None:
     import fsspec
 
     class Files(fsspec.AbstractFileSystem):  # type: ignore[misc]
@@ -68,15 +67,15 @@ def test_an_error_of_the_file_system_says_what_to_do(number: int, hint: str) -> 
     assert hint in caught.value.hint
 
 
-def test_a_directory_that_does_not_exist_has_no_runs(tmp_path: Path) -> None:
-    """It is made when something is recorded."""
+def test_missing_directory_has_no_runs(tmp_path: Path) -> None:
+    """It is created on the first record."""
     tracker = backends.load("fsspec", config_of(tmp_path / "a/b", tmp_path))
     assert (tracker.run_ids(), tracker.metadata("run"), tracker.sources("run")) == ([], {}, [])
     tracker.add_metadata("run", lr=0.1)
     assert tracker.metadata("run") == {"lr": 0.1}
 
 
-def test_an_artifact_that_a_run_lacks_is_refused_with_those_that_it_has(
+def test_unknown_artifact_error_lists_existing_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(tmp_path / "runs", tmp_path)

@@ -75,7 +75,7 @@ def shape(files: Mapping[str, str]) -> list[tuple[str, Any]]:
     )
 
 
-def test_files_are_those_that_torchx_writes(
+def test_files_match_those_torchx_writes(
     run_from_env: FromEnv, config: str, tmp_path: Path
 ) -> None:
     run = run_from_env(
@@ -90,8 +90,8 @@ def test_files_are_those_that_torchx_writes(
     ]  # fmt: skip
 
 
-def test_what_torchx_has_written_is_read(tmp_path: Path) -> None:
-    """The last value of a name counts; what another program has left there is passed over."""
+def test_reads_files_written_by_torchx(tmp_path: Path) -> None:
+    """The last value of a name wins; foreign files are skipped."""
     for path, text in {**RECORDED, "notes.txt": "", "NRXWGYLM/x": ""}.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
@@ -110,8 +110,8 @@ def test_what_torchx_has_written_is_read(tmp_path: Path) -> None:
     assert found.metadata("unknown") == {}
 
 
-def test_a_run_that_nobody_has_submitted_records_nothing(run_from_env: FromEnv) -> None:
-    """As in TorchX: the same calls work, without a tracker."""
+def test_unsubmitted_run_records_nothing(run_from_env: FromEnv) -> None:
+    """The same calls work without a tracker, as in TorchX."""
     run = run_from_env()
     record(run)
     assert run == AppRun("<UNDEFINED>", [])
@@ -119,10 +119,8 @@ def test_a_run_that_nobody_has_submitted_records_nothing(run_from_env: FromEnv) 
     assert AppRun.run_from_env() is app_run_from_env()
 
 
-def test_a_tracker_that_does_not_load_is_a_warning_in_a_job(
-    run_from_env: FromEnv, config: str
-) -> None:
-    """The others record."""
+def test_unloadable_tracker_is_a_warning_in_a_job(run_from_env: FromEnv, config: str) -> None:
+    """The other trackers record."""
     with pytest.warns(UserWarning, match="there is no tracker fspec"):
         run = run_from_env(TORCHX_JOB_ID=CHILD, TORCHX_TRACKERS="fspec,fsspec",
                            TORCHX_TRACKER_FSSPEC_CONFIG=config)  # fmt: skip
@@ -141,7 +139,9 @@ def test_a_tracker_that_does_not_load_is_a_warning_in_a_job(
         ("json:loads", "{", "the tracker json:loads can't be used with config=.*JSONDecodeError"),
     ],
 )
-def test_a_wrong_tracker_is_refused(name: str, text: str | None, said: str, tmp_path: Path) -> None:
+def test_invalid_tracker_is_rejected(
+    name: str, text: str | None, said: str, tmp_path: Path
+) -> None:
     path = tmp_path / "config"
     path.write_text(text or "")
     with pytest.raises(UsageError) as caught:
@@ -149,14 +149,14 @@ def test_a_wrong_tracker_is_refused(name: str, text: str | None, said: str, tmp_
     assert re.search(said, f"{caught.value} {caught.value.hint}")
 
 
-def test_values_that_json_lacks_are_refused_by_name(config: str) -> None:
+def test_values_unsupported_by_json_are_rejected_by_name(config: str) -> None:
     with pytest.raises(UsageError, match="metadata of a run must be what JSON takes"):
         backends.load("fsspec", config).add_metadata(CHILD, lr={1})
 
 
 @pytest.mark.needs_mlflow
-def test_mlflow_keeps_the_same(run_from_env: FromEnv, tmp_path: Path) -> None:
-    """Values become texts there, and artifacts are copied."""
+def test_mlflow_stores_the_same(run_from_env: FromEnv, tmp_path: Path) -> None:
+    """Values become texts, and artifacts are copied."""
     model = tmp_path / "model.pt"
     model.write_text("model")
     (tmp_path / ".torchxconfig").write_text(
@@ -187,7 +187,7 @@ run.add_artifact("log", "/l")
 """
 
 
-def test_a_submitted_job_records_and_the_command_shows_it(
+def test_submitted_job_records_and_command_shows_it(
     launch: Launch,
     config: str,
     tmp_path: Path,
