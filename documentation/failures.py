@@ -44,6 +44,7 @@ SOURCES = {
         "missing_rank", "lost_connection", "different_sizes", "left_early", "_left_early",
         "elsewhere", "different_collectives", "first_victim",
     ),
+    "core/workers/worker_command.py": ("LAUNCH_PASSES", "instead_of"),
     "core/diagnosis/failure_text.py": (
         "what_happened", "_exception", "_hint", "_consequence", "_evidence",
     ),
@@ -55,7 +56,8 @@ SOURCES = {
         "last_call", "on_probation", "dropped",
     ),
     "stacks/exit_evidence.py": (
-        "full_disks", "bus_error", "cpu_limit", "missing_interpreter", "closed_output", "_full",
+        "full_disks", "bus_error", "cpu_limit", "missing_interpreter", "closed_output",
+        "local_rank", "_full",
     ),
     "host/oom_detector.py": ("of_worker", "of_child", "_counted", "_place", "_other", "_NOBODY"),
     "agent/shutdown.py": ("as_unfit", "as_preempted"),

@@ -123,6 +123,7 @@ _PAGES = {
     "on-preempt": "checkpoints.md",
     "preload": "warm.md",
     "record-group": "watching.md",
+    "repeated-lines": "console.md",
     "restart-policy": "restarts.md",
     "watch-slow-ranks": "slow-ranks.md",
     "worker-store": "decisions/0004-worker-store.md",

@@ -80,9 +80,7 @@ def test_field_descriptions_match_event_fields() -> None:
         ("it can't be imported: SystemExit(3)", "it can't be imported: SystemExit(3)"),
     ],
 )
-def test_preload_cost_shown_only_for_importable_modules(
-    reason: str, end: str
-) -> None:
+def test_preload_cost_shown_only_for_importable_modules(reason: str, end: str) -> None:
     """What a module costs each worker is told only where a worker can import it."""
     text = describe(event_types.PreloadWithout("wandb", reason, 0.4, True))
     assert text.endswith(end)

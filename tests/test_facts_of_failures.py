@@ -20,27 +20,31 @@ def failure_of(folder: Path, text: str, *flags: str, rank: int = 0, count: int =
     return next(failure for failure in result.failures if failure.rank == rank)
 
 
-def test_fatal_traceback_is_timestamped(tmp_path: Path) -> None:
+WAYS = pytest.mark.parametrize(
+    "flags",
+    [(), ("-r3",), ("-t3",), ("-t3", "--local-ranks-filter=1")],
+    ids=["pipe", "file", "tee'd", "hidden"],
+)
+
+
+@WAYS
+def test_fatal_traceback_is_timestamped(tmp_path: Path, flags: tuple[str, ...]) -> None:
     text = "import atexit\natexit.register(time.sleep, 1)\nraise ValueError('bad')\n"
-    found = failure_of(tmp_path, text)
+    found = failure_of(tmp_path, text, *flags)
     assert found.printed_s is not None
     assert found.printed_s >= 0.9
     assert found.went_on is False
 
 
-def test_program_continuing_after_traceback_is_detected(tmp_path: Path) -> None:
+@WAYS
+def test_program_continuing_after_traceback_is_detected(
+    tmp_path: Path, flags: tuple[str, ...]
+) -> None:
     text = "try: {}['x']\nexcept KeyError: traceback.print_exc()\ntime.sleep(1)\nsys.exit(1)\n"
-    found = failure_of(tmp_path, text)
+    found = failure_of(tmp_path, text, *flags)
     assert found.printed_s is not None
     assert found.printed_s >= 0.9
     assert found.went_on is True
-
-
-def test_traceback_in_log_file_has_no_timestamp(tmp_path: Path) -> None:
-    logs = f"--log-dir={tmp_path / 'logs'}"
-    found = failure_of(tmp_path, "raise ValueError('bad')\n", "-r3", logs)
-    assert found.report is not None
-    assert (found.printed_s, found.went_on) == (None, None)
 
 
 @pytest.mark.parametrize("flags", [(), ("-r3",)], ids=["pipe", "file"])

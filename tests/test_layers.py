@@ -41,6 +41,7 @@ PLUG_INS_MAY_IMPORT = (
 LIKE_PLUG_INS = ("kubernetes", "aws_batch", "ray")
 PLUG_IN = Path(__file__).parent / "schedulers" / "plugin" / "relight_pool"
 PURE_MAY_IMPORT = {
+    "bisect",
     "collections",
     "enum",
     "functools",

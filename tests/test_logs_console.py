@@ -208,6 +208,36 @@ def terminal() -> Iterator[Terminal]:
     terminal.close()
 
 
+TICKS = """
+import time
+for _ in range(20):
+    tick = int(time.time() * 10) + 1
+    time.sleep(max(0, tick / 10 - time.time()))
+    print("tick", tick)
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("--tee=3", "--log-dir=logs")], ids=["raw", "tee'd"])
+@pytest.mark.parametrize("setting", ["once", "all"])
+def test_terminal_shows_the_same_line_of_several_ranks_once(
+    start: Start, tmp_path: Path, terminal: Terminal, script: Script, flags: tuple[str, ...],
+    setting: str,
+) -> None:  # fmt: skip
+    """Files have all lines."""
+    agent = start(
+        "run", "--nproc-per-node=3", *flags, script(TICKS),
+        stdout=terminal.agents_end, stderr=terminal.agents_end,
+        variables={"OMP_NUM_THREADS": "1", "RELIGHT_REPEATED_LINES": setting},
+    )  # fmt: skip
+    output = terminal.read_to_end(agent)
+    shown = re.findall(rb"^(?:\[default\d\]:)?tick \d+\r$", output, re.MULTILINE)
+    notes = re.findall(rb"^\[ranks? [-\d, ]+\] (?:the same|tick )", output, re.MULTILINE)
+    assert agent.returncode == 0
+    assert (20 <= len(shown) < 60 and notes) if setting == "once" else (len(shown) == 60)
+    for log in (tmp_path / "logs").rglob("stdout.log"):
+        assert log.read_text().count("tick") == 20
+
+
 def test_terminal_is_a_terminal_for_workers(
     start: Start, terminal: Terminal, script: Script
 ) -> None:

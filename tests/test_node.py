@@ -177,9 +177,7 @@ def test_generation_before_node_is_ready_is_ignored(node: Node) -> None:
     assert node.state is None
 
 
-def test_node_is_ready_again_if_stopped_before_workers_start(
-    node: Node, link: Link
-) -> None:
+def test_node_is_ready_again_if_stopped_before_workers_start(node: Node, link: Link) -> None:
     node.get_ready(PORT, GenerationResult())
     node.received(formed())
     node.received(StopWorkers(FIRST, "a node left", checkpoint_first=False))
@@ -237,9 +235,7 @@ def test_progress_is_a_further_step_or_a_new_checkpoint(
     assert [message.progressed for message in link.sent] == progressed
 
 
-def test_new_coordinator_gets_last_report_and_generation(
-    node: Node, journal: Journal
-) -> None:
+def test_new_coordinator_gets_last_report_and_generation(node: Node, journal: Journal) -> None:
     node.get_ready(PORT, GenerationResult())
     later = GenerationId(7, "group")
     node.received(WaitReason("waiting for a node", generation=later, spare=False))
@@ -261,9 +257,7 @@ def test_new_coordinator_learns_that_lease_lapsed(node: Node, clock: Any) -> Non
     assert announce.lapsed
 
 
-def test_new_coordinator_learns_that_generation_ended(
-    node: Node, clock: Any
-) -> None:
+def test_new_coordinator_learns_that_generation_ended(node: Node, clock: Any) -> None:
     """Until this node knows that the others have gone on without it."""
     node.set_lease(clock.time + 1)
     node.attach_workers(Workers())
@@ -276,9 +270,7 @@ def test_new_coordinator_learns_that_generation_ended(
     assert node.announce() is None
 
 
-def test_aborting_node_keeps_failures_and_sends_no_report(
-    node: Node, link: Link
-) -> None:
+def test_aborting_node_keeps_failures_and_sends_no_report(node: Node, link: Link) -> None:
     end = JobEnded(1, "its health check failed", (), None)
     node.abort(node.last_report(GenerationResult(succeeded_ranks=(1,))), end)
     assert node.end == end

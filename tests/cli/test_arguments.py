@@ -84,12 +84,11 @@ def notes_of(*argv: str) -> list[str]:
         (["--status=public"], "status", PageAddress(Endpoint("127.0.0.1", 0), True)),
         (["--status=[::]:1,public"], "status", PageAddress(Endpoint("::", 1), True)),
         (["--failure-report=/tmp/f.json"], "failure_report", "/tmp/f.json"),
+        (["--repeated-lines=all"], "repeated_lines", "all"),
         (["--re=3"], "redirects", StreamChoice(3)),
     ],
 )
-def test_flag_forms_of_torchrun_are_equivalent(
-    argv: list[str], field: str, value: object
-) -> None:
+def test_flag_forms_of_torchrun_are_equivalent(argv: list[str], field: str, value: object) -> None:
     assert getattr(spec_of(*argv, "train.py"), field) == value
 
 
@@ -262,9 +261,7 @@ def test_suggests_nearest_flag() -> None:
         ({"PET_STANDALONE": ""}, "PET_STANDALONE=: expected 1 or 0"),
     ],
 )
-def test_invalid_variable_is_named_as_source(
-    variables: dict[str, str], message: str
-) -> None:
+def test_invalid_variable_is_named_as_source(variables: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         spec_of("x.py", **variables)
 
@@ -285,9 +282,7 @@ def test_invalid_variable_is_named_as_source(
         (["--nnodes=2", "--rdzv-id="], "--rdzv-id is empty"),
     ],
 )
-def test_contradictory_flags_are_rejected_by_name(
-    argv: list[str], message: str
-) -> None:
+def test_contradictory_flags_are_rejected_by_name(argv: list[str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         notes_of(*argv, "x.py")
 

@@ -1,5 +1,6 @@
 """What people type who come from elsewhere: refused before anything starts, with what to type."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -146,9 +147,7 @@ def test_slip_suggests_intended_command_line(
         ("--rdzv-timeout --rdzv_timeout", "--rdzv-conf join_timeout="),
     ],
 )
-def test_flag_of_another_launcher_suggests_ours(
-    flags: str, meant: str, refused: Refused
-) -> None:
+def test_flag_of_another_launcher_suggests_ours(flags: str, meant: str, refused: Refused) -> None:
     """A flag of mpirun, srun, accelerate, deepspeed or torchx gets the right one suggested."""
     for flag in flags.split():
         found = refused("run", flag, "2", "train.py")
@@ -228,10 +227,54 @@ def test_flags_after_script_are_noted_once() -> None:
     assert entrypoint.late_flags(spec, given) == []
 
 
+UNDERSCORE = 'parser.add_argument("--local_rank", type=int)\n'
+DASH = "parser.add_argument('--local_rank', '--local-rank', type=int)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "is_passed", "note"),
+    [
+        (UNDERSCORE, "", True, "train.py seems to know --local_rank only; launch passes"),
+        (
+            UNDERSCORE,
+            "",
+            False,
+            "train.py seems to take its local rank from --local_rank, which",
+        ),
+        (DASH, "", True, ""),
+        (DASH, "", False, "train.py seems to take its local rank from --local_rank, which"),
+        (UNDERSCORE + "parser.parse_known_args()", "", True, ""),
+        (UNDERSCORE + 'os.environ["LOCAL_RANK"]', "", False, ""),
+        (UNDERSCORE + "import other", "", False, ""),
+        (UNDERSCORE + "import deepspeed", "", False, ""),
+        (UNDERSCORE, "--local_rank ${local_rank}", False, ""),
+        (UNDERSCORE, "--lr 1 --local_rank 0", False, "all 2 workers get --local_rank 0 in their"),
+        ("", "--local-rank=7", False, "all 2 workers get --local-rank=7 in their arguments"),
+        ("", "--local_rank", False, ""),
+        ("print('--lr')", "", True, ""),
+    ],
+)
+def test_wrong_way_to_a_local_rank_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str, is_passed: bool,
+    note: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(text)
+    (tmp_path / "other.py").write_text("rank = os.environ['LOCAL_RANK']")
+    spec, _ = spec_of("train.py", *words.split())
+    notes = entrypoint.local_rank_notes(spec, 2, is_passed=is_passed)
+    assert len(notes) == bool(note)
+    assert all(each.startswith(note) for each in notes)
+
+
+def test_script_in_a_pipe_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.py")
+    spec, _ = spec_of(str(tmp_path / "train.py"))
+    assert entrypoint.local_rank_notes(spec, 2, is_passed=False) == []
+
+
 @pytest.mark.parametrize("command", ["run", "launch", "submit", "doctor"])
-def test_each_command_prints_version(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_command_prints_version(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The command is `relight COMMAND --version`."""
     assert main([command, "--version"]) == 0
     assert capsys.readouterr().out == f"relight {relight.__version__}\n"

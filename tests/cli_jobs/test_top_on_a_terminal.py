@@ -122,9 +122,7 @@ HEADS = ["JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "
     some.integers(0, 300),
     some.sampled_from(HEADS),
 )
-def test_columns_fit_available_width(
-    lines: list[list[str]], room: int, sorted_by: str
-) -> None:
+def test_columns_fit_available_width(lines: list[list[str]], room: int, sorted_by: str) -> None:
     found = top_rows.widths(HEADS, lines, room, 2, sorted_by)
     assert list(found) == sorted(found)
     assert found

@@ -467,6 +467,33 @@ def test_exception_followed_by_much_output_is_not_fatal() -> None:
     assert report.kind is PRINTED
 
 
+@pytest.mark.parametrize(
+    ("source", "exception", "message"),
+    [
+        ("    raise ValueError('bad')", "ValueError: bad", "bad"),
+        ('    raise my.Error("it\'s") from None', "my.Error: it's", "it's"),
+        ("    assert x, 'a, b'", "AssertionError: a, b", "a, b"),
+        ("    assert x\n           ^", "AssertionError", ""),
+        ("    raise KeyboardInterrupt", "KeyboardInterrupt", ""),
+        ("    raise ValueError(text)", "ValueError: bad", "bad\nbye"),
+        ("    raise ValueError('bad' + text)", "ValueError: bad", "bad\nbye"),
+        ("    raise ValueError('bad\\nbye')", "ValueError: bad", "bad\nbye"),
+        ("    raise ValueError(text)", "ValueError: ", "\nbye"),
+    ],
+)
+def test_line_after_a_whole_message_is_no_part_of_it(
+    source: str, exception: str, message: str
+) -> None:
+    """As when a program prints the exception and "bye", and ends, before anybody looks at it. A
+    message is whole if the source has it, or if there is none.
+    """
+    text = f"{MAIN}{source}\n{exception}\nbye"
+    report = from_stderr(text)
+    assert report is not None
+    assert report.message == message
+    assert besides(text)[1] == ([] if "bye" in message else ["bye"])
+
+
 @pytest.mark.parametrize("later", ["step 7\n" * 60, " 10%|#   | 1/10\n" * 60])
 def test_output_after_message_is_not_part_of_it(later: str) -> None:
     """A message is not longer than 100 lines of different kinds, and no progress bar."""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,7 +14,7 @@ import pytest
 from conftest import LIMIT_S, Start
 from conftest import RELIGHT as OURS
 from conftest import TORCHRUN as THEIRS
-from test_logs_console import Terminal
+from test_logs_console import TICKS, Terminal
 
 from differential import forked
 from differential.cases import CASES, Case, two
@@ -371,3 +372,22 @@ def test_identical_tracebacks_appear_once_on_terminal(start: Start, tmp_path: Pa
         shown[command] = terminal.read_to_end(agent).count(b"\nValueError: bad\r\n")
         terminal.close()
     assert shown == {THEIRS: 3, OURS: 1}
+
+
+@shows("repeated-lines")
+@pytest.mark.needs_torch
+def test_same_line_of_several_ranks_is_on_a_terminal_once(start: Start, tmp_path: Path) -> None:
+    """Workers of torchrun mix their lines there, so they are counted wherever they begin."""
+    (tmp_path / "train.py").write_text(TICKS)
+    shown = {}
+    for command in (THEIRS, OURS):
+        terminal = Terminal()
+        run = ("run",) if command == OURS else ()
+        agent = start(
+            *run, "--nproc-per-node=2", "train.py", command=command,
+            stdout=terminal.agents_end, stderr=terminal.agents_end,
+        )  # fmt: skip
+        shown[command] = len(re.findall(rb"(?<!\] )tick", terminal.read_to_end(agent)))
+        terminal.close()
+    assert shown[THEIRS] == 40
+    assert 20 <= shown[OURS] < 40

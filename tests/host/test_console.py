@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from screens import FastLoop, Screen, descriptors, loop, screen, small_screen  # noqa: F401
 
+from relight.core.workers.repeated_lines import RepeatedLines
 from relight.output import console as console_module
 from relight.output.console import Console, Consoles, ConsoleStream
 from relight.output.pipe_reader import PipeReader, channel
@@ -228,6 +229,51 @@ def test_agent_message_is_its_own_line(loop: FastLoop, small_screen: Screen) -> 
 
 
 # A console that is slow, stuck, or gone
+
+
+def test_same_line_of_several_ranks_is_shown_once(loop: FastLoop, screen: Screen) -> None:
+    """The note comes before a message of the agent, and before the console is flushed."""
+    screen.console.shows_once = RepeatedLines
+    streams = [ConsoleStream(screen.console, b"<%d>" % rank, rank) for rank in range(3)]
+    for stream in streams:
+        stream.feed(b"a\nb")
+        stream.feed(b"\n")
+    assert screen.read() == b"<0>a\n<0>b\n"
+    loop.sleep(0.2)
+    assert screen.read() == b"<0>a\n<0>b\n[ranks 1-2] the same 2 lines\n"
+    screen.seen = b""
+    for stream in streams[1:]:
+        stream.feed(b"c\n")
+    screen.console.say("message")
+    for stream in streams[1:]:
+        stream.feed(b"c\n")
+    screen.console.flush()
+    note = b"[rank 2] the same\n"
+    assert screen.read() == b"<1>c\n%smessage\n<1>c\n%s" % (note, note)
+    loop.sleep(1)
+    assert loop.idle
+
+
+@pytest.mark.parametrize(
+    ("rest", "shown"),
+    [(b" done\n", b"a\n10 % done\n[rank 1] a\n"), (b"", b"a\n10 %\n[rank 1] a\n")],
+)
+def test_note_waits_for_the_end_of_a_line(
+    loop: FastLoop, screen: Screen, rest: bytes, shown: bytes
+) -> None:
+    """It breaks the line only if its owner is quiet."""
+    screen.console.shows_once = RepeatedLines
+    streams = [ConsoleStream(screen.console, rank=rank) for rank in range(3)]
+    streams[2].feed(b"10 %")
+    loop.sleep(0.05)
+    for stream in streams[:2]:
+        stream.feed(b"a\n")
+    loop.sleep(0.06)
+    loop.sleep(0.06)
+    assert screen.read() == b"a\n10 %"
+    streams[2].feed(rest)
+    loop.sleep(0.5)
+    assert screen.read() == shown
 
 
 def test_slow_console_does_not_break_long_line(loop: FastLoop, small_screen: Screen) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from relight.base.env import Environment
 from relight.core.failure import ErrorReport, FailureKind
+from relight.core.workers.worker_command import Command
+from relight.flags.arguments import parse, to_spec
 from relight.stacks import exit_evidence
 
 HERE = Environment({"PATH": os.defpath})
@@ -170,3 +172,34 @@ def test_explains_broken_pipe_if_console_is_closed(
 ) -> None:
     found = exit_evidence.closed_output(report, exitcode, is_closed=is_closed)
     assert bool(found) == is_told
+
+
+LAUNCH = "launch passes --local-rank: add that name, or use --use-env and LOCAL_RANK"
+RUN = "read LOCAL_RANK, or add --local_rank '${local_rank}' after the script"
+UNKNOWN = "t.py: error: unrecognized arguments: --local-rank=1"
+REQUIRED = "t.py: error: the following arguments are required: --lr, --local_rank, --data"
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "passed", "said"),
+    [
+        (UNKNOWN, "", True, LAUNCH),
+        ("Error: No such option: --local-rank", "", True, LAUNCH),
+        (UNKNOWN, "--local-rank=1", False, ""),
+        (REQUIRED, "", True, LAUNCH),
+        (REQUIRED, "", False, RUN),
+        ("OSError: [Errno 98] Address already in use", "--local_rank 0", False,
+         "all 2 workers of this node got --local_rank 0 in their arguments"),
+        ("OSError: [Errno 98] Address already in use", "", False, ""),
+        ("ValueError: bad", "--local_rank 0", False, ""),
+    ],
+)  # fmt: skip
+def test_script_that_wants_a_local_rank_is_explained(
+    line: str, words: str, passed: bool, said: str
+) -> None:
+    spec = to_spec(parse(["t.py", *words.split()], HERE))
+    command = Command(
+        spec=spec, env=HERE, python="", run_path=(), run_id="", local_rank_argument=passed,
+        agent_store=True, threads=0, timer_file="", breakpoint={},
+    )  # fmt: skip
+    assert exit_evidence.local_rank(["usage: t.py", line], command, 2) == said

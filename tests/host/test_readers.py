@@ -208,6 +208,39 @@ def test_truncated_file_is_shown_from_its_new_start(
     assert tailed.path.read_bytes() == b"new\n"
 
 
+@pytest.mark.parametrize("cut", [1, len(HEADER) - 1, len(HEADER)])
+def test_traceback_in_a_file_is_noticed(loop: FastLoop, tmp_path: Path, cut: int) -> None:
+    """A file that is not shown is searched as well."""
+    path = tmp_path / "stderr.log"
+    path.touch()
+    found: list[float] = []
+    tails = FileTails(loop)
+    tail = FileTail(str(path), None, on_traceback=lambda: found.append(loop.now()))
+    tails.add(tail, str(path))
+    with open(path, "ab", buffering=0) as file:
+        for part in (b"step 1\n" + HEADER[:cut], HEADER[cut:] + b"\n", b"  File \n"):
+            file.write(part)
+            loop.until(lambda: loop.idle)
+            tail.read()
+    assert len(found) == 1
+    tails.finish()
+    assert tails.done
+    assert tails.drop() == 0
+
+
+def test_file_that_is_not_shown_is_read_from_near_its_end(loop: FastLoop, tmp_path: Path) -> None:
+    """A worker that writes faster than the agent reads costs it a chunk each time."""
+    path = tmp_path / "stderr.log"
+    path.write_bytes(b"x" * 1_000_000 + HEADER)
+    found: list[int] = []
+    tail = FileTail(str(path), None, on_traceback=lambda: found.append(1))
+    assert 0 < tail.read() < 65_536
+    assert tail.read() == 0
+    assert found
+    tail.close()
+    assert tail.done
+
+
 def test_flood_of_output_does_not_delay_signals(
     loop: FastLoop, tmp_path: Path, descriptors: Callable[[int], int]
 ) -> None:

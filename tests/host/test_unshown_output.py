@@ -23,7 +23,7 @@ def run_generations(loop: FastLoop, unshown: UnshownOutput, consoles: Consoles, 
     spec, text = to_spec(parse([*flags, "train.py"], Environment({}))), b""
     for number in range(GENERATIONS):
         logs = Logs(loop, consoles, spec, str(path / f"attempt_{number}") if flags else "")
-        stdout, _ = logs.open(0, b"")
+        stdout, _ = logs.open(0, 0, b"")
         printed = b"".join(LINE % (number, line) for line in range(LINES))
         assert os.write(stdout, printed) == len(printed)
         logs.passed_on()

@@ -93,9 +93,7 @@ def test_accepts_ip_address_or_localhost_as_host(page: Page, host: str) -> None:
     "host", ["evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example",
              "", "127.0.0.1@evil.example"]
 )  # fmt: skip
-def test_dns_rebinding_is_rejected(
-    page: Page, what: str, host: str
-) -> None:
+def test_dns_rebinding_is_rejected(page: Page, what: str, host: str) -> None:
     """DNS rebinding: the browser of a user reads this server for a page of evil.example."""
     answer = page.ask(what, Host=host)
     assert answer.status == 421
@@ -265,9 +263,7 @@ def events(connection: socket.socket) -> Iterator[dict[str, Any]]:
                 yield json.loads(line.removeprefix("data: "))
 
 
-def test_stream_sends_full_state_then_changes(
-    page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stream_sends_full_state_then_changes(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_server, "_EVERY_S", 0.01)
     with page.connect() as connection:
         head = f"Host: localhost:{page.port}\r\nAuthorization: Bearer {TOKEN}"
@@ -308,9 +304,7 @@ def test_connections_above_limit_are_closed(page: Page) -> None:
             each.close()
 
 
-def test_slowloris_request_is_dropped(
-    page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slowloris_request_is_dropped(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that slow clients do not keep all places for ever."""
     monkeypatch.setattr(page_server, "_LIMIT_S", 0.3)
     with page.connect() as slow:

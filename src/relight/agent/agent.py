@@ -79,6 +79,7 @@ _LOADED_LATER = (
     "relight.net.tcp_store",
     "relight.output.traceback_stream",
     "relight.core.diagnosis.printed_traceback",
+    "relight.core.workers.repeated_lines",
     "relight.agent.stacks_before_stop",
     "relight.core.group.node_stacks",
     "relight.agent.status.fan_out",

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.base.values import AUTO
-from relight.core.workers.worker_command import with_local_rank
+from relight.core.workers.worker_command import (
+    LAUNCH_PASSES,
+    instead_of,
+    same_local_rank,
+    with_local_rank,
+)
 from relight.flags.spec import LaunchSpec
 
 _SHELL = (".sh", ".bash")
@@ -20,6 +25,8 @@ _OF_THE_LAUNCHER = {
     "keep-warm",
 }  # fmt: skip
 """Flags that scripts seldom have; `--log-dir` and `--master-port` are missing, as many do."""
+
+_LONGEST = 1 << 20
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,6 +88,47 @@ def late_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:
         f"{', '.join(dict.fromkeys(late))}: passed on to {spec.script}, because it comes after "
         "the script; flags of relight come before the script"
     ]
+
+
+def local_rank_notes(spec: LaunchSpec, nproc: int, *, is_passed: bool) -> list[str]:
+    """Return a note if a script that takes its local rank as an argument seems to get none, or one
+    that it does not know, or the same for all workers.
+
+    Args:
+        spec: what the user asked for.
+        nproc: how many workers there are.
+        is_passed: whether each script gets `--local-rank=N` (`relight launch`).
+    """
+    given = same_local_rank(spec.script_args)
+    if given and nproc > 1:
+        flag = given.replace("=", " ").partition(" ")[0]
+        return [
+            f"all {nproc} workers get {given} in their arguments; "
+            f"{flag} '${{local_rank}}' gives each its own"
+        ]
+    is_file = not (spec.module or spec.no_python) and os.path.isfile(spec.script)
+    if given or not is_file or (nproc == 1 and not is_passed):
+        return []
+    try:
+        with open(spec.script, "rb") as file:
+            text = file.read(_LONGEST)
+    except OSError:
+        return []  # the workers will report it
+    if b"--local" not in text:
+        return []  # also if another file of the program has it: reading them all takes too long
+    if any(word.startswith(("--local_rank", "--local-rank")) for word in spec.script_args):
+        return []
+    from relight.warm.script_scan import local_rank_flags
+
+    flags, reads_variable, takes_any = local_rank_flags((sys.executable, "-u", spec.script))
+    if is_passed and flags == ("--local_rank",) and not takes_any:
+        return [f"{spec.script} seems to know --local_rank only; {LAUNCH_PASSES}"]
+    if flags and not (is_passed or reads_variable):
+        return [
+            f"{spec.script} seems to take its local rank from {flags[-1]}, which run does not "
+            f"pass: {instead_of(flags[-1])}"
+        ]
+    return []
 
 
 def find_program(name: str, env: Environment) -> str | None:

@@ -157,7 +157,7 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         _of_start(workers.evidence.get(end.local_rank, ""), command)
         or _of_memory(end, stderr, workers)
         or _of_signal(end, command)
-        or _of_report(end, report, stderr, logs, command)
+        or _of_report(end, report, stderr, logs, command, len(workers.ranks))
     )
     return Failure(
         rank=workers.ranks[end.local_rank],
@@ -265,13 +265,20 @@ def _of_signal(end: WorkerEnd, command: Command) -> str:
 
 
 def _of_report(
-    end: WorkerEnd, report: ErrorReport | None, stderr: str, logs: Logs, command: Command
+    end: WorkerEnd,
+    report: ErrorReport | None,
+    stderr: str,
+    logs: Logs,
+    command: Command,
+    nproc: int,
 ) -> str:
     """Return what the machine knows about the exception of a worker."""
     closed = exit_evidence.closed_output(report, end.exitcode, is_closed=logs.reader_is_gone)
     if closed:
         return closed
     texts = [report.message, *report.lines] if report is not None else stderr.split("\n")[-_LAST:]
+    if not end.stop_signal and (said := exit_evidence.local_rank(texts, command, nproc)):
+        return said
     temporary = command.env.get("TMPDIR", "/tmp")  # noqa: S108
     log = os.path.dirname(logs.stderr_path(end.local_rank))
     full = exit_evidence.full_disks(texts, (".", log, temporary))

@@ -78,6 +78,7 @@ def prepare(
     entrypoint.check_preload(spec.preload, python)
     nproc = _count_workers(spec, env)
     notes += check_ranks(spec, nproc) + entrypoint.late_flags(spec, given)
+    notes += entrypoint.local_rank_notes(spec, nproc, is_passed=local_rank_argument)
     if spec.verbose and not spec.no_python:
         notes += filter(None, [interpreter.explain(python, env)])
     if "TORCHELASTIC_HEALTH_CHECK_PORT" in env.variables:

@@ -479,7 +479,8 @@ class WorkerGroup:
     def _plan(self, assignment: Assignment) -> WorkerPlan:
         local_rank, job, services = assignment.local_rank, self._job, self._services
         command = job.command
-        stdout, stderr = self.logs.open(local_rank, worker_command.prefix(command, assignment))
+        prefix = worker_command.prefix(command, assignment)
+        stdout, stderr = self.logs.open(local_rank, assignment.rank, prefix)
         variables = worker_command.variables(
             command, self.formed.generation, assignment, self.logs.error_file(local_rank)
         )

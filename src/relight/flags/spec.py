@@ -108,6 +108,7 @@ class LaunchSpec(NamedTuple):
     local_ranks_filter: tuple[int, ...]
     duplicate_stdout_filters: tuple[str, ...]
     duplicate_stderr_filters: tuple[str, ...]
+    repeated_lines: str
     logs_specs: str
     event_log_handler: str
     record_group: bool
@@ -259,6 +260,9 @@ FLAGS: tuple[Flag, ...] = (
          "copy tee'd lines with one of these texts to filtered_stdout.log"),
     Flag("duplicate-stderr-filters", parse_filters, (), "TEXTS",
          "the same for stderr: filtered_stderr.log"),
+    Flag("repeated-lines", one_of("once", "all"), "once", "NAME",
+         "once: a terminal shows a line that several ranks print once, with the ranks; all: each",
+         from_env=False, variable="RELIGHT_REPEATED_LINES"),
     Flag("logs-specs", str, "default", "NAME", "only `default`", from_env=False),
     Flag("event-log-handler", parse_event_handler, "null", "NAME",
          "where events go: null or dynamic_rendezvous (nowhere), console (stderr, one JSON "

@@ -15,10 +15,13 @@ import os
 import select
 import stat
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from relight.host import system
 from relight.host.loop import Alarm, Loop
+
+if TYPE_CHECKING:
+    from relight.core.workers.repeated_lines import RepeatedLines
 
 _PARTIAL_S = 0.1
 """How long an unfinished line is delayed."""
@@ -55,6 +58,12 @@ class Console:
         self._again: bool | None = None
         """Whether to serve the waiting streams once more; None while they are not served."""
         self._patience = Alarm(loop, self._on_patience)
+        self.shows_once: Callable[[], RepeatedLines] | None = None
+        """Where the same line of several ranks is shown once, with a note: what decides that, made
+        at the first output.
+        """
+        self._repeated: RepeatedLines | None = None
+        self._notes = Alarm(loop, self._on_notes)
         may_block = self.fd == fd and not stat.S_ISREG(os.fstat(fd).st_mode)
         self._poll = select.poll() if may_block else None
         if self._poll is not None:
@@ -73,6 +82,9 @@ class Console:
     def say(self, text: str) -> None:
         """Write a message of the agent as a line of its own."""
         self._end_line()
+        if self._repeated is not None:
+            self._say_notes(self._repeated.all_notes())
+            self._repeated.said()
         try:
             line = text.encode(errors="surrogateescape")
         except UnicodeEncodeError:  # not a file name that was decoded here
@@ -97,6 +109,8 @@ class Console:
         """Return when everything is written, the reader is gone, `stop_waiting()` is true, or
         `limit_s` seconds have passed (None: without limit).
         """
+        if self._repeated is not None:
+            self._say_notes(self._repeated.all_notes())
         self.loop.run_until(lambda: self.broken or not self._queue or stop_waiting(), limit_s)
 
     def owned_by(self, stream: "ConsoleStream") -> bool:
@@ -125,7 +139,11 @@ class Console:
 
     def write(self, stream: "ConsoleStream", data: bytes | bytearray) -> None:
         """Write for a stream that `may_write` has allowed."""
-        self._put(data)
+        if self.shows_once is not None:
+            data = self._without_repeated(self.shows_once, stream, data)
+            if not data:
+                return
+        self._put(stream.with_prefix(data))
         stream.wrote_at = self.loop.now()
         self._owner = None if data.endswith(b"\n") else stream
         self._at_return = data.endswith(b"\r")
@@ -157,6 +175,43 @@ class Console:
         if self.fd > 2:
             self.loop.forget(self.fd)
             os.close(self.fd)
+
+    def _without_repeated(
+        self,
+        make: "Callable[[], RepeatedLines]",
+        stream: "ConsoleStream",
+        data: bytes | bytearray,
+    ) -> bytes | bytearray:
+        """Return what to show of a stream's output."""
+        if self._repeated is None:
+            self._repeated = make()
+        if stream.rank is None or len(self.streams) == 1:
+            self._repeated.said()
+            return data
+        inside, now = self._owner is stream, self.loop.now()
+        shown = self._repeated.output(stream.rank, bytes(data), now, inside=inside)
+        if self._notes.when is None:
+            self._notes.set(self._repeated.deadline())
+        return shown
+
+    def _on_notes(self) -> None:
+        repeated, owner, now = self._repeated, self._owner, self.loop.now()
+        due = repeated.deadline() if repeated is not None else None
+        if repeated is None or due is None:
+            return
+        if owner is not None and not (self._at_return or owner.over):
+            due = min(owner.wrote_at + _QUIET_S, due + _PATIENCE_S)
+            if now < due:
+                self._notes.set(due)
+                return
+        self._say_notes(repeated.notes(now))
+        self._notes.set(repeated.deadline())
+        self._serve()
+
+    def _say_notes(self, notes: list[str]) -> None:
+        for note in notes:
+            self._end_line()
+            self._put(f"{note}\n".encode())
 
     def _end_line(self) -> None:
         if self._owner is not None:
@@ -217,9 +272,11 @@ class ConsoleStream:
     Args:
         console: where it goes.
         prefix: what each line begins with, such as `[default0]:`, or nothing.
+        rank: of the worker; None if its lines are not compared with those of others.
     """
 
-    def __init__(self, console: Console, prefix: bytes = b"") -> None:
+    def __init__(self, console: Console, prefix: bytes = b"", rank: int | None = None) -> None:
+        self.rank = rank
         self.wrote_at = 0.0
         self.on_room: Callable[[], None] = _nothing
         """Called when a `full` stream can take more, and when the console breaks."""
@@ -313,9 +370,12 @@ class ConsoleStream:
     def _hand_over(self, size: int) -> None:
         data = self._buffer[:size]
         del self._buffer[:size]
-        self._console.write(self, self._with_prefix(data) if self._prefix else data)
+        self._console.write(self, data)
 
-    def _with_prefix(self, data: bytearray) -> bytes:
+    def with_prefix(self, data: bytes | bytearray) -> bytes | bytearray:
+        """Return output, with the prefix before each line that begins in it."""
+        if not self._prefix:
+            return data
         text = self._prefix.join(data.splitlines(keepends=True))
         if self._at_line_start and not (self._at_return and data.startswith(b"\n")):
             text = self._prefix + text

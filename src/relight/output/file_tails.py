@@ -1,4 +1,5 @@
-"""Shows workers' output files on the console while they are written (--tee).
+"""Reads workers' output files while they are written: shows them on the console (--tee), and finds
+tracebacks in those of stderr.
 
 A turn reads a bounded amount and returns to the loop, so that a worker that writes all the time
 delays neither the others nor a signal.
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from relight.host import system
 from relight.host.loop import Alarm, Loop
 from relight.output.console import ConsoleStream
+from relight.output.pipe_reader import TRACEBACK
 
 _CHUNK = 64 * 1024
 _AT_ONCE = 16
@@ -25,31 +27,47 @@ class FileTail:
 
     Args:
         path: the file, which exists.
-        stream: where to show it.
+        stream: where to show it; None if it is only searched for tracebacks. What is written faster
+            than it is read is then skipped.
         copy: called with what is read, for filters; also when the console is broken.
+        on_traceback: called when a traceback begins, before it is shown.
     """
 
     def __init__(
-        self, path: str, stream: ConsoleStream, copy: Callable[[bytes], None] | None = None
+        self,
+        path: str,
+        stream: ConsoleStream | None,
+        copy: Callable[[bytes], None] | None = None,
+        on_traceback: Callable[[], None] | None = None,
     ) -> None:
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.stream = stream
         self._copy = copy
+        self._on_traceback = on_traceback
+        self._before = b""
+        """The last bytes read: a traceback's header may be cut there."""
         self._position = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether the console has no room for more."""
+        return self.stream is not None and self.stream.full
 
     @property
     def blocked(self) -> bool:
         """Whether reading is useless, now or for good."""
-        return self.stream.full or (self.stream.broken and self._copy is None)
+        stream = self.stream
+        return stream is not None and (stream.full or (stream.broken and self._copy is None))
 
     @property
     def done(self) -> bool:
         """Whether everything that was written has been handed over."""
-        return self.fd < 0 and (self.stream.over or self.stream.broken)
+        stream = self.stream
+        return self.fd < 0 and (stream is None or stream.over or stream.broken)
 
     def read(self) -> int:
         """Read a chunk of new content if the console has room; return its size."""
-        return 0 if self.blocked else self._read()
+        return 0 if self.blocked or self.fd < 0 else self._read()
 
     def drop(self) -> int:
         """Discard what was not shown; return how many bytes. They still reach the filters."""
@@ -57,7 +75,7 @@ class FileTail:
         if self.fd >= 0:
             left = max(0, os.fstat(self.fd).st_size - self._position)
             self.close()
-        return left + self.stream.drop()
+        return left + self.stream.drop() if self.stream is not None else 0
 
     def close(self) -> None:
         """Stop showing the file; what the console did not take still reaches the filters."""
@@ -66,7 +84,8 @@ class FileTail:
                 pass
         os.close(self.fd)
         self.fd = -1
-        self.stream.end()
+        if self.stream is not None:
+            self.stream.end()
 
     def _read(self, *, show: bool = True) -> int:
         size = os.fstat(self.fd).st_size
@@ -74,17 +93,23 @@ class FileTail:
             self._position = 0
         if size == self._position:
             return 0
+        if self.stream is None:
+            self._position = max(self._position, size - _CHUNK + 1)
         data = os.pread(self.fd, _CHUNK, self._position)
         self._position += len(data)
+        if self._on_traceback is not None:
+            new, self._before = self._before + data, data[-len(TRACEBACK) + 1 :]
+            if TRACEBACK in new:
+                self._on_traceback()
         if self._copy is not None:
             self._copy(data)
-        if show and not self.stream.broken:
+        if show and self.stream is not None and not self.stream.broken:
             self.stream.feed(data)
         return len(data)
 
 
 class FileTails:
-    """The files of a generation that are shown while they are written; woken by inotify(7)."""
+    """The files of a generation that are read while they are written; woken by inotify(7)."""
 
     def __init__(self, loop: Loop) -> None:
         self.on_end: Callable[[], None] = _nothing
@@ -102,9 +127,10 @@ class FileTails:
         return all(tail.done for tail in self._tails)
 
     def add(self, tail: FileTail, path: str) -> None:
-        """Show the file at `path` with this tail."""
+        """Read the file at `path` with this tail."""
         self._tails.append(tail)
-        tail.stream.on_room = self._wake
+        if tail.stream is not None:
+            tail.stream.on_room = self._wake
         if self._inotify >= 0 and system.inotify_watch(self._inotify, path, system.IN_MODIFY) < 0:
             self._close_inotify()
             self._wake()
@@ -160,7 +186,7 @@ class FileTails:
         for tail in tails:
             size = tail.read()
             most = max(most, size)
-            if self._finishing and not size and not tail.stream.full:
+            if self._finishing and not size and not tail.full:
                 tail.close()
         if self._finishing and all(tail.fd < 0 for tail in tails):
             self._end()

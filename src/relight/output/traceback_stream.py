@@ -70,6 +70,7 @@ class TracebackStream(ConsoleStream):
             be seen.
         on_late: called when a worker takes long to end; may `replace` what is held, which is shown
             then.
+        rank: of the worker.
     """
 
     def __init__(
@@ -77,8 +78,9 @@ class TracebackStream(ConsoleStream):
         console: Console,
         is_shutting_down: Callable[[], bool | None],
         on_late: Callable[[], None],
+        rank: int | None = None,
     ) -> None:
-        super().__init__(console)
+        super().__init__(console, rank=rank)
         self._core = HeldTraceback()
         self._is_shutting_down = is_shutting_down
         self._on_late = on_late

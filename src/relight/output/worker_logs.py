@@ -33,7 +33,8 @@ from relight.output.pipe_reader import (
 
 if TYPE_CHECKING:
     from relight.core.diagnosis.printed_traceback import PrintedTraceback, Program
-    from relight.output.file_tails import FileTails
+    from relight.core.workers.repeated_lines import RepeatedLines
+    from relight.output.file_tails import FileTail, FileTails
     from relight.output.log_filters import FilteredFile, LineFilter
     from relight.output.traceback_stream import TracebackLooks, TracebackStream
 
@@ -97,17 +98,22 @@ class Logs:
         self._loop = loop
         self._consoles = consoles
         self._spec = spec
-        self._tails = self._file_tails() if spec.tee.any() and directory else None
+        self._tails: FileTails | None = None
+        self._stderr_tails: dict[int, FileTail] = {}
         self._pipes: list[tuple[PipeReader, int]] = []
         self._stdout: dict[int, PipeReader | str] = {}
         self._stderr: dict[int, PipeReader | str] = {}
         self._terminals: dict[int, TracebackStream] = {}
         self._looks: dict[int, TracebackLooks] = {}
+        self._ranks: dict[int, int] = {}
         self._files: list[str] = []
         self._to_pass_on: list[int] = []
         self._filtered: dict[int, FilteredFile] = {}
         self._filters: list[LineFilter] = []
         self._has_told = False
+        for console in consoles:
+            if spec.repeated_lines == "once" and os.isatty(console.fd):
+                console.shows_once = _repeated_lines
         if directory:
             try:
                 os.makedirs(directory)
@@ -161,9 +167,7 @@ class Logs:
             return file.read().decode(errors="replace")
 
     def printed(self, local_rank: int) -> "PrintedTraceback | None":
-        """Return what is known of the last traceback of a worker; None if there is none, or if its
-        stderr goes to a file.
-        """
+        """Return what is known of the last traceback of a worker; None if there is none."""
         looks = self._looks.get(local_rank)
         return looks.core if looks is not None and looks.core.at is not None else None
 
@@ -187,11 +191,12 @@ class Logs:
                 continue  # it was removed
         return total
 
-    def open(self, local_rank: int, prefix: bytes) -> tuple[int, int]:
+    def open(self, local_rank: int, rank: int, prefix: bytes) -> tuple[int, int]:
         """Return the descriptors for a worker's stdout and stderr; `passed_on` closes them here.
 
         Args:
             local_rank: the worker.
+            rank: its rank, for notes on lines that several workers print.
             prefix: the start of each line where they are tee'd.
 
         Raises:
@@ -202,6 +207,7 @@ class Logs:
                 os.mkdir(os.path.join(self._directory, str(local_rank)))
             except OSError as error:
                 self._do_without(error)
+        self._ranks[local_rank] = rank
         raw = Destination(file=False, console=True)
         if self._consoles.stdout is self._consoles.stderr and all(
             destination(self._spec, local_rank, stream) == raw for stream in _NAMES
@@ -220,6 +226,8 @@ class Logs:
         reader = self._stderr.get(local_rank)
         if isinstance(reader, PipeReader) and (failed or stream is not None):
             reader.read()
+        elif failed and local_rank in self._stderr_tails:
+            self._stderr_tails[local_rank].read()
         if local_rank in self._looks:
             self._looks[local_rank].worker_ended()
         if stream is None:
@@ -289,26 +297,27 @@ class Logs:
         to_file, to_console = destination(self._spec, local_rank, stream)
         console = self._consoles.stdout if stream == STDOUT else self._consoles.stderr
         path = self._path(local_rank, f"{_NAMES[stream]}.log")
+        rank = self._ranks[local_rank]
         fd = self._make(path) if to_file else -1
         if to_file and fd < 0:
             to_console = is_shown(self._spec, local_rank)
+        tell = partial(self._on_traceback, local_rank) if stream == STDERR else None
         if fd >= 0:
             self._files.append(path)
             self._streams(stream)[local_rank] = path
-            if to_console and self._tails is not None:
-                from relight.output.file_tails import FileTail
-
-                copy = self._filter(stream, prefix)
-                self._tails.add(FileTail(path, ConsoleStream(console, prefix), copy), path)
+            if to_console:
+                shown: ConsoleStream | None = ConsoleStream(console, prefix, rank)
+                self._tail(local_rank, path, shown, self._filter(stream, prefix), tell)
+            elif tell is not None:
+                self._tail(local_rank, path, None, None, tell)
         elif not to_console and stream == STDOUT:
             fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         else:  # stderr is read even if it is not shown: it tells why a worker failed
             ours, fd = channel(console.fd if to_console else -1)
             if to_console and stream == STDERR and os.isatty(ours):
-                shown: ConsoleStream | None = self._without_traceback(local_rank, console)
+                shown = self._without_traceback(local_rank, console)
             else:
-                shown = ConsoleStream(console) if to_console else None
-            tell = partial(self._on_traceback, local_rank) if stream == STDERR else None
+                shown = ConsoleStream(console, rank=rank) if to_console else None
             pipe = PipeReader(self._loop, ours, shown, tell)
             pipe.copy_window_size(console.fd)
             self._pipes.append((pipe, console.fd))
@@ -350,7 +359,7 @@ class Logs:
         from relight.output.traceback_stream import TracebackStream
 
         look = lambda: self._looks_at(local_rank).look()  # noqa: E731
-        stream = TracebackStream(console, look, self.on_late)
+        stream = TracebackStream(console, look, self.on_late, self._ranks[local_rank])
         self._terminals[local_rank] = stream
         return stream
 
@@ -370,12 +379,24 @@ class Logs:
             )
         return looks
 
-    def _file_tails(self) -> "FileTails":
-        from relight.output.file_tails import FileTails
+    def _tail(
+        self,
+        local_rank: int,
+        path: str,
+        shown: ConsoleStream | None,
+        copy: Callable[[bytes], None] | None,
+        tell: Callable[[], None] | None,
+    ) -> None:
+        """Read a file while it is written."""
+        from relight.output.file_tails import FileTail, FileTails
 
-        tails = FileTails(self._loop)
-        tails.on_end = self._end_filters
-        return tails
+        if self._tails is None:
+            self._tails = FileTails(self._loop)
+            self._tails.on_end = self._end_filters
+        tail = FileTail(path, shown, copy, tell)
+        self._tails.add(tail, path)
+        if tell is not None:
+            self._stderr_tails[local_rank] = tail
 
     def _filter_to(self, name: str, stream: int, texts: tuple[str, ...]) -> None:
         from relight.output.log_filters import FilteredFile
@@ -445,6 +466,13 @@ class UnshownOutput:
         if size:
             why = "the console is blocked"
             self._consoles.stderr.say(f"relight: {size} bytes of {what} were not shown: {why}")
+
+
+def _repeated_lines() -> "RepeatedLines":
+    # At the first output: before the workers have started, it would delay them.
+    from relight.core.workers.repeated_lines import RepeatedLines
+
+    return RepeatedLines()
 
 
 def _end_of(path: str) -> LongOutput:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from relight.base.env import Environment
 from relight.base.fields import fit
 from relight.core.failure import ErrorReport
+from relight.core.workers.worker_command import LAUNCH_PASSES, Command, instead_of, same_local_rank
 
 _SHM = "/dev/shm"  # noqa: S108
 _SMALL = 64 << 20
@@ -28,6 +29,15 @@ _NO_ROOM = re.compile(
 """What programs print when they can't write; torch.save does not say why."""
 _PATH = re.compile(r"(?<![\w.:/-])/(?:[\w.+@=-]+/)*[\w.+@=-]*")
 _MOST_PATHS = 50
+_UNKNOWN_LOCAL_RANK = re.compile(
+    r"(?:unrecognized arguments:|[Nn]o such option|unknown (?:option|flag)).*--local-rank"
+)
+_LACKS_LOCAL_RANK = re.compile(
+    r"(?:arguments are required:|[Mm]issing (?:required )?(?:option|argument)).*(--local[-_]rank)\b"
+)
+"""What argparse, click and others print about a flag."""
+_TAKEN = re.compile(r"[Aa]ddress already in use|EADDRINUSE|Duplicate GPU|out of memory")
+"""What happens to workers that take the place of another one."""
 _LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "vfat", "xfs", "zfs")
 """File systems whose statvfs(3) never waits for another machine."""
 
@@ -114,6 +124,27 @@ def closed_output(report: ErrorReport | None, exitcode: int, *, is_closed: bool)
     )
     reader = "the reader of the launcher's output has ended, as with `| head`"
     return reader if broken and is_closed else ""
+
+
+def local_rank(texts: Iterable[str], command: Command, nproc: int) -> str:
+    """Explain the failure of a script that takes its local rank as an argument, as the old
+    torch.distributed.launch passed it.
+
+    Args:
+        texts: what the worker printed.
+        command: how the workers were started.
+        nproc: how many there are.
+    """
+    lines = list(texts)
+    passed, given = command.local_rank_argument, same_local_rank(command.spec.script_args)
+    lacked = next(filter(None, map(_LACKS_LOCAL_RANK.search, lines)), None)
+    if lacked is not None:
+        return LAUNCH_PASSES if passed else instead_of(lacked[1])
+    if passed and any(_UNKNOWN_LOCAL_RANK.search(line) for line in lines):
+        return LAUNCH_PASSES
+    if given and nproc > 1 and any(_TAKEN.search(line) for line in lines):
+        return f"all {nproc} workers of this node got {given} in their arguments"
+    return ""
 
 
 def _full(path: str, seen: set[int]) -> str:

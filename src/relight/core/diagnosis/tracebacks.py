@@ -105,6 +105,13 @@ _BOX = re.compile(r"^ +[|+]")
 _GROUP = re.compile(r"^ +\+ Exception Group Traceback")
 _FIRST_OF_GROUP = re.compile(r"^ +\+-\+-+ 1 -+$")
 _NEXT_OF_GROUP = re.compile(r"^ +\+-+(?: \d+ -+)?$")
+_RAISES = re.compile(
+    r"""^\ +(?:raise\ [\w.]+\(|assert\ .*,\ *\(?)
+    (?P<quote>["'])(?P<literal>(?:(?!(?P=quote))[^\\])+)(?P=quote)\)?(?:\ from\ .*)?$""",
+    re.VERBOSE,
+)
+"""A line of source that raises an exception whose message is a literal."""
+_LONGEST_SOURCE = 500
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/[^/]+")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
 
@@ -375,6 +382,8 @@ def _is_in_box(lines: Sequence[str]) -> bool:
 
 def _end_of_message(lines: Sequence[str], exception: int) -> int:
     end = exception + 1
+    if _is_whole(lines, exception):
+        return end
     shapes: set[str] = set()
     is_list = lines[exception].rstrip().endswith(":")
     while end < len(lines) and not _is_other(line := lines[end]):
@@ -392,6 +401,22 @@ def _end_of_message(lines: Sequence[str], exception: int) -> int:
     while end > exception + 1 and lines[end - 1].strip() in ("", '"""'):
         end -= 1
     return end
+
+
+def _is_whole(lines: Sequence[str], exception: int) -> bool:
+    """Return whether the message of an exception certainly has one line at most: there is none, or
+    it is the literal with which the source above raises it. A program that has caught the exception
+    may print anything after that; notes (PEP 678) would follow as well, but are rare.
+    """
+    line = lines[exception].rstrip()
+    message = split_exception(line)[1]
+    if not message:
+        return not line.endswith(":")
+    number = exception - 1
+    while number > 0 and is_marks(lines[number]):
+        number -= 1
+    raised = _RAISES.match(lines[number][:_LONGEST_SOURCE])
+    return raised is not None and raised["literal"] == message
 
 
 def _shape(line: str) -> str:

@@ -5,7 +5,7 @@ Both are torchrun's (torch 2.13), with one exception: in arguments, only `${loca
 replaced. What else `string.Template` would replace, such as `$$` and `$local_rank`, stays as it is.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from relight.base.env import Environment
@@ -36,6 +36,8 @@ FLAGS = "-uXfaulthandler"
 environment variable would give the worker's own programs as well. One word, like torchrun's `-u`:
 scripts and wrappers count on the script's place in the command line.
 """
+LAUNCH_PASSES = "launch passes --local-rank: add that name, or use --use-env and LOCAL_RANK"
+"""What to do about a script that knows only the flag of the old torch.distributed.launch."""
 _MACRO = "${local_rank}"
 _OF_AGENTS = ("RELIGHT_TOKEN", STATUS_TOKEN)
 """Variables hidden from the workers: agents and users prove with them what they may do."""
@@ -86,6 +88,23 @@ def with_local_rank(argument: str, local_rank: int) -> str:
         return argument
     parts = argument.split("$" + _MACRO)
     return _MACRO.join([part.replace(_MACRO, str(local_rank)) for part in parts])
+
+
+def instead_of(flag: str) -> str:
+    """Return what to do about a script that wants its local rank as an argument, and gets none."""
+    return f"read LOCAL_RANK, or add {flag} '{_MACRO}' after the script"
+
+
+def same_local_rank(arguments: Sequence[str]) -> str:
+    """Return the argument that gives all workers the same local rank, such as `--local_rank 0`;
+    empty if none does.
+    """
+    for word, value in zip(arguments, (*arguments[1:], ""), strict=False):
+        flag, joined, its_value = word.partition("=")
+        if flag in ("--local_rank", "--local-rank"):
+            is_number = (its_value if joined else value).isdecimal()
+            return (word if joined else f"{word} {value}") if is_number else ""
+    return ""
 
 
 def common_variables(command: Command) -> dict[str, str]:
