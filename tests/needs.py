@@ -90,10 +90,12 @@ def _ssh() -> str:
 
 NEEDS: dict[str, Callable[[], str]] = {
     "aws": lambda: _modules("boto3", "moto"),
+    "c_compiler": lambda: _programs("cc", "gcc"),
     "chromium": lambda: _programs("chromium") or _modules("playwright"),
     "docker": _docker,
     "docker_client": lambda: _modules("docker"),
     "etcd": _etcd,
+    "fire": lambda: _modules("fire"),
     "freezer": _freezer,
     "fsspec": lambda: _modules("fsspec"),
     "fuse": lambda: "" if os.path.exists("/dev/fuse") else "no /dev/fuse",

@@ -4,11 +4,18 @@ import subprocess
 import venv
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import LIMIT_S, clean_environment
 
 import relight
+from relight.agent import postmortem
+from relight.base.env import Environment
+from relight.core.failure import ErrorReport, Failure, FailureKind
+from relight.host.loop import Loop
+from relight.processes import interpreter
 
 SOURCES = str(Path(relight.__file__).resolve().parent.parent)
 SAY = "import sys, torch; print(sys.prefix, torch.__file__)"
@@ -148,3 +155,48 @@ def test_launch_keeps_caller_interpreter(machine: Machine) -> None:
         check=False,
     )
     assert done.stdout.strip() == str(machine.place / "tool"), done.stderr
+
+
+def test_other_nodes_are_answered_while_another_python_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other Python waits here for a file that the loop makes."""
+    monkeypatch.setattr(interpreter, "_LOOK_S", LIMIT_S)
+    go, python = tmp_path / "go", tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nwhile ! [ -e {go} ]; do sleep 0.01; done\n")
+    python.chmod(0o755)
+    variables = Environment({"PATH": f"{tmp_path}:/usr/bin:/bin"})
+    loop = Loop()
+    loop.call_after(0.01, go.touch)
+    try:
+        hint = interpreter.remedy("/tool/bin/python", variables, "torch", loop)
+    finally:
+        loop.close()
+    assert hint.startswith(f"workers ran /tool/bin/python; {python} has it: ")
+
+
+def test_another_python_is_asked_once_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop_signal: list[str] = []
+
+    def remedy(python: str, env: Environment, module: str, loop: Loop) -> str:
+        del python, env, loop
+        asked.append(module)
+        return f"who has {module}?"
+
+    monkeypatch.setattr(interpreter, "remedy", remedy)
+    lines = ("ModuleNotFoundError: No module named 'torch'",)
+    report = ErrorReport(FailureKind.RAISED, *lines[0].split(": "), "", "", lines)
+    failures = [
+        Failure(rank, rank, "vm", 1, 1, 0.0, 0, report, lines, known, "")
+        for rank, known in enumerate(("", "", "the disk is full"))
+    ]
+    command: Any = SimpleNamespace(
+        python="python", env=Environment({}), spec=SimpleNamespace(no_python=False)
+    )
+    loop = Loop()
+    try:
+        found = postmortem._with_remedies(failures, command, loop)
+    finally:
+        loop.close()
+    assert [each.evidence for each in found] == ["who has torch?"] * 2 + ["the disk is full"]
+    assert asked == ["torch"]

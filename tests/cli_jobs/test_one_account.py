@@ -40,6 +40,10 @@ time.sleep(600)
         "if os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 10)\ntime.sleep(600)\n",
         "rank 1 was killed by SIGUSR1: relight did not send it",
     ),
+    "signal that stops jobs": (
+        "if os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 15)\ntime.sleep(600)\n",
+        "rank 1 was killed by SIGTERM: relight did not send it",
+    ),
     "hang": (
         """\
 def read():

@@ -21,6 +21,7 @@ from worker_ends import (
 from relight.core.diagnosis import causes
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
 from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerState
+from relight.core.workers.supervision import WorkerEnd
 
 OVER = WorkerState(" runs no Python code", (), False)
 CLEANS_UP = WorkerState(" in sleep (a.py:9)", ("line",), False, "ValueError: bad record", "a.py:7")
@@ -166,16 +167,33 @@ def test_possible_peer_connection_is_at_most_likely() -> None:
     """A peer had ended, or nobody could look at it."""
     for others in ([stopped(1)], [end(1, at=0.5, report=LOST)]):
         assert judge(end(0, at=1.0, report=RESET), *others).certainty is Certainty.LIKELY
-    verdict = judge(end(0, at=1.0, report=RESET), succeeded=(1,))
+
+
+@pytest.mark.parametrize("doing", [OVER, READS._replace(in_program=False), None])
+def test_a_connection_that_may_have_been_one_to_a_rank_that_left_is_called_so(
+    doing: WorkerState | None,
+) -> None:
+    """It had ended with 0, was shutting down, or was in an exit function. That may be a mere
+    coincidence, whatever the time in between.
+    """
+    leaving = [stopped(1, doing)] if doing else []
+    verdict = judge(end(0, at=1.0, report=RESET), *leaving, succeeded=() if doing else (1,))
+    assert (verdict.root.rank, verdict.ranks) == (0, (0, 1))
+    assert verdict.certainty is Certainty.UNKNOWN
+    assert verdict.detail == (
+        "the connection may have been one to rank 1, which had left the script"
+    )
+
+
+def test_the_only_rank_that_lost_no_connection_is_where_the_others_led() -> None:
+    """One of many that lost theirs may have lost one to any server."""
+    lost = [end(rank, at=1.0, report=RESET) for rank in (1, 2)]
+    verdict = judge(*lost, stopped(0, READS))
     assert (verdict.root.rank, verdict.certainty) == (0, Certainty.LIKELY)
-
-
-def test_connection_lost_after_rank_exit_was_to_that_rank() -> None:
-    """Or as one was leaving its script; not if others had ended long before."""
-    verdict = judge(end(0, at=1.0, report=RESET, just_left=(1,)), succeeded=(1, 2))
-    assert (verdict.says, verdict.ranks) == ("rank 1 had ended with exit code 0", (1,))
-    verdict = judge(end(0, at=1.0, report=RESET), stopped(1, OVER))
-    assert (verdict.says, verdict.root.rank) == ("rank 1 had left the script", 1)
+    assert verdict.says == "rank 0 in read (data.py:41)"
+    assert verdict.why == "rank 0 lost no connection, but all others did"
+    assert judge(lost[0], stopped(0, READS)).root.rank == 1
+    assert judge(*lost, stopped(0, READS), stopped(3, READS)).root.rank == 1
 
 
 @pytest.mark.parametrize(
@@ -315,3 +333,26 @@ def test_lost_peer_message_marks_a_victim(message: str) -> None:
 def test_message_unrelated_to_peers_is_own_failure(message: str) -> None:
     type_, _, text = message.partition(": ")
     assert role(end(report=error(text, type_))) is Role.OWN
+
+
+@pytest.mark.parametrize(
+    ("end", "place", "expected"),
+    [
+        (WorkerEnd(1, 0, 4.0, 0), "", True),
+        (WorkerEnd(1, 0, 6.0, 0), "", False),
+        (WorkerEnd(1, 0, 5.1, TERM), " has ended (zombie)", True),
+        (WorkerEnd(1, 0, 5.1, TERM), " runs no Python code", True),
+        (WorkerEnd(1, 0, 5.1, TERM), " in read (data.py:41)", False),
+        (WorkerEnd(1, 0, 5.1, TERM), "", False),
+    ],
+    ids=["before", "after", "was gone", "was leaving", "was working", "nobody looked"],
+)
+def test_rank_that_was_gone_as_the_others_were_stopped_had_succeeded(
+    end: WorkerEnd, place: str, expected: bool
+) -> None:
+    """The first failure is at 5 s. A process closes its connections before it can be reaped, so one
+    that fails because of that may be reaped first.
+    """
+    doing = WorkerState(place, (), False) if place else None
+    assert causes.had_succeeded(end, 5.0, doing) is expected
+    assert not causes.had_succeeded(end._replace(exitcode=1), 5.0, doing)

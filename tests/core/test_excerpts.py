@@ -81,6 +81,28 @@ def test_short_excerpt_keeps_first_error_of_chain() -> None:
     assert excerpt(lines, 10)[:2] == ["  … 2 frames …", "E: 0"]
 
 
+def test_first_exception_of_a_group_stays_in_a_short_excerpt() -> None:
+    lines = [
+        "  + Exception Group Traceback (most recent call last):",
+        '  |   File "/srv/job/train.py", line 20, in <module>',
+        '  |     raise ExceptionGroup("2 shards failed", errors)',
+        "  | ExceptionGroup: 2 shards failed (2 sub-exceptions)",
+        "  +-+---------------- 1 ----------------",
+    ]
+    for number in (1, 2):
+        lines += [
+            "    | Traceback (most recent call last):",
+            f'    |   File "/srv/job/train.py", line 1{number}, in verify',
+            "    |     raise error",
+            f"    | ValueError: shard {number}",
+            "    +---------------- 2 ----------------",
+        ]
+    shown = excerpt(lines, 11)
+    assert lines[3] in shown
+    assert "    | ValueError: shard 1" in shown
+    assert "    | ValueError: shard 2" not in shown
+
+
 @pytest.mark.parametrize("rows", [10, 54, 55, 70])
 def test_repeated_omissions_are_summed(rows: int) -> None:
     lines = ["Traceback (most recent call last):", '  File "a.py", line 4, in f', "E: bad:"]

@@ -21,7 +21,7 @@ from worker_ends import (
     error,
 )
 
-from relight.core.diagnosis.causes import Role, role
+from relight.core.diagnosis.causes import Certainty, Role, role
 from relight.core.diagnosis.excerpts import cut, rows_of
 from relight.core.diagnosis.failure_text import diagnose, shared, what_happened
 from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerState
@@ -142,12 +142,63 @@ def test_report_has_known_parts_in_fixed_order() -> None:
 
 
 def test_succeeded_ranks_not_blamed_for_own_connection_error() -> None:
+    """Nothing shows whose connection it was."""
     failure = end(3, report=error("shard 5: reset by object store", "ConnectionResetError"))
-    lines = diagnose([failure], (0, 1, 2)).render(formed_at=0, ended="now", verdict="over")
-    assert (
-        lines[0]
-        == "probably rank 3, which raised ConnectionResetError: shard 5: reset by object store"
+    found = diagnose([failure], (0, 1, 2))
+    assert found.render(formed_at=0, ended="now", verdict="over")[:2] == [
+        "rank 3 raised ConnectionResetError: shard 5: reset by object store",
+        "  the connection may have been one to ranks 0-2, which had left the script",
+    ]
+    assert (found.root, found.verdict.certainty) == (failure, Certainty.UNKNOWN)
+
+
+def test_exit_code_of_a_rank_that_ended_by_itself_is_its_own() -> None:
+    """Although it was reaped after the others had been asked to stop, too."""
+    lost = end(1, at=2.0, report=RESET)
+    gone = WorkerState(" has ended (zombie)", (), False, in_program=False)
+    for exitcode, code in ((-SEGV, 139), (7, 7)):
+        ended = end(
+            0, exitcode, at=2.1, stop_signal=TERM, stopping_s=0.1, doing=gone, words="no data"
+        )
+        found = diagnose([lost, ended])
+        assert (found.root, found.exit_code) == (ended, code)
+        assert found.headline().startswith(f"rank 0 {what_happened(ended)}")
+        assert what_happened(ended).endswith(" after printing: no data")
+
+
+def test_words_of_another_process_are_shown_with_the_exception_that_it_caused() -> None:
+    for report in (
+        error("DataLoader worker (pid 7) exited unexpectedly with exit code 3.", "RuntimeError"),
+        error("[Errno 32] Broken pipe", "BrokenPipeError"),
+    ):
+        failure = end(report=report, words="decoder: licence has expired")
+        lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
+        assert "  before that, it printed: decoder: licence has expired" in lines[:3]
+    failure = end(report=error(), words="decoder: licence has expired")
+    lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
+    assert not [line for line in lines if "before that" in line]
+
+
+def test_line_that_a_signal_handler_has_interrupted_is_called_so() -> None:
+    frames = tuple(
+        f'  File "{file}", line 7, in f'
+        for file in ("/srv/train.py", "/x/torch/utils/data/_utils/signal_handling.py")
     )
+    report = error("DataLoader worker (pid 7) is killed by signal: Killed.", "RuntimeError")
+    failure = end(report=report._replace(lines=frames))
+    lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
+    assert "  torch noticed this in a signal handler, which interrupts the script at any line" in (
+        lines
+    )
+
+
+def test_place_of_an_exception_group_follows_that_of_its_first_exception() -> None:
+    report = error("2 of 5 (2 sub-exceptions): ValueError: x", "ExceptionGroup")
+    failure = end(report=report._replace(cause_where="/srv/job/train.py:20"))
+    lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
+    assert lines[1:3] == [
+        "  the group was raised at /srv/job/train.py:20", "  /srv/job/train.py:12 in step",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -160,7 +211,12 @@ def test_succeeded_ranks_not_blamed_for_own_connection_error() -> None:
             "when it failed, rank 2 in all_reduce (train.py:8)",
         ),
         ([end(report=LOST)], (2, 1), "check that all ranks have as many batches"),
-        ([end(report=RESET)], (2, 1), "the connection may have been one to another rank"),
+        ([end(report=RESET)], (2, 1), "check that all ranks have as many batches"),
+        (
+            [end(report=RESET), end(2, -TERM, stop_signal=TERM)],
+            (),
+            "the connection may have been one to another rank",
+        ),
         (
             [end(report=error()._replace(cause="KeyError: 'lr'", cause_where="conf.py:4 in read"))],
             (),
@@ -178,8 +234,17 @@ def test_succeeded_ranks_not_blamed_for_own_connection_error() -> None:
                 ),
             ],
             (),
-            "late, or waiting for something that did not come; rank 2 had printed "
-            "ValueError: bad batch at /srv/job/train.py:12 in step",
+            "rank 2 had printed ValueError: bad batch at /srv/job/train.py:12 in step",
+        ),
+        (
+            [end(report=LOST), end(2, -TERM, stop_signal=TERM, doing=READS, words="no space")],
+            (),
+            "rank 2 had printed no space",
+        ),
+        (
+            [end(report=LOST), end(2, -TERM, stop_signal=TERM, doing=READS)],
+            (),
+            "late, or waiting for something that did not come",
         ),
         (
             [end(exitcode=1)],

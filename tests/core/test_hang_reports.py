@@ -37,6 +37,26 @@ def test_rank_that_never_entered_the_collective_is_suspect() -> None:
     assert suspects(process(*REDUCE), process(*REDUCE), process(*READ)) == (2,)
 
 
+def test_rank_that_receives_from_a_socket_loses_a_tie() -> None:
+    """Somebody else has to send, perhaps the other one."""
+    receiving = process(*RECEIVE, waits_in="recvfrom")
+    assert suspects(receiving, process(*READ)) == (1,)
+    assert suspects(process(*READ), process(*READ), receiving) == (2,)
+
+
+def test_all_tied_ranks_may_be_the_cause() -> None:
+    """Each waits for the others in another call, and no call has fewer ranks."""
+    send = (Frame("/x/torch/distributed/distributed_c10d.py", 9, "send"), MAIN, MODULE)
+    failures = [
+        Failure(rank, rank, "h", 1, -15, 0.0, 15, None, (), "", "", doing=doing(process(*frames)))
+        for rank, frames in enumerate((REDUCE, send, READ))
+    ]
+    tied = hang_text.diagnose(failures[:2], "")
+    assert tied is not None and tied.ranks == (0, 1)
+    alone = hang_text.diagnose(failures, "")
+    assert alone is not None and alone.ranks == (2,)
+
+
 @pytest.mark.parametrize(
     ("state", "text"),
     [

@@ -315,6 +315,12 @@ NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '/data/x'"
         (read("futures-3.11"), "", "", False),
         (read("torch_collate-3.11"), "", "", False),
         (MAIN + "ValueError: bad\n", "", "", False),
+        # A traceback of another machine, in the message; and one of which nothing shows that.
+        (MAIN + "RemoteError: the worker failed\n" + READ + NO_FILE + "\n", NO_FILE,
+         "/srv/job/data.py:4 in read", False),
+        (MAIN + "RemoteError: the worker failed\n\n" + READ + NO_FILE + "\n", "", "", False),
+        # No cause, but another place: that of the group.
+        (read("group-3.11"), "", "/srv/job/train.py:7", False),
         # The last exception says it all.
         (READ + NO_FILE + "\n" + FROM + MAIN + f"OSError: no {NO_FILE[19:]}\n", "", "", False),
         # No errors.

@@ -58,7 +58,9 @@ class Fault(NamedTuple):
 
 
 class Score(NamedTuple):
-    """What a report has right. `agrees`: the JSON report says the same as the console."""
+    """What a report has right. `agrees`: the JSON report and `relight list`, which shows what
+    `relight status` does, say the same as the console.
+    """
 
     rank: bool
     line: bool
@@ -96,7 +98,9 @@ def _fault(path: Path) -> Fault:
 
 
 def run(fault: Fault, launcher: str) -> tuple[str, dict[str, object]]:
-    """Return what the launcher of a fault printed to stderr, and its JSON report, if any."""
+    """Return what the launcher of a fault printed to stderr, and its JSON report, if any; there,
+    `listed` is why the job failed according to `relight list`, which may miss a short one.
+    """
     place = Path(tempfile.mkdtemp(prefix="diagnosis-", dir="/tmp"))
     try:
         report = place / "report.json"
@@ -109,13 +113,20 @@ def run(fault: Fault, launcher: str) -> tuple[str, dict[str, object]]:
         path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
         own = ("RELIGHT_", "TORCHELASTIC_", "PYTHONFAULTHANDLER")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-        environment = {**inherited, "PATH": path, "TMPDIR": str(place)}
+        mine = {"PATH": path, "TMPDIR": str(place), "XDG_RUNTIME_DIR": str(place)}
+        environment = {**inherited, **mine}
         done = subprocess.run(
             ["timeout", "--kill-after=10", str(_LIMIT_S), "bash", "-c", command],
             cwd=place, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
             text=True, errors="replace", check=False,
         )  # fmt: skip
         found = json.loads(report.read_text()) if report.exists() else {}
+        if found:
+            listed = subprocess.run(
+                [sys.executable, "-m", "relight", "list", "--json"],
+                env=environment, capture_output=True, text=True, check=True,
+            )  # fmt: skip
+            found["listed"] = [each.get("message") for each in json.loads(listed.stdout)]
         return done.stderr, found
     finally:
         shutil.rmtree(place, ignore_errors=True)
@@ -146,14 +157,17 @@ def score(fault: Fault, lines: Sequence[str], found: dict[str, object]) -> Score
     else:
         rank = fault.rank in ranks
     place = "\n".join(lines[:5])
-    shown = str(found.get("headline", "")).strip()
+    shown, listed = str(found.get("headline", "")).strip(), found.get("listed")
     return Score(
         rank=rank,
         line=not fault.line
         or any(f"{fault.path.name}{sep}{fault.line}" in place for sep in (":", ": line ")),
         reason=fault.says in head and all(re.search(each, head) for each in fault.also),
         true=not any(re.search(each, text) for each in fault.never),
-        agrees=shown.startswith(first) and found.get("text") == list(lines),
+        agrees=shown.startswith(first)
+        and found.get("text") == list(lines)
+        and isinstance(listed, list)
+        and all(each == shown for each in listed),
     )
 
 

@@ -438,7 +438,7 @@ def usage(process: Process) -> Usage:
 
 
 def gather(
-    ends: Sequence[Any], logs: object, workers: Workers, command: object, host: str, now: float
+    ends: Sequence[Any], logs: object, workers: Workers, command: object, host: str, loop: Any
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
     """As `relight.agent.postmortem.gather`."""
     del logs, command
@@ -449,7 +449,7 @@ def gather(
         if exitcode:
             failures.append(Failure(
                 rank=workers.ranks[local_rank], local_rank=local_rank, host=host, pid=1,
-                exitcode=exitcode, at=at - now, stop_signal=asked, stopping_s=stopping_s,
+                exitcode=exitcode, at=at - loop.now(), stop_signal=asked, stopping_s=stopping_s,
                 last_lines=(),
                 evidence="", log="",
                 report=raised if exitcode == 1 and endings.random() < 0.4 else None,

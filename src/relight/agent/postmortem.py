@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from relight.base.env import Environment
-from relight.core.diagnosis import blame, failure_text, last_words, tracebacks
+from relight.core.diagnosis import blame, causes, failure_text, last_words, tracebacks
 from relight.core.diagnosis.excerpts import headline
 from relight.core.failure import ErrorReport, Failure, FailureKind
 from relight.core.group.messages import JobEnded, NodeReady
 from relight.core.workers.supervision import WorkerEnd as WorkerEnd
 from relight.core.workers.worker_command import Command
+from relight.host.loop import Loop
 from relight.output import error_files
 from relight.output.worker_logs import Logs
 from relight.processes import interpreter
@@ -32,8 +33,6 @@ _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 _FUNCTION = "relight.worker.call"
 """The module that runs a function of `relight.launch`."""
 _MOST_WORDS = 200
-_JUST_S = 1.0
-_MOST_LEFT = 100
 _FAULT = "Fatal Python error: Aborted\n"
 _AT_EXIT = f"terminate called without an active exception\n{_FAULT}"
 """libstdc++ prints the first line if a thread still runs when the process exits, as in torch."""
@@ -50,28 +49,37 @@ def gather(
     workers: Workers,
     command: Command,
     host: str,
-    now: float,
+    loop: Loop,
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
     """Return this node's failures in a generation, at least one, as they are sent to other nodes,
-    and the ranks that had succeeded before the first failure.
+    and the ranks that had succeeded before the first failure. The loop may run meanwhile.
     """
     found = [_failure(end, logs, workers, command, host) for end in ends if end.exitcode]
-    left = [end for end in ends if not end.exitcode and not end.stop_signal]
-    found = [each._replace(just_left=_just_left(each, left, workers)) for each in found]
+    found = _with_remedies(found, command, loop)
     first = min(failure.at for failure in found)
-    succeeded = [end for end in left if end.at <= first]
-    return failure_text.shared(found, now), tuple(
-        workers.ranks[end.local_rank] for end in succeeded
-    )
-
-
-def _just_left(failure: Failure, left: Sequence[WorkerEnd], workers: Workers) -> tuple[int, ...]:
-    ranks = [
+    succeeded = tuple(
         workers.ranks[end.local_rank]
-        for end in left
-        if failure.at - _JUST_S <= end.at <= failure.at
-    ]
-    return tuple(ranks[:_MOST_LEFT])
+        for end in ends
+        if causes.had_succeeded(end, first, workers.doing.get(end.local_rank))
+    )
+    return failure_text.shared(found, loop.now()), succeeded
+
+
+def _with_remedies(found: Sequence[Failure], command: Command, loop: Loop) -> list[Failure]:
+    """Return failures with a hint to another Python if it has the module that a worker lacked."""
+    remedies: dict[str, str] = {}
+    told = []
+    for failure in found:
+        report, evidence = failure.report, failure.evidence
+        lacked = _NO_MODULE.search(report.message) if report is not None else None
+        is_import = report is not None and report.type == "ModuleNotFoundError"
+        if lacked is not None and is_import and not (evidence or command.spec.no_python):
+            module = lacked[1]
+            if module not in remedies:
+                remedies[module] = interpreter.remedy(command.python, command.env, module, loop)
+            evidence = remedies[module]
+        told.append(failure._replace(evidence=evidence))
+    return told
 
 
 def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
@@ -234,7 +242,8 @@ def _printed(
 def _words(end: WorkerEnd, logs: Logs, stderr: str, report: ErrorReport | None) -> str:
     """Return the line of a worker's output that tells most, and if a thread or the program has
     printed another exception before the one that ended it, that one. What stands on stdout may be
-    older than a traceback, unless the program ran on after that.
+    older than a traceback, unless the program ran on after that, and than a crash, unless it tells
+    an error.
     """
     before = tracebacks.printed_before(stderr)
     if before is not None and before.type:
@@ -243,7 +252,8 @@ def _words(end: WorkerEnd, logs: Logs, stderr: str, report: ErrorReport | None) 
     is_older = report is not None and report.kind is FailureKind.PRINTED
     if is_older and not _went_on(logs, end.local_rank):
         return last_words.words(stderr, "")
-    return last_words.words(stderr, _text(logs.stdout_of, end.local_rank))
+    said = last_words.words(stderr, _text(logs.stdout_of, end.local_rank))
+    return said if end.exitcode > 0 or last_words.is_error(said) else last_words.words(stderr, "")
 
 
 def _of_start(evidence: str, command: Command) -> str:
@@ -281,13 +291,7 @@ def _of_report(
         return said
     temporary = command.env.get("TMPDIR", "/tmp")  # noqa: S108
     log = os.path.dirname(logs.stderr_path(end.local_rank))
-    full = exit_evidence.full_disks(texts, (".", log, temporary))
-    if full or report is None:
-        return full
-    lacked = _NO_MODULE.search(report.message)
-    if report.type != "ModuleNotFoundError" or lacked is None or command.spec.no_python:
-        return ""
-    return interpreter.remedy(command.python, command.env, lacked[1])
+    return exit_evidence.full_disks(texts, (".", log, temporary))
 
 
 def _of_disk(end: WorkerEnd, log: str) -> str:

@@ -285,16 +285,17 @@ class WorkerGroup:
         from relight.agent.postmortem import gather, with_address
         from relight.core.diagnosis.failure_text import waited_for_others
 
-        now, command, host = self._services.loop.now(), self._job.command, self._services.host
+        loop, command, host = self._services.loop, self._job.command, self._services.host
         failures, succeeded_ranks = gather(
-            supervisor.ends, self.logs, supervisor.workers, command, host, now
+            supervisor.ends, self.logs, supervisor.workers, command, host, loop
         )
         variables = {plan.local_rank: plan.variables for plan in self._plans}
         failures = tuple(with_address(each, variables[each.local_rank]) for each in failures)
         if any(waited_for_others(failure) for failure in failures):
             from relight.stacks.flight_recorder import with_collectives
 
-            failures = with_collectives(failures, command.env, time.time() - (now - self.began))
+            began = time.time() - (loop.now() - self.began)
+            failures = with_collectives(failures, command.env, began)
         return self._progress._replace(failures=failures, succeeded_ranks=succeeded_ranks)
 
     def is_of(self, failure: Failure) -> bool:

@@ -52,7 +52,6 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "local_rank": (0, 1 << 20),
     "rank": (0, 1 << 40),
     "succeeded_ranks": (0, 1 << 40),
-    "just_left": (0, 1 << 40),
     "gone": (0, 1 << 20),
     "coordinator": (-1, 1 << 20),
     "connection": (0, 1 << 40),

@@ -27,8 +27,10 @@ class ErrorReport(NamedTuple):
 
     `where` is the last line in the user's own code, such as `train.py:42 in step`, and `source` is
     the source text of that line. `cause` is the first exception of a chain, such as
-    `KeyError: 'lr'`, with its place; empty if there is only one exception. `is_interrupted`: a
-    SystemExit or KeyboardInterrupt is in the chain, as if a signal handler had raised it.
+    `KeyError: 'lr'`, with its place; empty if there is only one exception. Of an
+    ExceptionGroup, `where` is the place of its first exception; without a cause, `cause_where` is
+    that of the group. `is_interrupted`: a SystemExit or KeyboardInterrupt is in the chain, as if a
+    signal handler had raised it.
     """
 
     kind: FailureKind
@@ -85,8 +87,7 @@ class Failure(NamedTuple):
     negative, as nodes have no common clock. `stopping_s`: how many seconds before its end it was
     asked to stop. `printed_s`: how many seconds before its end the exception of `report` was
     printed, None if nobody has seen that; `went_on` whether its program ran on after that. `words`
-    is the line of its other output that tells most. `just_left` are the ranks of its node that had
-    ended with 0 in the last second before.
+    is the line of its other output that tells most.
     """
 
     rank: int
@@ -107,7 +108,6 @@ class Failure(NamedTuple):
     printed_s: float | None = None
     went_on: bool | None = None
     words: str = ""
-    just_left: tuple[int, ...] = ()
 
     @property
     def is_explained(self) -> bool:

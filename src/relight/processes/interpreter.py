@@ -1,6 +1,7 @@
 """Chooses the Python interpreter of the workers.
 
 torchrun is installed with torch, so its own Python is the right one. relight may be installed apart
+from typing import TYPE_CHECKING
 from torch (`pipx install`, `uv tool install`). The first of these is taken:
 
     PYTHON_EXEC         as under torchrun
@@ -16,9 +17,12 @@ import sys
 
 from relight.base.env import Environment
 
+if TYPE_CHECKING:
+    from relight.host.loop import Loop
+
 _FINDS = "import importlib.util as u, sys; sys.exit(u.find_spec(sys.argv[1]) is None)"
 _LOOK_S = 1.0
-"""How long another Python is waited for."""
+"""How long another Python is waited for, while the loop runs."""
 
 
 def choose(env: Environment) -> str:
@@ -39,13 +43,14 @@ def explain(python: str, env: Environment) -> str:
     return f"workers run {python} (from {source}); relight runs {sys.executable}"
 
 
-def remedy(python: str, env: Environment, module: str) -> str:
+def remedy(python: str, env: Environment, module: str, loop: "Loop") -> str:
     """Return a hint for a module that the workers' Python lacks, if another Python is on PATH.
 
     Args:
         python: the workers'.
         env: their environment.
         module: its name, as in the error.
+        loop: of this process; it runs meanwhile, as other nodes wait for heartbeats.
     """
     import shutil  # only after a failure
 
@@ -55,11 +60,20 @@ def remedy(python: str, env: Environment, module: str) -> str:
     usual = shutil.which("python", path=places) or shutil.which("python3", path=places)
     if not usual or _is_same(os.path.dirname(usual), os.path.dirname(python)):
         return ""
-    command = [usual, "-c", _FINDS, module.partition(".")[0]]
+    has_it = False
     try:
-        has_it = not helper.run(command, env.variables, _LOOK_S).exitcode
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        command = [usual, "-c", _FINDS, module.partition(".")[0]]
+        try:
+            other_python = helper.Helper(command, env.variables, null, null)
+        finally:
+            os.close(null)
+        other_python.watch(loop, lambda: None)
+        loop.run_until(lambda: other_python.exitcode is not None, _LOOK_S)
+        has_it = other_python.exitcode == 0 and other_python.error is None
+        other_python.close()
     except OSError:
-        has_it = False
+        pass  # it can't be asked
     other = f"; {usual} has it: activate its environment, or set PYTHON_EXEC" if has_it else ""
     return f"workers ran {python}{other}"
 

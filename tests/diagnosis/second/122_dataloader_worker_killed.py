@@ -1,4 +1,4 @@
-# truth: rank=1 line=17 kind=exception says=DataLoader worker
+# truth: rank=1 line=0 kind=exception says=DataLoader worker
 # also: (?i)killed
 # never: (?i)(?<!not the )(?<!not a )\bcause\b(?:(?!rank)[^\n]){0,12}\brank (?:0)\b
 # run: {L} --nproc-per-node=2 {C}/122_dataloader_worker_killed.py

@@ -1,4 +1,4 @@
-# truth: rank=all line=6 kind=hang says=3
+# truth: rank=all line=6 kind=hang says=ranks 0-2
 # run: {L} --nproc-per-node=3 --hang-timeout=6 {C}/82_hang_all_wait_for_file.py
 import os, time
 def wait_for(path):

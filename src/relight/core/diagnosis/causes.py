@@ -23,9 +23,11 @@ from typing import NamedTuple
 from relight.base.text import format_ranks
 from relight.core.diagnosis import blame
 from relight.core.diagnosis.blame import Blame
+from relight.core.diagnosis.excerpts import headline
 from relight.core.diagnosis.stack_text import Frame, place
 from relight.core.diagnosis.traceback_lines import frame_of
-from relight.core.failure import AT_EXIT, Failure, FailureKind
+from relight.core.failure import AT_EXIT, Failure, FailureKind, WorkerState
+from relight.core.workers.supervision import WorkerEnd
 
 _BY_REQUEST = re.compile(
     r"KeyboardInterrupt|SystemExit|SIG(?:TERM|INT|HUP|QUIT|KILL)|signal: (?:\d|Terminated|Killed)"
@@ -33,9 +35,9 @@ _BY_REQUEST = re.compile(
 """What a handler of the agent's SIGTERM may raise, and the exit of child processes killed by it."""
 _IN = (" in ", " is ")
 """How the place of a worker begins if it is known."""
-MISSING_RANK, ELSEWHERE = "missing_rank", "elsewhere"
+_MOST_PRINTED = 200
 _NOT_RUNNING = " runs no Python code"
-ENDED = " has ended"
+_ENDED = " has ended"
 """The place of a worker that had ended when somebody looked."""
 _COLLECTIVES = re.compile(r"/torch/distributed/(?!elastic|rendezvous)")
 
@@ -78,7 +80,7 @@ class Verdict(NamedTuple):
     `rule` has decided, and `why` is its reason. `root` is the rank to look at, and `symptom` the
     failure that has ended the generation: usually the same. `ranks` are blamed, if others than
     `root` are. `says` is put before what happened to `symptom`, joined by `joint`; without a joint,
-    it says all. `hint` is for users.
+    it says all. `detail` is shown right below the headline, `hint` after the place.
     """
 
     rule: str
@@ -89,6 +91,7 @@ class Verdict(NamedTuple):
     ranks: tuple[int, ...] = ()
     says: str = ""
     joint: str = ""
+    detail: str = ""
     hint: str = ""
 
 
@@ -128,8 +131,8 @@ def role(failure: Failure) -> Role:
 def had_failed_before(failure: Failure) -> bool | None:
     """Return whether a worker had failed before it was asked to stop; None if nobody can tell."""
     doing = failure.doing
-    if doing is not None and doing.place.startswith(ENDED):
-        return failure.exitcode != -failure.stop_signal
+    if doing is not None and doing.place.startswith(_ENDED):
+        return ended_by_itself(failure)
     if handling(failure):
         return True
     if not (failure.is_explained or failure.evidence) or is_by_request(failure):
@@ -145,6 +148,15 @@ def had_failed_before(failure: Failure) -> bool | None:
     return None if failure.printed_s is None else False
 
 
+def ended_by_itself(failure: Failure) -> bool:
+    """Return whether a worker ended before the agent's signal reached it."""
+    if not failure.stop_signal:
+        return True
+    doing = failure.doing
+    was_gone = doing is not None and doing.place.startswith(_ENDED)
+    return was_gone and failure.exitcode != -failure.stop_signal
+
+
 def is_by_request(failure: Failure) -> bool:
     """Return whether a worker says that it was interrupted, or lost a process that was."""
     report = failure.report
@@ -157,7 +169,7 @@ def since(failure: Failure) -> float:
     """Return since when a worker is known to have failed, on the clock of `Failure.at`."""
     printed_s = failure.printed_s if failure.is_explained and failure.printed_s else 0.0
     doing = failure.doing
-    was_seen = handling(failure) or (doing is not None and doing.place.startswith(ENDED))
+    was_seen = handling(failure) or (doing is not None and doing.place.startswith(_ENDED))
     return failure.at - max(printed_s, failure.stopping_s if was_seen else 0.0)
 
 
@@ -254,8 +266,8 @@ def missing_rank(known: Known) -> Verdict | None:
         missing = blame.missing_rank(failure)
         if missing is not None and 0 < known.world_size <= missing:
             why = f"it waits for rank {missing}; this job has {known.world_size} ranks"
-            hint = f"{why}: is the world_size of the script right?"
-            return Verdict(MISSING_RANK, Certainty.PROVEN, why, failure, failure, hint=hint)
+            detail = f"{why}: is the world_size of the script right?"
+            return Verdict("missing_rank", Certainty.PROVEN, why, failure, failure, detail=detail)
     return None
 
 
@@ -274,13 +286,24 @@ def lost_connection(known: Known) -> Verdict | None:
     if not found:
         return None
     root = found[0]
-    over = _left_script(known)
-    if root.just_left or over:
-        return _left_early(root, over[0] if over else root, _ranks_of(over) or root.just_left)
+    over = [failure for failure in _left_script(known) if failure is not root]
+    gone = (*known.succeeded_ranks, *_ranks_of(over))
+    if gone:
+        why = f"the connection may have been one to {format_ranks(gone)}, which had left the script"
+        ranks = tuple(sorted((*gone, root.rank)))
+        hint = "check that all ranks have as many batches"
+        return Verdict(
+            "lost_connection", Certainty.UNKNOWN, why, root, root, ranks, detail=why, hint=hint
+        )
+    if len(found) > 1 and len(found) == len(known.ends) - 1:
+        left = elsewhere(known)
+        if left is not None:
+            why = f"{format_ranks(left.ranks)} lost no connection, but all others did"
+            return left._replace(rule="lost_connection", why=why, hint="")
     others = [f for f in known.ends if f is not root and role(f) is Role.STOPPED]
     seen = all(f.doing is not None and f.doing.place.startswith(_IN) for f in others)
     earlier = [f for f in known.ends if f is not root and since(f) < since(root)]
-    if seen and not (earlier or known.succeeded_ranks or root.stop_signal):
+    if seen and not (earlier or root.stop_signal):
         why, certainty = "no other rank had failed or ended", Certainty.PROVEN
     else:
         why, certainty = "the connection may have been one to another rank", Certainty.LIKELY
@@ -332,9 +355,33 @@ def left_early(known: Known) -> Verdict | None:
     return _left_early(victims[0], over[0], _ranks_of(over)) if over else None
 
 
+def had_succeeded(end: WorkerEnd, first_at: float, doing: WorkerState | None) -> bool:
+    """Return whether a worker had come to the end of its script before the first failure.
+
+    A process closes its connections before it can be reaped, so another one may be reaped earlier
+    that failed because of that, and this one is asked to stop, too.
+
+    Args:
+        end: how it ended.
+        first_at: when the first worker failed, on the same clock.
+        doing: what it did when it was asked to stop, if somebody has looked.
+    """
+    if end.exitcode:
+        return False
+    if not end.stop_signal:
+        return end.at <= first_at
+    return doing is not None and (doing.place.startswith(_ENDED) or _is_leaving(doing))
+
+
+def _is_leaving(doing: WorkerState) -> bool:
+    """Return whether a worker was shutting down, perhaps in an exit function."""
+    in_exit_function = doing.place.startswith(_IN) and not doing.in_program
+    return doing.place == _NOT_RUNNING or in_exit_function
+
+
 def _left_script(known: Known) -> list[Failure]:
     """Return the workers that were seen to have left their script, if others had not."""
-    over = [f for f in known.ends if f.doing is not None and f.doing.place == _NOT_RUNNING]
+    over = [f for f in known.ends if f.doing is not None and _is_leaving(f.doing)]
     over = [failure for failure in over if not failure.is_explained]
     return over if len(over) < len(known.ends) else []
 
@@ -345,7 +392,9 @@ def _left_early(symptom: Failure, root: Failure, ranks: tuple[int, ...], says: s
         says = f"{format_ranks(ranks)} had {left}"
     why = f"{says}; others still needed {'it' if len(ranks) == 1 else 'them'}"
     hint = "check that all ranks have as many batches"
-    return Verdict("left_early", Certainty.LIKELY, why, root, symptom, ranks, says, "; then ", hint)
+    return Verdict(
+        "left_early", Certainty.LIKELY, why, root, symptom, ranks, says, "; then ", hint=hint
+    )
 
 
 def _ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
@@ -362,10 +411,21 @@ def elsewhere(known: Known) -> Verdict | None:
     first = min(found, key=lambda failure: failure.rank)
     why = f"{places(found)} while others waited"
     hint = "late, or waiting for something that did not come"
-    says = places(found)
     return Verdict(
-        ELSEWHERE, Certainty.LIKELY, why, first, victims[0], ranks, says, ", when ", hint
-    )
+        "elsewhere", Certainty.LIKELY, why, first, victims[0], ranks, places(found), ", when ",
+        _had_printed(first), hint,
+    )  # fmt: skip
+
+
+def _had_printed(failure: Failure) -> str:
+    """Return what a worker had printed before: its exception, such as that of a thread, or else the
+    line that tells most.
+    """
+    report, said = failure.report, failure.words
+    if report is not None and report.type:
+        at = f" at {report.where}" if report.where else ""
+        said = f"{report.type}: {headline(report, _MOST_PRINTED)}{at}"
+    return f"rank {failure.rank} had printed {said}" if said else ""
 
 
 def different_collectives(known: Known) -> Verdict | None:

@@ -1,9 +1,9 @@
 """Shortens a long traceback to its most telling lines, within the rows of a report.
 
 The least telling lines are dropped first: frames of libraries, marks under the source, all but the
-first lines of a message, headers of earlier tracebacks of a chain, the exceptions between its first
-and its last, then the user's frames, outermost first. The user's innermost frame and the first and
-the last exception stay.
+first lines of a message, all but the first exception of a group, headers of earlier tracebacks of a
+chain, the exceptions between its first and its last, then the user's frames, outermost first. The
+user's innermost frame and the first and the last exception stay.
 """
 
 import re
@@ -43,6 +43,8 @@ _ADDRESS = re.compile(
     | (?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])""",
     re.VERBOSE,
 )
+_NEXT_OF_GROUP = re.compile(r"^ +\+-+ (?:[2-9]|\d\d+) -+$")
+"""What Python prints before the second and later exceptions of an ExceptionGroup."""
 _NATIVE_PLACES = (
     re.compile(
         r"\[(?:enforce\ fail\ at\ )?[^\]\s]+\.(?:cc|cpp|cu|cuh|cxx|h|hpp):\d+\]\ ?"
@@ -228,10 +230,13 @@ def _least_telling(lines: Sequence[str]) -> list[list[int]]:
     last = [library.pop()] if own and library else []
     between = [range(begin, end) for begin, end in pairwise(links)]
     first_lines = message[:_MESSAGE] if len(headers) < 2 else []
+    later = [number for number, line in enumerate(lines) if _NEXT_OF_GROUP.match(line)]
+    members = [range(begin, end) for begin, end in pairwise([*later, len(lines)])]
     return [
         *library,
         *([marks] if marks else []),
         *reversed(message[len(first_lines) :]),
+        *map(list, reversed(members)),
         *headers[:-1],
         *map(list, between),
         *last,

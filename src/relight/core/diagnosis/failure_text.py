@@ -16,6 +16,7 @@ from relight.core.diagnosis import blame, causes
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
 from relight.core.diagnosis.excerpts import WIDTH, cut, cut_left, excerpt, headline, rows_of
 from relight.core.diagnosis.last_words import is_error
+from relight.core.diagnosis.traceback_lines import frame_of
 from relight.core.failure import CRASHES, ErrorReport, Failure, FailureKind, WorkerState
 
 _ROWS = 25
@@ -28,6 +29,13 @@ _LOG = 8 * WIDTH - len("log: ")
 """Most characters of the log path; a longer one would crowd out the traceback."""
 _LEAST_EVIDENCE = 5
 """If the traceback and its blank lines have fewer rows, the consequences are shortened."""
+_OF_CHILD = re.compile(
+    r"CalledProcessError|BrokenPipeError|BrokenProcessPool|^EOFError|"
+    r"(?:worker|process)\b.*\b(?:exited|died|ended|is killed|terminated)\b",
+    re.IGNORECASE,
+)
+"""What an exception says if another process has failed that may have told why."""
+_SIGCHLD_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 _MAX_CONSEQUENCES = 4
 _MAX_RECORDED = 7
 """Most rows for what torch's flight recorder says."""
@@ -60,8 +68,9 @@ class Diagnosis(NamedTuple):
     def exit_code(self) -> int:
         """The exit code of the failure that ended the job, as a shell would give it."""
         failure = self.verdict.symptom
-        stopped = failure.stop_signal and failure.is_explained and -failure.exitcode not in CRASHES
-        if stopped or failure.aborted_at_exit or role(failure) is Role.REPORTED:
+        raised = failure.is_explained and -failure.exitcode not in CRASHES
+        stopped = not causes.ended_by_itself(failure)
+        if failure.aborted_at_exit or (stopped and (raised or role(failure) is Role.REPORTED)):
             return 1  # what Python exits with after an exception
         return shell_exit_code(failure.exitcode)
 
@@ -140,7 +149,7 @@ class Diagnosis(NamedTuple):
     def _reasons(self) -> list[str]:
         """Return lines that say more of the cause."""
         verdict, symptom = self.verdict, self.verdict.symptom
-        lines = []
+        lines = [verdict.detail] if verdict.detail else []
         if verdict.says and not verdict.joint and role(symptom) is Role.VICTIM:
             if -symptom.exitcode not in CRASHES:
                 lines.append(f"rank {symptom.rank} {what_happened(symptom)}")
@@ -152,13 +161,13 @@ class Diagnosis(NamedTuple):
         if report is not None and report.cause and symptom.is_explained:
             at = f" at {report.cause_where}" if report.cause_where else ""
             lines.append(f"caused by {report.cause.partition(chr(10))[0]}{at}")
+        elif report is not None and report.cause_where and symptom.is_explained:
+            lines.append(f"the group was raised at {report.cause_where}")
         is_crash = report is not None and report.kind is FailureKind.CRASHED
         if symptom.is_explained and symptom.evidence and not is_crash:
             lines.append(symptom.evidence)
         elif symptom.is_explained and self._adds_something(symptom):
             lines.append(f"before that, it printed: {symptom.words}")
-        if verdict.rule == causes.MISSING_RANK:
-            lines.append(verdict.hint)
         return [cut(f"  {line}", 4 * WIDTH) for line in lines]
 
     def _adds_something(self, failure: Failure) -> bool:
@@ -166,7 +175,8 @@ class Diagnosis(NamedTuple):
         report, words = failure.report, failure.words
         if report is None or report.kind is FailureKind.CRASHED or failure.aborted_at_exit:
             return False
-        if not (is_error(words) or (words and report.type == "CalledProcessError")):
+        of_child = _OF_CHILD.search(f"{report.type}: {report.message[:_RECORDED]}")
+        if not (is_error(words) or (words and of_child)):
             return False
         said = headline(report, _WHAT)
         return not said or (said not in words and words not in said)
@@ -178,11 +188,10 @@ class Diagnosis(NamedTuple):
             return "a C++ thread was still running at exit (SIGABRT)"
         if blame.text_of(symptom.report, ()).startswith(("BdbQuit", "bdb.BdbQuit")):
             return "pdb was quit, or had no terminal; breakpoint() waits for `relight debug`"
-        if verdict.rule == causes.ELSEWHERE:
-            late = [f for f in (self.root, *self.consequences) if f.rank in verdict.ranks]
-            return verdict.hint + "".join(dict.fromkeys(map(_had_printed, late)))
-        if verdict.hint and verdict.rule != causes.MISSING_RANK:
+        if verdict.hint:
             return verdict.hint
+        if symptom.is_explained and _in_signal_handler(symptom.report):
+            return "torch noticed this in a signal handler, which interrupts the script at any line"
         if verdict.certainty is Certainty.UNKNOWN:
             others = [f for f in self.consequences if role(f) is Role.STOPPED]
             if where := causes.places(others):
@@ -228,21 +237,18 @@ def _time(failure: Failure) -> tuple[float, int]:
     return failure.at, failure.rank
 
 
+def _in_signal_handler(report: ErrorReport | None) -> bool:
+    """Return whether torch's data loader raised an exception when one of its processes ended."""
+    frames = [frame for line in report.lines if (frame := frame_of(line))] if report else []
+    return bool(frames) and frames[-1].file.endswith(_SIGCHLD_HANDLER)
+
+
 def _where(failure: Failure) -> str:
     """Return where a worker failed, in the user's own code."""
     report = failure.report
     if report is not None and (failure.is_explained or not (failure.words or failure.stop_signal)):
         return report.where
     return failure.doing.handling_where if failure.doing and causes.handling(failure) else ""
-
-
-def _had_printed(failure: Failure) -> str:
-    """Return which exception a worker had printed before, such as that of a thread, as a clause."""
-    report = failure.report
-    if report is None or not report.type:
-        return ""
-    at = f" at {report.where}" if report.where else ""
-    return f"; rank {failure.rank} had printed {report.type}: {_first_line(report)}{at}"
 
 
 def repeatable(failure: Failure) -> tuple[object, ...] | None:
@@ -346,7 +352,7 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
     report = failure.report
     if report is not None and failure.is_explained and report.kind is not FailureKind.CRASHED:
         return cut(_exception(report, most), most)
-    evidence = failure.evidence
+    evidence, by_itself = failure.evidence, causes.ended_by_itself(failure)
     handled = causes.handling(failure)
     if failure.stop_signal and handled:
         return cut(f"was handling {handled} when it was stopped", most)
@@ -355,7 +361,7 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
         text = f"exited with code {failure.exitcode}"
         if number in (*CRASHES, signal.SIGKILL, signal.SIGTERM):
             text += f", as a shell reports {signal_name(number)}"
-        elif not failure.stop_signal:
+        elif by_itself:
             said = failure.words
             if not said and report is not None and report.type:
                 said = f"{report.type}: {headline(report, most)}"
@@ -369,13 +375,9 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
             and report.message != signal.strsignal(number)
         ):
             evidence = f"{report.type}: {_first_line(report)}"
-        elif (
-            number in CRASHES
-            and not (failure.is_explained or failure.stop_signal or evidence)
-            and (is_error(failure.words))
-        ):
+        elif number in CRASHES and by_itself and not evidence and failure.words:
             text += f" after printing: {failure.words}"
-        elif not (evidence or failure.stop_signal or number in CRASHES):
+        elif by_itself and not (evidence or number in CRASHES):
             evidence = "relight did not send it"
     return cut(f"{text}: {evidence}" if evidence else text, most)
 

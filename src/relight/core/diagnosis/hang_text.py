@@ -3,7 +3,8 @@
 Nothing has failed by itself in a hang, so the ranks are compared by where they were when they were
 stopped (`Failure.doing`). Ranks that wait for their peers in a collective come last: the cause is
 rather one that has not come there. Of the others, those that can't run (stopped, or in an
-uninterruptible call) come first, then the smallest group. Loaded only after a hang.
+uninterruptible call) come first, then the smallest group, then those that do not wait for data from
+a socket, which somebody else has to send. Loaded only after a hang.
 """
 
 from collections.abc import Iterable, Sequence
@@ -69,10 +70,20 @@ class Hang(NamedTuple):
         return [*lines, *elsewhere, *end]
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that may be the cause: those of several groups if these are tied."""
+        groups = ((self.root, *self.same), *self._tied)
+        return tuple(sorted(failure.rank for group in groups for failure in group))
+
+    @property
     def is_tied(self) -> bool:
         """Whether ranks wait for each other in different calls, as many in one as in another."""
-        waiting = [group for group in self.others if _waits(group)]
-        return _waits([self.root]) and any(len(g) == 1 + len(self.same) for g in waiting)
+        return bool(self._tied)
+
+    @property
+    def _tied(self) -> list[tuple[Failure, ...]]:
+        waiting = [group for group in self.others if _waits(group) and _waits([self.root])]
+        return [group for group in waiting if len(group) == 1 + len(self.same)]
 
     def _what(self) -> str:
         mine, waiting = [self.root, *self.same], [g for g in self.others if _waits(g)]
@@ -116,11 +127,12 @@ def _waits(group: Sequence[Failure]) -> bool:
     return group[0].doing is not None and group[0].doing.expects_peers
 
 
-def _likeliest_first(group: Sequence[Failure]) -> tuple[bool, bool, bool, int, int]:
+def _likeliest_first(group: Sequence[Failure]) -> tuple[bool, bool, bool, int, bool, int]:
     doing = group[0].doing
     waits = doing is not None and doing.expects_peers
     can_run = doing is None or not stack_text.is_halted(doing)
-    return doing is None, waits, can_run, len(group), group[0].rank
+    receives = doing is not None and stack_text.receives(doing.place)
+    return doing is None, waits, can_run, len(group), receives, group[0].rank
 
 
 def _line(group: Sequence[Failure], *, hangs: bool = False) -> str:

@@ -18,7 +18,9 @@ from relight.core.diagnosis.traceback_lines import clean, frame_of, is_header, i
 from relight.core.diagnosis.tracebacks import besides
 
 _LINES = 30
-"""How many lines at the end are looked at."""
+"""How many lines at the end are weighed, without noise."""
+_LOOKED_AT = 500
+"""How many lines at the end are looked at: a program may release much before it ends."""
 _LONGEST = 1000
 """Characters of a line that are looked at."""
 _NOISE = re.compile(
@@ -32,8 +34,8 @@ _NOISE = re.compile(
     | ^(?i:usage):\ | ^Try\ '.*--help' | ^For\ detailed\ information
     | ^wandb: | ^Set\ the\ environment\ variable\ HYDRA_FULL_ERROR | ^Error\ executing\ job\ with
     | RemoteTraceback:\ *$ | ^During\ handling\ of | ^The\ above\ exception\ was
-    | ^(?:Current\ thread|Thread)\ 0x | ^Extension\ modules: | ^\ *<no\ Python\ frame>
-    | resource_tracker: | <omitting\ python\ frames>""",
+    | ^Fatal\ Python\ error:\  | ^(?:Current\ thread|Thread)\ 0x | ^Extension\ modules:
+    | ^\ *<no\ Python\ frame> | resource_tracker: | <omitting\ python\ frames>""",
     re.VERBOSE,
 )
 _ERROR = re.compile(
@@ -94,7 +96,7 @@ def _telling(lines: Sequence[str]) -> list[str]:
     kept: list[str] = []
     is_warning = False
     boxed: list[str] | None = None
-    for line in [line for line in lines if line.strip()][-_LINES:]:
+    for line in [line for line in lines if line.strip()][-_LOOKED_AT:]:
         if boxed is not None and line.startswith("│"):
             boxed.append(line.strip("│ "))
             continue
@@ -110,7 +112,7 @@ def _telling(lines: Sequence[str]) -> list[str]:
             kept.append(_from_json(short) or line.strip())
     if boxed:
         kept.append(f"Error: {' '.join(boxed)}")
-    return kept
+    return kept[-_LINES:]
 
 
 def _from_json(line: str) -> str:

@@ -56,6 +56,7 @@ _GENERIC = re.compile(r"wrapper|inner|wrapped|decorate_\w+|new_func|\w*_fn")
 """Functions that decorators put around the one that the user has called."""
 _IDLE_CALLS = ("futex", "restart_syscall")
 """System calls that say nothing: whoever waits for the GIL or a lock is in futex."""
+_RECEIVES = re.compile(r", system call (?:recv\w+|accept4?)$")
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """The outermost function of a script, and of `python -m` (Lib/runpy.py)."""
 _STATES = {
@@ -162,7 +163,8 @@ def place(frames: Sequence[Frame]) -> CodePlace:
 
 def groups(stacks: Mapping[int, ProcessStack | str]) -> list[RankGroup]:
     """Group ranks by state and place: those that wait for others last, those that can't run first,
-    else the smallest group first, then by the lowest rank.
+    else the smallest group first, then those that do not wait for data from a socket, then by the
+    lowest rank.
 
     Args:
         stacks: by rank; a text is the reason why there is none.
@@ -230,6 +232,15 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Worke
 def is_halted(doing: WorkerState) -> bool:
     """Return whether a worker could not run: it was stopped, or in an uninterruptible call."""
     return doing.place.startswith(tuple(_STATES.values()))
+
+
+def receives(text: str) -> bool:
+    """Return whether processes wait for data from a socket, or for a connection.
+
+    Args:
+        text: of their group, or `WorkerState.place`.
+    """
+    return _RECEIVES.search(text) is not None
 
 
 def is_locked(found: WorkerState) -> bool:
@@ -300,9 +311,9 @@ def native_lines(functions: Sequence[str]) -> list[str]:
     return [f"  in {_cut(function)}" for function in reversed(functions)]
 
 
-def _likeliest_first(group: RankGroup) -> tuple[bool, bool, int, tuple[int, ...]]:
+def _likeliest_first(group: RankGroup) -> tuple[bool, bool, int, bool, tuple[int, ...]]:
     can_run = not group.text.startswith(tuple(_STATES.values()))
-    return group.expects_peers, can_run, len(group.ranks), group.ranks
+    return group.expects_peers, can_run, len(group.ranks), receives(group.text), group.ranks
 
 
 def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]:

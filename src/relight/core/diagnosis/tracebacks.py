@@ -453,7 +453,7 @@ def _ending(
         if report.kind is FailureKind.PRINTED:
             printed = printed or (number, report)
         elif crash is None or crash[0] < chain.end or not crash[1].where:
-            return number, report
+            return number, _with_quoted(lines, chain, chains[number + 1 : number + 2], report)
         else:
             break
     if crash is not None:
@@ -492,7 +492,30 @@ def _report(
     cause, cause_where = _cause(lines, chain, report)
     *before_last, last_type = [_type(lines, each) for each in chain.raised]
     interrupted = last_type in _INTERRUPTS[:2] or any(each in _INTERRUPTS for each in before_last)
-    return report._replace(cause=cause, cause_where=cause_where, is_interrupted=interrupted)
+    if cause:
+        report = report._replace(cause=cause, cause_where=cause_where)
+    return report._replace(is_interrupted=interrupted)
+
+
+def _with_quoted(
+    lines: Sequence[str], chain: _Chain, following: Sequence[_Chain], report: ErrorReport
+) -> ErrorReport:
+    """Return a report with the traceback that stands in the message of its exception: that of
+    another process or machine, with no word between, and without an outermost frame.
+    """
+    if not following or following[0].start != chain.end or report.kind is not FailureKind.RAISED:
+        return report
+    quoted = following[0]
+    if _is_outermost(lines, quoted.raised[0].stack[0]):
+        return report
+    last = quoted.raised[-1]
+    type_, message = _split(in_box(lines[last.exception]))
+    where, _ = _place(lines, last.stack)
+    shown = (*report.lines, *_shown(lines, quoted, quoted.end))
+    report = report._replace(lines=tuple(without_middle(shown, _MOST_LINES)))
+    if report.cause:
+        return report
+    return report._replace(cause=f"{type_}: {message}" if message else type_, cause_where=where)
 
 
 def _was_handled(
@@ -550,7 +573,9 @@ def _cause(lines: Sequence[str], chain: _Chain, report: ErrorReport) -> tuple[st
 def _group(
     lines: Sequence[str], traceback: _Traceback, kind: FailureKind, shown: tuple[str, ...]
 ) -> ErrorReport:
-    """Return the report of an ExceptionGroup: place and message of its first exception."""
+    """Return the report of an ExceptionGroup: place and message of its first exception, and where
+    the group itself was raised.
+    """
     type_, message = _split(in_box(lines[traceback.exception]))
     begin = traceback.exception
     end = traceback.end
@@ -568,12 +593,12 @@ def _group(
         ),
         "",
     )
+    group_where, group_source = _place_in(lines[traceback.start : traceback.exception])
     where, source = _place_in(lines[begin:end])
     if not where:
-        where, source = _place_in(lines[traceback.start : traceback.exception])
-    return ErrorReport(
-        kind, type_, f"{message}: {first}" if first else message, where, source, shown
-    )
+        where, source, group_where = group_where, group_source, ""
+    said = f"{message}: {first}" if first else message
+    return ErrorReport(kind, type_, said, where, source, shown, cause_where=group_where)
 
 
 def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:

@@ -93,7 +93,7 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
         certainty = Certainty.UNKNOWN if diagnosis.is_tied else Certainty.LIKELY
         return JobEnded(
             diagnosis.exit_code, cause, tuple(report), root, same_ranks=same, verdict=reason,
-            ranks=(root.rank, *same), certainty=certainty.value, why=diagnosis.cause,
+            ranks=diagnosis.ranks[:_MOST_SAME], certainty=certainty.value, why=diagnosis.cause,
         )  # fmt: skip
     found = diagnosis.verdict
     symptom = found.symptom._replace(at=found.symptom.at - now)

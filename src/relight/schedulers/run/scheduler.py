@@ -260,7 +260,9 @@ def _state(job: NodeSnapshot) -> AppState:
         return AppState.PENDING if job.state == WAITING and job.generation < 0 else AppState.RUNNING
     if job.exit_code == EXIT_OK:
         return AppState.SUCCEEDED
-    return AppState.CANCELLED if job.exit_code in _STOPPED else AppState.FAILED
+    # A rank that somebody else has killed with such a signal has failed, and the job with it.
+    was_stopped = job.exit_code in _STOPPED and not job.blamed
+    return AppState.CANCELLED if was_stopped else AppState.FAILED
 
 
 def _state_of(worker: RankSnapshot, job: NodeSnapshot) -> AppState:
