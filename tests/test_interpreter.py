@@ -176,7 +176,7 @@ def test_other_nodes_are_answered_while_another_python_is_asked(
 
 
 def test_another_python_is_asked_once_for_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    stop_signal: list[str] = []
+    asked: list[str] = []
 
     def remedy(python: str, env: Environment, module: str, loop: Loop) -> str:
         del python, env, loop

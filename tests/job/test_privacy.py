@@ -10,6 +10,7 @@ import relight.job as specs
 from relight.base import redaction
 from relight.base.redaction import HIDDEN, redact_argv, redact_env, redact_text
 from relight.job.serial import to_json
+from relight.runner.submitted import redact_app
 
 SECRET = "hunter2"
 
@@ -173,7 +174,7 @@ def test_redacts_all_parts_of_app() -> None:
         metadata={"api_key": SECRET, "deep": [{"secret": SECRET}, 1, None], "team": "vision"},
     )
     app = specs.AppDef("a", [role], {"password": SECRET, "owner": "me"})
-    kept = redaction.of_app(app)
+    kept = redact_app(app)
     assert SECRET not in json.dumps(to_json(kept))
     (found,) = kept.roles
     assert found.env == {"HF_TOKEN": HIDDEN, "URL": f"https://me:{HIDDEN}@host", "A": "1"}

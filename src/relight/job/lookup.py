@@ -7,7 +7,6 @@ from relight.base.errors import UsageError
 from relight.base.text import did_you_mean
 from relight.job import records
 from relight.job.handles import EXAMPLE, PART, RUN, SESSION, Handle, parse_handle, part_of
-from relight.processes.running_jobs import JobDirectory
 
 _ID_FORM = r"([^/\s]*[^/\s:])" + PART
 
@@ -35,6 +34,8 @@ def _by_name(text: str) -> Handle | None:
     """Return the job of `relight run` on this machine with this id, pid or name, the newest of
     several; one that has ended counts only if none runs.
     """
+    from relight.processes.running_jobs import JobDirectory  # not on Windows
+
     try:
         jobs = JobDirectory(env.read().variables)
         running = jobs.running()
@@ -50,6 +51,8 @@ def _by_name(text: str) -> Handle | None:
 
 def names_of_run() -> list[str]:
     """Return the names and ids of the jobs of `relight run` on this machine."""
+    from relight.processes.running_jobs import JobDirectory
+
     try:
         ids = JobDirectory(env.read().variables).ids()
     except OSError:

@@ -14,6 +14,7 @@ A Python that is only on PATH is not taken, because the user has not chosen it. 
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from relight.base.env import Environment
 

@@ -195,7 +195,7 @@ def _record(job: "Prepared", env: Environment) -> Record:
         "submitted": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "command": redaction.redact_argv(job.words),
         "cfg": _without_secrets(dict(job.request.cfg)),
-        "app": serial.to_json(_redacted(job.app)),
+        "app": serial.to_json(redact_app(job.app)),
         "environment": redaction.of_environment(env.variables),
         "user": next(filter(None, map(env.get, _USER)), "") or user_name(),
         "host": socket.gethostname(),
@@ -242,7 +242,8 @@ def _other_names(name: str) -> list[str]:
     return [each for each in dict.fromkeys(known) if each != name and registry.same(each, name)]
 
 
-def _redacted(app: AppDef) -> AppDef:
+def redact_app(app: AppDef) -> AppDef:
+    """Return the app with secrets hidden in arguments, variables and metadata."""
     roles = [
         replace(
             role,
