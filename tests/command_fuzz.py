@@ -114,7 +114,7 @@ KNOWN = {
     "scheduler": (*registry.names(), *registry.ALIASES, "run", "auto", "kubernetes_mcad", "lsf"),
     "replica": ("0", "0,1", ",", "²", "0-3", "9" * 5000),
     "lines": ("0", "5", "²"),
-    "run_guarded": ("0", "1", "all", "-1", "²"),
+    "attempt": ("0", "1", "all", "-1", "²"),
     "since": (
         "10m", "1h", "2026-01-01", "2026-01-01T10:00:00Z", "yesterday", "9999999d", "-1s",
         "0001-01-01", "²h",
@@ -145,7 +145,7 @@ VALID = {
     "event-log-handler": ("null", "console"),
     "scheduler": ("local", "slurm"),
     "replica": ("0",),
-    "run_guarded": ("0", "all"),
+    "attempt": ("0", "all"),
     "since": ("10m",),
     "until": ("1h",),
     "role": ("default", "x"),

@@ -311,7 +311,7 @@ def test_traceback_does_not_wait_for_slow_teardown(
     agent = start("run", "--nproc-per-node=2", "--shutdown-timeout=60", train,
                   variables={"NO_COLOR": "1"},
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
-    wait_for((tmp_path / "stop_signal").exists)
+    wait_for((tmp_path / "asked").exists)
     assert b"relight: traceback of rank 1\r\n" in terminal.read_until(b"ValueError: first\r\n")
     assert agent.poll() is None
 

@@ -59,7 +59,7 @@ def runner(tmp_path: Path, variables: dict[str, str]) -> Runner:
 
 
 @pytest.mark.parametrize(
-    ("rank", "run_guarded", "generations"),
+    ("rank", "attempt", "generations"),
     [(0, "0", [0]), (1, "0", [1]), (1, "1", [2]), (1, "all", [1, 2]), (0, "all", [0])],
 )
 def test_lines_of_rank_follow_membership_changes(
@@ -71,7 +71,7 @@ def test_lines_of_rank_follow_membership_changes(
 
 
 @pytest.mark.parametrize(
-    ("rank", "run_guarded", "said", "hint"),
+    ("rank", "attempt", "said", "hint"),
     [
         (1, "3", "rank 1 of run://relight/train-7 has no attempt 3", "it has 0, 1;"),
         (5, "0", "run://relight/train-7 has no rank 5", "ranks 0 to 1"),

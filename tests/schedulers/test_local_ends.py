@@ -383,7 +383,7 @@ def test_second_ctrl_c_kills_remaining_processes() -> None:
     )
     assert process.stderr is not None
     with process.stderr:
-        for word in ("up", "stop_signal"):
+        for word in ("up", "asked"):
             while word not in (line := process.stderr.readline()):
                 assert line, "it ended"
             process.send_signal(signal.SIGINT)

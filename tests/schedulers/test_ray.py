@@ -273,7 +273,7 @@ def test_no_process_outlives_killed_driver(jobs: Jobs, tmp_path: Path) -> None:
     assert status.message == "the driver of the job was killed"
     assert status.replicas[0].state is FAILED
     jobs.until(lambda: not of_variable(mark))
-    assert (tmp_path / "stop_signal").exists()
+    assert (tmp_path / "asked").exists()
 
 
 def _driver(app_id: str) -> int:

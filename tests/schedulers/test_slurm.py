@@ -414,7 +414,7 @@ def test_many_statuses_take_one_squeue_call(jobs: Jobs) -> None:
     ids = [jobs.submit(bash("true")) for _ in range(3)]
     for app_id in ids:
         jobs.until(app_id, *OVER)
-    asked = jobs.slurm.directory / "stop_signal"
+    asked = jobs.slurm.directory / "asked"
     tools = jobs.slurm.directory / "tools"
     tools.mkdir()
     for name in ("squeue", "sacct"):

@@ -144,7 +144,7 @@ class Workers:
         self.world.watch.begins(node, self.formed)
         for local_rank, rank in enumerate(self.ranks):
             self._tell(WorkerStarted(local_rank, rank, local_rank))
-        self.world.watch.attach_workers(self)
+        self.world.watch.runs(self)
 
     @property
     def standing(self) -> bool:
@@ -205,7 +205,7 @@ class Workers:
         if changed:
             self.world.log(f"{self.node.name} {'freezes' if self.standing else 'thaws'}")
             self._tell_frozen(self.standing)
-            self.world.watch.attach_workers(self)
+            self.world.watch.runs(self)
         look_at = self._freezer.next_look(now)
         if self.standing or look_at is None:
             return
@@ -284,7 +284,7 @@ class Workers:
         if local_rank in self._alive:
             del self._alive[local_rank]
             if not self._alive:
-                self.world.watch.attach_workers(self)
+                self.world.watch.runs(self)
             self._tell(WorkerExited(local_rank, exitcode))
 
     def _orphan(self) -> None:
@@ -296,7 +296,7 @@ class Workers:
 
     def _die(self) -> None:
         self._alive.clear()
-        self.world.watch.attach_workers(self)
+        self.world.watch.runs(self)
 
     def _tell_frozen(self, frozen: bool) -> None:
         def tell() -> None:

@@ -66,7 +66,7 @@ PAGE = Page(
         Flag("replica", str, "", "N,…", "only these replicas", from_env=False),
         Flag("rank", parse_count, None, "N", "only this rank, counted over the whole job",
              from_env=False),
-        Flag("run_guarded", parse_attempt, "", "N|all",
+        Flag("attempt", parse_attempt, "", "N|all",
              "only what the worker wrote after N restarts; all: in all attempts", from_env=False),
         Flag("grep", str, "", "TEXT", "only lines with this text", from_env=False),
         Flag("regex", str, "", "R", "only lines that match", from_env=False),
@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
     if values["rank"] is not None and handle.replicas:
         raise UsageError("--rank names a worker of the whole job, and a replica is given as well")
     compiled(values["regex"])
-    query = {key: values[key] for key in ("since", "until", "rank", "run_guarded")}
+    query = {key: values[key] for key in ("since", "until", "rank", "attempt")}
     query |= {"stream": values["streams"], "last": values["lines"]}
     query["regex"] = values["regex"] or re.escape(values["grep"])
     with Runner() as runner:
