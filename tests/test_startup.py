@@ -54,7 +54,7 @@ OWN = {
     "relight.flags.spec",
     "relight.host",
     "relight.host.descriptors",
-    "relight.host.exit_signals",
+    "relight.base.exit_signals",
     "relight.host.files",
     "relight.host.linux",
     "relight.host.loop",

@@ -284,7 +284,7 @@ LOADED_BEFORE = {
     "relight.agent.status.page_process": "--status",
 }
 """Loaded by then, if at all, because of a flag or where the job runs."""
-DONE_WITHOUT = {"relight.doctor"}
+DONE_WITHOUT = {"relight.health.endpoint"}
 """Its caller catches every exception."""
 
 

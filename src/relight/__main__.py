@@ -3,7 +3,7 @@
 import gc
 from typing import NoReturn
 
-from relight.host.exit_signals import exit_on_signals
+from relight.base.exit_signals import exit_on_signals
 
 
 def entry() -> NoReturn:

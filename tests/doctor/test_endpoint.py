@@ -12,7 +12,6 @@ from etcd_server import free_ports
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight import doctor
 from relight.core.link import wire
 from relight.health import endpoint
 from relight.health.endpoint import (
@@ -150,7 +149,7 @@ def test_program_that_is_not_a_coordinator_is_named(
 ) -> None:
     """It is described by its behaviour and its process."""
     port = serve(answer)
-    lines = doctor.at_timeout("127.0.0.1", port)
+    lines = endpoint.at_timeout("127.0.0.1", port)
     (line,) = [line for line in lines if "is taken by a program" in line]
     assert words in line
     assert f"(pid {os.getpid()})" in line
@@ -164,7 +163,7 @@ def test_coordinator_is_recognized_and_not_disturbed(start: Start, launch: Launc
     assert first.stderr is not None
     while b"1 of" not in first.stderr.readline():
         pass
-    lines = doctor.at_timeout("127.0.0.1", port)
+    lines = endpoint.at_timeout("127.0.0.1", port)
     assert any("a coordinator of relight answers" in line for line in lines), lines
     assert launch("run", *flags, "--no-python", "true").returncode == 0
     assert first.wait(LIMIT_S) == 0
@@ -175,21 +174,21 @@ def test_endpoint_check_always_ends(serve: Serve) -> None:
     answer = threading.Event()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(endpoint, "addresses_of", lambda _: answer.wait())
-        lines = doctor.at_timeout("gpu-01", 29400, seconds=0.5)
+        lines = endpoint.at_timeout("gpu-01", 29400, seconds=0.5)
     answer.set()
     assert "does not resolve" in lines[0]
-    doctor.at_timeout("127.0.0.1", serve(None), seconds=0.5)
+    endpoint.at_timeout("127.0.0.1", serve(None), seconds=0.5)
 
 
 def test_timeout_reason_is_reported_despite_errors() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(endpoint, "examine", lambda *_: 1 / 0)
-        assert doctor.at_timeout("gpu-01", 29400) == [
+        assert endpoint.at_timeout("gpu-01", 29400) == [
             "the endpoint could not be examined: division by zero"
         ]
     for host in ("", "\0", "a" * 300, "[::1]", "ä", "1.2.3.4.5"):
-        assert doctor.at_timeout(host, 29400)
-    assert doctor.at_timeout("127.0.0.1", 99999)
+        assert endpoint.at_timeout(host, 29400)
+    assert endpoint.at_timeout("127.0.0.1", 99999)
 
 
 def test_local_view_is_reported_without_nnodes(launch: Launch, serve: Serve) -> None:

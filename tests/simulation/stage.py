@@ -133,7 +133,7 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     "relight.cli.coordinator": {
         "Consoles": node.Consoles, "time": SimpleNamespace(strftime=lambda _: ""),
     },
-    "relight.doctor": {"at_timeout": lambda *_: []},
+    "relight.health.endpoint": {"at_timeout": lambda *_: []},
     "relight.agent.postmortem": {
         "gather": node.gather, "report": lambda end, *_: end.reason,
         "suspects_peer": lambda *_: False,

@@ -4,9 +4,9 @@ import sys
 
 from relight.agent.agent import Agent
 from relight.agent.prepare import prepare
+from relight.base import exit_signals
 from relight.base.env import Environment
 from relight.flags.spec import LaunchSpec
-from relight.host import exit_signals
 
 
 def make_agent(

@@ -34,6 +34,7 @@ from relight.api.function import (
     variables_of_job,
 )
 from relight.base import env as environment
+from relight.base import exit_signals
 from relight.base.env import Environment
 from relight.base.errors import (
     EXIT_HUNG,
@@ -57,7 +58,7 @@ from relight.events.event_types import (
     WorkerStarted,
 )
 from relight.flags.arguments import parse, to_spec
-from relight.host import exit_signals, system
+from relight.host import system
 
 OnEvent = Callable[[Event], None]
 _NOT_IN_PROCESS = ("preload", "keep-warm")

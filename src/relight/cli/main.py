@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from relight.base import exit_signals
 from relight.base.errors import (
     EXIT_INTERNAL,
     EXIT_MACHINE,
@@ -19,7 +20,6 @@ from relight.base.errors import (
     describe_bug,
     format_exception_oneline,
 )
-from relight.host import exit_signals
 
 COMMANDS = {
     "run": "start and watch the workers of this node (torchrun)",

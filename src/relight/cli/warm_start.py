@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from relight.agent.prepare import prepare
 from relight.base import env as environment
+from relight.base import exit_signals
 from relight.base.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError
 from relight.base.text import format_duration, pluralize
 from relight.base.values import AUTO, KEEP_WARM_S, KeepWarm
@@ -15,7 +16,7 @@ from relight.events.event_text import describe
 from relight.events.event_types import PreloadReady, PreloadWithout
 from relight.flags.arguments import parse, to_spec
 from relight.flags.spec import LaunchSpec
-from relight.host import exit_signals, system
+from relight.host import system
 from relight.host.loop import Loop
 from relight.warm import preloading
 from relight.warm.import_profile import LearnedFile
