@@ -42,7 +42,7 @@ SOURCES = {
     "core/diagnosis/blame.py": ("OTHER_ADDRESS",),
     "core/diagnosis/causes.py": (
         "missing_rank", "lost_connection", "different_sizes", "left_early", "_left_early",
-        "elsewhere", "different_collectives", "first_victim",
+        "elsewhere", "different_collectives", "first_victim", "_printed", "_was_handling",
     ),
     "core/workers/worker_command.py": ("LAUNCH_PASSES", "instead_of"),
     "core/diagnosis/failure_text.py": (
@@ -57,9 +57,9 @@ SOURCES = {
     ),
     "stacks/exit_evidence.py": (
         "full_disks", "bus_error", "cpu_limit", "missing_interpreter", "closed_output",
-        "local_rank", "_full",
+        "local_rank", "hard_cpu_limit", "_shm_remedy", "_full",
     ),
-    "host/oom_detector.py": ("of_worker", "of_child", "_counted", "_place", "_other", "_NOBODY"),
+    "host/oom_detector.py": ("of_worker", "of_child", "_counted", "_place", "_other", "NOBODY"),
     "agent/shutdown.py": ("as_unfit", "as_preempted"),
     "agent/link.py": ("JobEnded",),
     "agent/postmortem.py": ("_of_disk",),

@@ -38,8 +38,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import relight
+from relight.agent import start
 from relight.base.errors import EXIT_INTERNAL
-from relight.cli import completion, doctor, main, run
+from relight.cli import completion, doctor, main
 from relight.cli.coordinator import COORDINATOR_FLAGS
 from relight.cli.launch import LAUNCH_FLAGS
 from relight.flags.spec import Flag
@@ -95,7 +96,7 @@ KNOWN = {
         "on", "10", "while:1", "while:", "while:²", "while:99999999999", "while:0", "1e-9",
     ),
     "preload": (
-        "os", "auto", "off", "os.path,json", "relight.agent.not_found", "os,auto", "..", "é",
+        "os", "auto", "off", "os.path,json", "relight.missing", "os,auto", "..", "é",
         "antigravity.x",
     ),
     "redirects": ("3", "0:3,1:2", "0:3,", "²:1", "9" * 5000 + ":1", "0:4"),
@@ -671,7 +672,7 @@ def without_effects(folder: Path) -> Iterator[None]:
     put(Loop, "run_once", effect)
     put(Runner, "submit", effect)
     put(importlib.metadata, "entry_points", _entry_points)  # 40 ms each
-    put(run, "Agent", lambda _: effect())
+    put(start, "Agent", lambda _: effect())
     try:
         yield
     finally:

@@ -268,7 +268,7 @@ def test_torch_job_report_names_culprit_not_peers(
     assert re.match(f"relight: {first}", shown), result.stderr
     assert result.returncode == exit_code, result.stderr
     if line := find_line(path):
-        assert report[1].startswith(f"  {path}:{line}"), shown
+        assert re.match(rf"  (rank \d+ at )?{re.escape(str(path))}:{line}\b", report[1]), shown
     assert says in shown, shown
     check_form(report)
 

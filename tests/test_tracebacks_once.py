@@ -323,7 +323,7 @@ def test_traceback_does_not_wait_for_slow_teardown(
 def test_teed_tracebacks_stay_complete_in_file_and_terminal(
     shown: Callable[..., str], tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    output = shown(SAME, "--nproc-per-node=2", *flags)
+    output = shown(SAME, "--nproc-per-node=2", "--repeated-lines=all", *flags)
     for rank in range(2):
         assert f"[default{rank}]:Traceback (most recent call last):\n" in output
         assert f"[default{rank}]:ValueError: no file data.bin\n" in output

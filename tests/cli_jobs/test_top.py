@@ -13,8 +13,8 @@ from conftest import LIMIT_S, RELIGHT, Start, clean_environment
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, RichLog, Static
 
-from relight import cli
 from relight.base.errors import MachineError, UsageError
+from relight.cli import inspect as cli
 from relight.cli.inspect import top as command
 from relight.cli.inspect import top_view
 from relight.cli.inspect.top_view import ConfirmScreen, OutputScreen, TopView

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from worker_ends import (
+    AT_EXIT,
     CRASHED,
     KILL,
     LOST,
@@ -18,7 +19,7 @@ from worker_ends import (
     error,
 )
 
-from relight.core.diagnosis import causes
+from relight.core.diagnosis import blame, causes
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
 from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerState
 from relight.core.workers.supervision import WorkerEnd
@@ -52,6 +53,9 @@ def stopped(rank: int = 0, doing: WorkerState | None = None, **known: Any) -> Fa
         (stopped(exitcode=-KILL), Role.STOPPED),
         (stopped(exitcode=143), Role.STOPPED),
         (stopped(exitcode=1), Role.STOPPED),
+        (stopped(doing=OVER, exitcode=1), Role.REPORTED),
+        (stopped(doing=OVER, exitcode=143), Role.STOPPED),
+        (stopped(doing=OVER), Role.STOPPED),
         (stopped(report=PRINTED), Role.STOPPED),
         (stopped(report=CRASHED), Role.STOPPED),
         (stopped(exitcode=127, evidence="it could not be started"), Role.REPORTED),
@@ -119,6 +123,42 @@ def test_rank_cleaning_up_after_exception_precedes_its_victims() -> None:
     assert verdict.root is culprit
     assert verdict.certainty is Certainty.LIKELY
     assert verdict.why == "it was handling ValueError: bad record before it was stopped"
+
+
+def test_rank_that_works_below_an_except_block_has_not_failed() -> None:
+    """It goes on without the file that was missing; so do the others."""
+    below = CLEANS_UP._replace(works_below=True)
+    assert role(stopped(0, below)) is Role.STOPPED
+    first = end(1, at=1.0, report=RESET)
+    verdict = judge(first, stopped(0, below))
+    assert (verdict.root, verdict.certainty) == (first, Certainty.PROVEN)
+    verdict = judge(end(1, at=1.0, report=WAITED), stopped(0, below))
+    assert (verdict.rule, verdict.root.rank) == ("elsewhere", 0)
+    assert verdict.detail == "rank 0 was handling ValueError: bad record (a.py:7)"
+
+
+def test_exception_that_all_ranks_handle_is_no_cause() -> None:
+    others = [
+        end(0, at=1.0, report=WAITED._replace(cause=CLEANS_UP.handling)),
+        stopped(1, REDUCES._replace(handling=CLEANS_UP.handling, works_below=True)),
+    ]
+    for other in others:
+        verdict = judge(end(2, at=1.0, report=WAITED), other, stopped(3, CLEANS_UP))
+        assert (verdict.rule, verdict.root.rank) == ("elsewhere", 3)
+        assert not verdict.detail
+
+
+def test_rank_in_an_except_block_is_at_most_suspected_of_closing_a_connection() -> None:
+    """It may wait there, and try again; no message is one of torch."""
+    first = end(1, at=1.0, report=RESET)
+    verdict = judge(first, stopped(0, CLEANS_UP))
+    assert (verdict.root, verdict.certainty) == (first, Certainty.LIKELY)
+    assert verdict.why == (
+        "the connection may have been one to rank 0, which was handling ValueError: bad record"
+    )
+    assert judge(first, end(2, at=1.0, report=RESET), stopped(0, CLEANS_UP)).root.rank == 0
+    raised = stopped(0, CLEANS_UP, exitcode=1, report=error("bad record"))
+    assert judge(first, raised).root is raised  # that exception has ended it
 
 
 def test_rank_handling_lost_connection_is_a_victim() -> None:
@@ -226,6 +266,32 @@ def test_missing_rank_is_blamed_if_nobody_failed(
     assert verdict.certainty is Certainty.LIKELY
 
 
+def test_an_exception_of_a_rank_that_left_early_is_told() -> None:
+    """It may have handled that, and returned, or called sys.exit."""
+    lost = end(0, report=LOST)
+    told = end(1, 0, report=PRINTED)
+    said = "rank 1 had printed ValueError: bad batch at /srv/job/train.py:12 in step"
+    verdict = judge(lost, told, succeeded=(1,))
+    assert (verdict.says, verdict.root) == ("rank 1 had ended with exit code 0", told)
+    assert (verdict.detail, verdict.hint) == (said, "")
+    verdict = judge(lost, told._replace(report=None, words="FATAL: no data"), succeeded=(1,))
+    assert verdict.detail == "rank 1 had printed FATAL: no data"
+    verdict = judge(lost, stopped(1, OVER, report=PRINTED))
+    assert (verdict.says, verdict.detail) == ("rank 1 had left the script", said)
+    assert not verdict.hint
+    aborted = end(1, -signal.SIGABRT, last_lines=AT_EXIT[1:], words="FATAL: no data")
+    assert judge(lost, aborted).detail == "rank 1 had printed FATAL: no data"
+    assert not judge(lost, aborted._replace(words=AT_EXIT[1])).detail
+    # A peer may send anything.
+    assert not judge(lost, end(2, 0, report=PRINTED), succeeded=(1,)).detail
+
+
+def test_exit_code_of_a_rank_that_was_shutting_down_is_its_own() -> None:
+    culprit = stopped(1, OVER, exitcode=1, report=PRINTED)
+    verdict = judge(end(0, at=1.0, report=LOST), culprit)
+    assert (verdict.root, verdict.rule) == (culprit, "own_failure")
+
+
 def traceback(function: str, line: int) -> ErrorReport:
     """What a rank raises in a collective."""
     text = (
@@ -308,6 +374,7 @@ def test_first_exception_is_named_if_all_were_stopped() -> None:
         "DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network "
         "error, NCCL version 2.27.3\nncclRemoteError: A call failed possibly due to a network",
         "DistBackendError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(1)",
+        "torch.distributed.DistNetworkError: Socket Timeout",
         "ConnectionResetError: [Errno 104] Connection reset by peer",
         "ConnectionRefusedError: [Errno 111] Connection refused",
         "BrokenPipeError: [Errno 32] Broken pipe",
@@ -319,6 +386,18 @@ def test_lost_peer_message_marks_a_victim(message: str) -> None:
     assert role(end(report=error(text, type_))) is Role.VICTIM
 
 
+def test_time_out_raised_in_torch_blames_a_peer() -> None:
+    line = '  File "/x/site-packages/torch/distributed/distributed_c10d.py", line 3, in barrier'
+    report = error("Socket Timeout", "RuntimeError")
+    assert blame.of(report._replace(lines=(line,)), ()) is blame.Blame.PEER
+    assert blame.of(report, ()) is blame.Blame.NOBODY
+
+
+def test_connection_of_another_library_is_not_known_to_be_one_to_a_peer() -> None:
+    report = error("Connection closed by peer", "RedisError")
+    assert blame.of(report, ()) is blame.Blame.CONNECTION
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -328,6 +407,9 @@ def test_lost_peer_message_marks_a_victim(message: str) -> None:
         "FileNotFoundError: [Errno 2] No such file or directory: 'peer.txt'",
         "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x4 and 5x6)",
         "TimeoutError: the data set is locked",
+        "RuntimeError: Timed out waiting 5000ms for NFS lock /ckpt/.lock",
+        "RuntimeError: Socket Timeout",
+        "RuntimeError: wait timeout after 5000ms",
     ],
 )
 def test_message_unrelated_to_peers_is_own_failure(message: str) -> None:

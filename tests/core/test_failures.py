@@ -23,8 +23,13 @@ from worker_ends import (
 
 from relight.core.diagnosis.causes import Certainty, Role, role
 from relight.core.diagnosis.excerpts import cut, rows_of
-from relight.core.diagnosis.failure_text import diagnose, shared, what_happened
+from relight.core.diagnosis.failure_text import diagnose, how_it_ended, shared, what_happened
 from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerState
+from relight.core.group import restart_decision
+from relight.core.group.messages import JobEnded
+from relight.core.group.restart_decision import GenerationEnd
+
+IMPLICIT = "During handling of the above exception, another exception occurred:"
 
 
 def test_equal_failures_are_reported_once() -> None:
@@ -36,7 +41,7 @@ def test_equal_failures_are_reported_once() -> None:
     assert [f.rank for f in diagnosis.same] == [2, 3]
     assert diagnosis.consequences == (other,)
     text = diagnosis.render(formed_at=0, ended="now", verdict="over")
-    assert text[0] == "ranks 1-3 raised ValueError: rank 1 at 0x7f1"
+    assert text[0] == "ranks 1-3 raised ValueError: rank 1 at 0x7f1 (numbers of rank 1)"
     assert text[3].startswith("  first rank 1 on vm: ")
 
 
@@ -211,7 +216,6 @@ def test_place_of_an_exception_group_follows_that_of_its_first_exception() -> No
             "when it failed, rank 2 in all_reduce (train.py:8)",
         ),
         ([end(report=LOST)], (2, 1), "check that all ranks have as many batches"),
-        ([end(report=RESET)], (2, 1), "check that all ranks have as many batches"),
         (
             [end(report=RESET), end(2, -TERM, stop_signal=TERM)],
             (),
@@ -221,6 +225,18 @@ def test_place_of_an_exception_group_follows_that_of_its_first_exception() -> No
             [end(report=error()._replace(cause="KeyError: 'lr'", cause_where="conf.py:4 in read"))],
             (),
             "caused by KeyError: 'lr' at conf.py:4 in read",
+        ),
+        (
+            [
+                end(
+                    report=error()._replace(
+                        cause="OSError: no cache",
+                        lines=("OSError: no cache", "", IMPLICIT, "", "ValueError: bad batch"),
+                    )
+                )
+            ],
+            (),
+            "while handling OSError: no cache",
         ),
         (
             [
@@ -324,7 +340,7 @@ def test_cut_text_ends_at_sentence_or_word(text: str, expected: str) -> None:
             "remote worker for logs.",
             "Connection closed by peer [127.0.0.1]:4187.",
         ),
-        ("wait timeout after 9ms: " + "x" * 300, "wait timeout after 9ms: " + "x" * 20),
+        ("wait timeout after 9ms, keys: " + "x" * 300, "wait timeout after 9ms, keys: " + "x" * 20),
     ],
 )
 def test_long_consequence_line_keeps_its_reason(message: str, shown: str, later: float) -> None:
@@ -334,6 +350,62 @@ def test_long_consequence_line_keeps_its_reason(message: str, shown: str, later:
     lines = diagnose(failures).render(formed_at=0, ended="11:42:07", verdict="over")
     (line,) = [line for line in lines if "raised RuntimeError" in line]
     assert f"{'0.3 s later, ' if later else ''}raised RuntimeError: {shown}" in line
+
+
+def test_numbers_that_differ_are_those_of_one_rank() -> None:
+    def first_line(*files: int) -> str:
+        ends = [end(n, report=error(f"no /data/{file}.bin")) for n, file in enumerate(files)]
+        return diagnose(ends).render(formed_at=0, ended="now", verdict="over")[0]
+
+    said = "ranks 0-1 raised ValueError: no /data/4.bin"
+    assert first_line(4, 5) == f"{said} (numbers of rank 0)"
+    assert first_line(4, 4) == said
+
+
+def test_rank_that_did_not_end_when_asked_was_killed_later() -> None:
+    stubborn = end(1, -KILL, 30.0, stop_signal=TERM, stopping_s=30.0)
+    said = "stopped by the agent (SIGTERM), killed 30 s later"
+    assert how_it_ended(stubborn) == said
+    assert how_it_ended(stubborn._replace(stopping_s=0.1)) == "stopped by the agent (SIGTERM)"
+    lines = diagnose([end(0, report=error()), stubborn]).render(
+        formed_at=0, ended="now", verdict="over"
+    )
+    assert f"  rank 1: {said}" in lines
+
+
+def test_broken_pipe_that_the_machine_explains_is_no_lost_peer() -> None:
+    evidence = "the reader of the launcher's output has ended, as with `| head`"
+    report = error("[Errno 32] Broken pipe", "BrokenPipeError")
+    lines = diagnose([end(0, report=report, evidence=evidence)]).render(
+        formed_at=0, ended="now", verdict="over"
+    )
+    assert lines[:2] == ["rank 0 raised BrokenPipeError: [Errno 32] Broken pipe", f"  {evidence}"]
+
+
+def ended(*ends: Failure, succeeded: tuple[int, ...] = ()) -> JobEnded:
+    end_of = GenerationEnd(ends, succeeded, "", 0.0)
+    return restart_decision.end(end_of, "over", 0.0)
+
+
+def test_place_of_another_rank_than_the_first_is_labelled() -> None:
+    job = ended(end(0, report=LOST), end(1, -TERM, stop_signal=TERM, doing=READS))
+    assert job.report[0].startswith("rank 1 in read (data.py:41), when rank 0 raised RuntimeError")
+    assert job.report[1] == "  rank 0 at /srv/job/train.py:12 in step"
+    assert job.headline.endswith("Connection reset by peer at /srv/job/train.py:12 in step")
+    gone = ended(end(0, report=LOST), succeeded=(1,)).report
+    assert gone[1] == "  rank 0 at /srv/job/train.py:12 in step"
+    assert gone[3].startswith("  rank 0 on vm")
+    assert ended(end(0, report=error())).report[1] == "  /srv/job/train.py:12 in step"
+
+
+def test_headline_of_a_job_tells_what_the_machine_found() -> None:
+    full = "the file system of /data is full (0 bytes free of 4 MiB)"
+    job = ended(end(0, report=error("can't write"), evidence=full))
+    said = "rank 0 raised ValueError: can't write at /srv/job/train.py:12 in step"
+    assert job.headline == f"{said}; {full}"
+    assert ended(end(0, -KILL, evidence="out of memory")).headline == (
+        "rank 0 was killed by SIGKILL: out of memory"
+    )
 
 
 def test_long_rank_list_is_cut() -> None:

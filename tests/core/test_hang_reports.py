@@ -2,10 +2,11 @@
 
 import pytest
 from test_stack_groups import MAIN, MODULE, READ, REDUCE, process
+from worker_ends import WAITED, error
 
 from relight.core.diagnosis import hang_text
 from relight.core.diagnosis.stack_text import Frame, ProcessStack, doing, groups
-from relight.core.failure import Failure
+from relight.core.failure import ErrorReport, Failure
 
 RECEIVE = (Frame("/home/u/net.py", 7, "receive"), MAIN, MODULE)
 """A wait for a peer of the user's own making, which nothing shows to be one."""
@@ -55,6 +56,52 @@ def test_all_tied_ranks_may_be_the_cause() -> None:
     assert tied is not None and tied.ranks == (0, 1)
     alone = hang_text.diagnose(failures, "")
     assert alone is not None and alone.ranks == (2,)
+
+
+def stopped(rank: int, *frames: Frame, report: ErrorReport | None = None) -> Failure:
+    seen = doing(process(*frames))
+    return Failure(rank, rank, "h", 1, -15, 0.0, 15, report, (), "", "", doing=seen)
+
+
+def rendered(*failures: Failure, succeeded: tuple[int, ...] = ()) -> list[str]:
+    hang = hang_text.diagnose(failures, "no progress", succeeded)
+    assert hang is not None
+    return hang.render(formed_at=0, ended="now", verdict="over")
+
+
+def test_rank_that_raised_and_waits_for_a_thread_is_the_cause() -> None:
+    """Even if others time out meanwhile, and wait for a thread, too."""
+    shutdown = Frame("/usr/lib/python3.11/threading.py", 1590, "_shutdown")
+    culprit = stopped(1, shutdown, report=error())
+    lines = rendered(stopped(0, *READ), culprit, stopped(2, shutdown, report=WAITED))
+    assert lines[:2] == [
+        "rank 1 raised ValueError: bad batch, and hangs in _shutdown (threading.py:1590)",
+        "  /srv/job/train.py:12 in step",
+    ]
+    assert "ValueError: bad batch" in lines
+    assert hang_text.hung(culprit) == (
+        "raised ValueError: bad batch, and hangs in _shutdown (threading.py:1590)"
+    )
+
+
+def test_printed_exception_of_a_rank_that_runs_on_is_no_cause_of_a_hang() -> None:
+    lines = rendered(stopped(0, *REDUCE, report=error()), stopped(1, *READ))
+    assert lines[0] == "rank 1 hangs in read (data.py:41)"
+
+
+def test_one_rank_in_each_place_is_a_guess() -> None:
+    lines = rendered(stopped(0, *READ), stopped(1, *RECEIVE))
+    assert lines[0] == "probably rank 0 hangs in read (data.py:41)"
+    assert "  this is a guess: as many ranks are elsewhere, and none waits for others" in lines
+    for others in ([stopped(1, *REDUCE)], [stopped(1, *RECEIVE), stopped(2, *RECEIVE)]):
+        assert rendered(stopped(0, *READ), *others)[0] == "rank 0 hangs in read (data.py:41)"
+
+
+def test_ranks_that_had_ended_are_not_where_the_others_hang() -> None:
+    assert "all ranks are there" in rendered(stopped(0, *READ))
+    lines = rendered(stopped(0, *READ), succeeded=(2, 1))
+    assert "  ranks 1-2 had ended with exit code 0" in lines
+    assert "all ranks are there" not in lines
 
 
 @pytest.mark.parametrize(

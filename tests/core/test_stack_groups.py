@@ -5,6 +5,7 @@ import pytest
 from relight.core.diagnosis.stack_text import (
     CodePlace,
     Frame,
+    Handled,
     ProcessStack,
     ThreadStack,
     child_at_work,
@@ -282,3 +283,23 @@ def test_idle_child_is_not_named(child: ProcessStack) -> None:
 
 def test_rank_in_collective_waits_for_no_child() -> None:
     assert not waits_for_children(process(*REDUCE))
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        ((MAIN, MODULE), False),
+        ((Frame(f"{LIB}/subprocess.py", 264, "wait"), MAIN, MODULE), False),
+        (READ, True),
+        ((Frame(f"{LIB}/json.py", 3, "load"), *READ), True),
+    ],
+    ids=["in the block", "in a library", "in a function", "in a library of that"],
+)
+def test_work_below_an_except_block_is_told_from_the_block(
+    frames: tuple[Frame, ...], expected: bool
+) -> None:
+    handled = Handled("OSError", "no cache", (Frame("/home/u/data.py", 3, "Cache.get"), MAIN))
+    stack = process(*frames)
+    thread = stack.threads[0]._replace(handled=handled)
+    assert doing(stack._replace(threads=(thread,))).works_below is expected
+    assert not doing(stack).works_below

@@ -1,6 +1,7 @@
 """What the machine knows of how a worker ended: sentences for the report."""
 
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -129,6 +130,26 @@ def test_bus_error_checks_shared_memory(
     disks({str(tmp_path): disk})
     pod = Environment({"KUBERNETES_SERVICE_HOST": "10.0.0.1"})
     assert exit_evidence.bus_error(pod, str(tmp_path)) == expected.format(shm=tmp_path)
+
+
+def test_shared_memory_that_was_full_is_told_with_its_size(disks: Disks, tmp_path: Path) -> None:
+    """The kernel frees what the worker had there."""
+    disks({str(tmp_path): Disk(64 << 20, size=64 << 20)})
+    pod, shm = Environment({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}), str(tmp_path)
+    text = "RuntimeError: unable to allocate shared memory(shm): No space left on device (28)"
+    expected = f"{shm} has 64 MiB (--shm-size enlarges it)"
+    assert exit_evidence.full_shared_memory([text], pod, shm) == expected
+    assert not exit_evidence.full_shared_memory(["No space left on device"], pod, shm)
+
+
+def test_hard_limit_on_cpu_time_may_have_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = {"hard": resource.RLIM_INFINITY}
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (5, limits["hard"]))
+    assert not exit_evidence.hard_cpu_limit()
+    limits["hard"] = 5
+    assert exit_evidence.hard_cpu_limit() == (
+        "perhaps it used up its CPU time limit (ulimit -t, 5 s): the kernel then kills it"
+    )
 
 
 @pytest.mark.parametrize(

@@ -256,6 +256,26 @@ if os.environ["RANK"] == "1":
 """
 
 
+SILENT = """
+import os, subprocess, sys
+if os.environ["RANK"] == "1":
+    eats = "kept = [b'x' * 2**20 for _ in range(200)]"
+    sys.exit(subprocess.run([sys.executable, "-c", eats]).returncode != 0)
+"""
+
+
+def test_oom_kill_of_child_explains_a_silent_exit(
+    cgroup: tuple[Path, str], launch: Launch, script: Callable[[str], Path]
+) -> None:
+    directory, _ = cgroup
+    path = script(SILENT)
+    enter = f'echo $$ > {directory}/cgroup.procs && exec "$@"'
+    result = launch("-c", enter, "sh", *RELIGHT, "run", "--nproc-per-node=2", path, command=("sh",))
+    assert result.returncode == 1, result.stderr
+    said = "rank 1 exited with code 1: probably out of memory (limit 64 MiB): the kernel killed"
+    assert said in result.stderr
+
+
 def test_handled_oom_kill_of_child_is_not_blamed(
     cgroup: tuple[Path, str], launch: Launch, script: Callable[[str], Path]
 ) -> None:

@@ -476,7 +476,9 @@ def test_plugin_loads_nothing_without_the_mark(pytester: pytest.Pytester) -> Non
         import sys
         def test_it():
             ours = {name for name in sys.modules if name.startswith("relight")}
-            assert ours <= {"relight", "relight.pytest_plugin"}, ours
+            assert ours <= {
+                "relight", "relight.pytest_plugin", "relight.pytest_plugin.constants"
+            }, ours
             assert "torch" not in sys.modules
     """)
     pytester.runpytest_subprocess(timeout=LIMIT_S).assert_outcomes(passed=1)

@@ -76,6 +76,13 @@ def test_rank_state_is_a_word(fields: dict[str, Any], expected: str) -> None:
     assert state_of(rank(0, **fields), node()) == expected
 
 
+def test_rank_that_left_too_early_has_failed() -> None:
+    """The report names it as the cause."""
+    early = rank(0, exitcode=0)
+    assert state_of(early, node()._replace(blamed=(0,))) == "failed (0)"
+    assert state_of(early, node()._replace(blamed=(1,))) == "succeeded"
+
+
 def test_secrets_never_reach_page() -> None:
     """They may be in last lines, causes, failures and events."""
     text = f"login --password {SECRET} failed, Authorization: Bearer {SECRET}"

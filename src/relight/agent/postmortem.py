@@ -19,6 +19,7 @@ from relight.core.group.messages import JobEnded, NodeReady
 from relight.core.workers.supervision import WorkerEnd as WorkerEnd
 from relight.core.workers.worker_command import Command
 from relight.host.loop import Loop
+from relight.host.oom_detector import NOBODY
 from relight.output import error_files
 from relight.output.worker_logs import Logs
 from relight.processes import interpreter
@@ -52,17 +53,19 @@ def gather(
     loop: Loop,
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
     """Return this node's failures in a generation, at least one, as they are sent to other nodes,
-    and the ranks that had succeeded before the first failure. The loop may run meanwhile.
+    and the ranks that had succeeded before the first failure; of these, those that had printed an
+    error are among the failures, with exit code 0. The loop may run meanwhile.
     """
     found = [_failure(end, logs, workers, command, host) for end in ends if end.exitcode]
     found = _with_remedies(found, command, loop)
     first = min(failure.at for failure in found)
-    succeeded = tuple(
-        workers.ranks[end.local_rank]
-        for end in ends
-        if causes.had_succeeded(end, first, workers.doing.get(end.local_rank))
-    )
-    return failure_text.shared(found, loop.now()), succeeded
+    over = [
+        end for end in ends if causes.had_succeeded(end, first, workers.doing.get(end.local_rank))
+    ]
+    quiet = [_failure(end, logs, workers, command, host) for end in over]
+    told = [each for each in quiet if each.report is not None or last_words.is_error(each.words)]
+    succeeded = tuple(workers.ranks[end.local_rank] for end in over)
+    return failure_text.shared([*found, *told], loop.now()), succeeded
 
 
 def _with_remedies(found: Sequence[Failure], command: Command, loop: Loop) -> list[Failure]:
@@ -289,6 +292,8 @@ def _of_report(
     texts = [report.message, *report.lines] if report is not None else stderr.split("\n")[-_LAST:]
     if not end.stop_signal and (said := exit_evidence.local_rank(texts, command, nproc)):
         return said
+    if said := exit_evidence.full_shared_memory(texts, command.env):
+        return said
     temporary = command.env.get("TMPDIR", "/tmp")  # noqa: S108
     log = os.path.dirname(logs.stderr_path(end.local_rank))
     return exit_evidence.full_disks(texts, (".", log, temporary))
@@ -312,8 +317,10 @@ def _of_memory(end: WorkerEnd, stderr: str, workers: Workers) -> str:
     if end.stop_signal:
         return ""
     if end.exitcode == -signal.SIGKILL:
-        return workers.oom_kills.of_worker(workers.pids.get(end.local_rank, 0), end.at)
+        found = workers.oom_kills.of_worker(workers.pids.get(end.local_rank, 0), end.at)
+        return exit_evidence.hard_cpu_limit() or found if found.startswith(NOBODY) else found
     is_shell = end.exitcode == 128 + signal.SIGKILL
-    if is_shell or _CHILD_KILLED in stderr:
+    is_silent = end.exitcode > 0 and not stderr
+    if is_shell or is_silent or _CHILD_KILLED in stderr:
         return workers.oom_kills.of_child(end.at, is_worker=is_shell)
     return ""

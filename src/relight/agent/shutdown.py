@@ -93,7 +93,7 @@ class Leaving:
         """
         why = self._node.preempted
         reason = f"it is preempted ({why})"
-        if any(not failure.stop_signal for failure in outcome.failures):
+        if any(each.exitcode and not each.stop_signal for each in outcome.failures):
             verdict_reason = "this node is preempted"
             wait = is_over if workers.saves else None  # others may still save
             return self._give_up(workers, outcome, reason, verdict_reason, wait)

@@ -388,7 +388,9 @@ def start_agent(
         tell: a descriptor to which it writes what happens (`relight.api.embedding`); None: not at
         all.
     """
-    entry = "entry()" if tell is None else f"from relight import embedding; embedding.entry({tell})"
+    entry = (
+        "entry()" if tell is None else f"from relight.api import embedding; embedding.entry({tell})"
+    )
     guard = ("-c", _GUARD.format(parent=os.getpid(), entry=entry))
     return subprocess.Popen(
         [command[0], *guard, *command[1:]],

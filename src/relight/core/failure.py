@@ -52,6 +52,7 @@ class WorkerState(NamedTuple):
     thread's stack, the innermost last. `expects_peers`: it waits for other workers there.
     `handling` is the exception that it was handling or cleaning up after (an `except` or `finally`
     block), such as `ValueError: bad record`, and `handling_where` is where that was raised.
+    `works_below`: it was not in that block itself, but in a function that the block had called.
     `in_program`: its script ran; false while Python prints an exception or shuts down.
     """
 
@@ -61,6 +62,7 @@ class WorkerState(NamedTuple):
     handling: str = ""
     handling_where: str = ""
     in_program: bool = True
+    works_below: bool = False
 
 
 class Collective(NamedTuple):

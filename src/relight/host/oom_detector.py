@@ -162,7 +162,7 @@ class OomKills:
         )
 
     def _nobody(self) -> str:
-        return "" if self._machine_before is None else _NOBODY
+        return "" if self._machine_before is None else NOBODY
 
     def _place(self) -> tuple[str, str]:
         """Return the limit and the cgroup, for a sentence; empty texts if they are unknown."""
@@ -195,7 +195,8 @@ class OomKills:
         self._last = now if now is not None else self._last
 
 
-_NOBODY = "neither relight nor the out-of-memory killer sent it"
+NOBODY = "neither relight nor the out-of-memory killer sent it"
+"""Of a SIGKILL, if nobody has recorded who sent it."""
 
 
 def _other(kill: "Kill", at: float) -> str:

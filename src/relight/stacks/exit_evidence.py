@@ -66,8 +66,7 @@ def bus_error(env: Environment, shm: str = _SHM) -> str:
     """Explain a SIGBUS: an access to mapped memory behind the end of its file, or without room. The
     kernel has freed what the worker itself had in `shm`, so that may have been full before.
     """
-    contained = any(map(os.path.exists, _CONTAINER_FILES)) or env.get("KUBERNETES_SERVICE_HOST")
-    remedy = " (--shm-size enlarges it)" if contained else ""
+    remedy = _shm_remedy(env)
     full = _full(shm, set())
     if full:
         return f"{full}{remedy}"
@@ -76,6 +75,20 @@ def bus_error(env: Environment, shm: str = _SHM) -> str:
         small = f"{shm} was full, which has only {_bytes(size)}{remedy}"
         return f"perhaps {small}, or a memory-mapped file was truncated"
     return "perhaps a memory-mapped file was truncated"
+
+
+def full_shared_memory(texts: Iterable[str], env: Environment, shm: str = _SHM) -> str:
+    """Tell the size of `shm` if torch found no room there; what the worker had there is free again.
+
+    Args:
+        texts: what the worker printed.
+        env: its environment.
+        shm: the file system of shared memory.
+    """
+    if not any("shared memory" in text and _NO_ROOM.search(text) for text in texts):
+        return ""
+    size = _size(shm)
+    return _full(shm, set()) or (f"{shm} has {_bytes(size)}{_shm_remedy(env)}" if size else "")
 
 
 def cpu_limit() -> str:
@@ -88,6 +101,19 @@ def cpu_limit() -> str:
     except ImportError:
         limit = ""
     return f"it used up its CPU time limit (ulimit -t{limit})"
+
+
+def hard_cpu_limit() -> str:
+    """Tell of a hard limit on CPU time, at which the kernel sends SIGKILL (setrlimit(2))."""
+    try:
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    except ImportError:
+        return ""
+    if hard == resource.RLIM_INFINITY:
+        return ""
+    return f"perhaps it used up its CPU time limit (ulimit -t, {hard} s): the kernel then kills it"
 
 
 def missing_interpreter(program: str, env: Environment) -> str:
@@ -145,6 +171,11 @@ def local_rank(texts: Iterable[str], command: Command, nproc: int) -> str:
     if given and nproc > 1 and any(_TAKEN.search(line) for line in lines):
         return f"all {nproc} workers of this node got {given} in their arguments"
     return ""
+
+
+def _shm_remedy(env: Environment) -> str:
+    contained = any(map(os.path.exists, _CONTAINER_FILES)) or env.get("KUBERNETES_SERVICE_HOST")
+    return " (--shm-size enlarges it)" if contained else ""
 
 
 def _full(path: str, seen: set[int]) -> str:

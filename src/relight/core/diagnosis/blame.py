@@ -2,7 +2,8 @@
 other facts.
 
 The patterns are the messages of gloo, NCCL, TCPStore (torch 2.13) and the kernel about a peer that
-is gone or late.
+is gone or late. Other libraries speak of connections and time-outs, too: what may be theirs blames
+a peer only if torch.distributed has raised it.
 """
 
 import re
@@ -29,17 +30,21 @@ class Mismatch(NamedTuple):
 
 
 _PEER = re.compile(
-    r"""Connection\ closed\ by\ peer
-    | gloo/transport/ | connectFullMesh | monitoredBarrier
-    | ncclRemoteError | ncclSystemError | remote\ process\ exited | NCCL\ communicator\ was\ aborted
-    | Watchdog\ caught\ collective\ operation\ timeout
-    | collective\ operation\ timeout | Socket\ Timeout | Timed\ out\ waiting\ \d+ms\ for
-    | Timed\ out\ after\ \d+\ seconds\ waiting\ for\ clients | wait\ timeout\ after\ \d+ms
-    | client\ socket\ has\ timed\ out
+    r"""gloo/transport/ | connectFullMesh | monitoredBarrier
+    | remote\ process\ exited\ or\ there | collective\ operation\ timeout:
     | Application\ timeout\ caused\ pair\ closure
+    | Timed\ out\ waiting\ \d+ms\ for\ (?:send|recv)\ operation
+    | ncclRemoteError | ncclSystemError | NCCL\ communicator\ was\ aborted
+    | Watchdog\ caught\ collective\ operation\ timeout
+    | ^(?:[\w.]*\.)?Dist\w*Error:\ .*(?:Socket\ Timeout|wait\ timeout|Connection\ closed\ by)
+    | Timed\ out\ after\ \d+\ seconds\ waiting\ for\ clients
+    | wait\ timeout\ after\ \d+ms,\ keys: | client\ socket\ has\ timed\ out
     | (?:recv|send)Value\ failed | Failed\ to\ recv,\ got\ 0\ bytes""",
-    re.VERBOSE | re.IGNORECASE,
+    re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
+"""What only gloo, NCCL and torch say."""
+_IN_TORCH = re.compile(r"Socket Timeout|operation timeout|wait timeout", re.IGNORECASE)
+"""What blames a peer if torch.distributed has raised it."""
 _CONNECTION = re.compile(
     r"""Connection(?:Reset|Aborted|Refused)Error | BrokenPipeError | DistNetworkError
     | Connection\ (?:reset|closed|aborted|refused)\ by\ (?:remote\ )?peer
@@ -85,7 +90,10 @@ def of_failure(failure: Failure) -> Blame:
     doing = failure.doing
     if failure.stop_signal and doing is not None and doing.handling:
         return _of_text(doing.handling, ())
-    return of(failure.report, failure.last_lines, failure.words)
+    found = of(failure.report, failure.last_lines, failure.words)
+    if found is Blame.CONNECTION and failure.evidence and not is_at_other_address(failure):
+        return Blame.NOBODY  # the machine knows what has broken
+    return found
 
 
 def _is_pipe(line: str) -> bool:
@@ -97,9 +105,12 @@ def _of_text(text: str, lines: Sequence[str]) -> Blame:
         return Blame.NOBODY
     if _PEER.search(text):
         return Blame.PEER
+    in_torch = any(_DISTRIBUTED in line for line in lines)
+    if in_torch and _IN_TORCH.search(text):
+        return Blame.PEER
     if not (_CONNECTION.search(text) or (_END.search(text) and any(map(_is_pipe, lines)))):
         return Blame.NOBODY
-    return Blame.PEER if any(_DISTRIBUTED in line for line in lines) else Blame.CONNECTION
+    return Blame.PEER if in_torch else Blame.CONNECTION
 
 
 def mismatch(failure: Failure) -> Mismatch | None:

@@ -61,12 +61,14 @@ class Role(Enum):
 
 class Known(NamedTuple):
     """What is known: the ends other than with 0, the ranks that had ended with 0 before them, and
-    how many ranks there were, 0 if that is not known.
+    how many ranks there were, 0 if that is not known. `told`: ends with 0 of ranks that had printed
+    an error.
     """
 
     ends: tuple[Failure, ...]
     succeeded_ranks: tuple[int, ...] = ()
     world_size: int = 0
+    told: tuple[Failure, ...] = ()
 
     def of(self, *roles: Role) -> list[Failure]:
         """Return the ends with one of these roles, the first to fail first."""
@@ -102,11 +104,15 @@ def judge(ends: Iterable[Failure], succeeded_ranks: Sequence[int], world_size: i
     """Return the cause of a failure.
 
     Args:
-        ends: the ends other than with 0, at least one.
+        ends: those other than with 0, at least one, and those with 0 of ranks that had printed an
+            error.
         succeeded_ranks: ranks that had ended with 0, unasked, before.
         world_size: how many ranks there were, 0 if that is not known.
     """
-    known = Known(tuple(ends), tuple(sorted(succeeded_ranks)), world_size)
+    every = tuple(ends)
+    failed = tuple(each for each in every if each.exitcode)
+    told = tuple(each for each in every if not each.exitcode and each.rank in succeeded_ranks)
+    known = Known(failed, tuple(sorted(succeeded_ranks)), world_size, told)
     for rule in RULES:
         verdict = rule(known)
         if verdict is not None:
@@ -131,8 +137,9 @@ def role(failure: Failure) -> Role:
 def had_failed_before(failure: Failure) -> bool | None:
     """Return whether a worker had failed before it was asked to stop; None if nobody can tell."""
     doing = failure.doing
-    if doing is not None and doing.place.startswith(_ENDED):
-        return ended_by_itself(failure)
+    by_itself = ended_by_itself(failure)
+    if by_itself or (doing is not None and doing.place.startswith(_ENDED)):
+        return by_itself
     if handling(failure):
         return True
     if not (failure.is_explained or failure.evidence) or is_by_request(failure):
@@ -152,9 +159,11 @@ def ended_by_itself(failure: Failure) -> bool:
     """Return whether a worker ended before the agent's signal reached it."""
     if not failure.stop_signal:
         return True
-    doing = failure.doing
-    was_gone = doing is not None and doing.place.startswith(_ENDED)
-    return was_gone and failure.exitcode != -failure.stop_signal
+    place = failure.doing.place if failure.doing is not None else ""
+    if place.startswith(_ENDED):
+        return failure.exitcode != -failure.stop_signal
+    # While Python shuts down, a signal can't change its exit code.
+    return place == _NOT_RUNNING and 0 < failure.exitcode != 128 + failure.stop_signal
 
 
 def is_by_request(failure: Failure) -> bool:
@@ -178,9 +187,9 @@ def handling(failure: Failure) -> str:
     ends it.
     """
     doing = failure.doing
-    if doing is None or not doing.handling or _BY_REQUEST.search(doing.handling):
-        return ""
-    return doing.handling
+    if doing is None or doing.works_below or doing.expects_peers:
+        return ""  # it went on to work, as with what is done if a file is not there
+    return "" if _BY_REQUEST.search(doing.handling) else doing.handling
 
 
 def is_elsewhere(failure: Failure) -> bool:
@@ -228,6 +237,9 @@ def own_failure(known: Known) -> Verdict | None:
     found = known.of(Role.OWN, Role.REPORTED)
     if known.of(Role.VICTIM):
         found = [failure for failure in found if not left_script(failure)]
+    found = [
+        failure for failure in found if not (handling(failure) and _may_be_well(failure, known))
+    ]
     if not found:
         return None
     root = found[0]
@@ -244,6 +256,39 @@ def own_failure(known: Known) -> Verdict | None:
     later = since(root) - since(earlier[0])
     why = f"rank {earlier[0].rank} had lost a connection {later:.1f} s before, perhaps to it"
     return Verdict("own_failure", Certainty.LIKELY, why, root, root)
+
+
+def _may_be_well(failure: Failure, known: Known) -> bool:
+    """Return whether a worker that was handling an exception need not have failed: all do that, or
+    nobody has lost it as a peer. It may wait in an `except` block, and try again.
+    """
+    if failure.is_explained and _raised(failure) == handling(failure):
+        return False  # that has ended it in the end
+    others = [each for each in known.ends if each is not failure]
+    if any(_shares(each, handling(failure)) for each in others):
+        return True
+    blames = [blame.of_failure(each) for each in others]
+    lost = [each for each in blames if each is Blame.CONNECTION]
+    return Blame.PEER not in blames and not 1 < len(lost) == len(others)
+
+
+def _raised(failure: Failure) -> str:
+    """Return the exception that ended a worker as `handling` does, without its module."""
+    if failure.report is None:
+        return ""
+    name, message = failure.report.type.rpartition(".")[2], failure.report.message
+    first = message.strip().partition("\n")[0]
+    return f"{name}: {first}" if first else name
+
+
+def _shares(failure: Failure, handled: str) -> bool:
+    """Return whether a worker has handled the same exception as another one, and failed later, or
+    was stopped meanwhile.
+    """
+    report, doing = failure.report, failure.doing
+    if report is not None and report.cause.partition("\n")[0] == handled:
+        return True
+    return doing is not None and doing.works_below and doing.handling == handled
 
 
 def raised_about_then(known: Known) -> Verdict | None:
@@ -291,10 +336,7 @@ def lost_connection(known: Known) -> Verdict | None:
     if gone:
         why = f"the connection may have been one to {format_ranks(gone)}, which had left the script"
         ranks = tuple(sorted((*gone, root.rank)))
-        hint = "check that all ranks have as many batches"
-        return Verdict(
-            "lost_connection", Certainty.UNKNOWN, why, root, root, ranks, detail=why, hint=hint
-        )
+        return Verdict("lost_connection", Certainty.UNKNOWN, why, root, root, ranks, detail=why)
     if len(found) > 1 and len(found) == len(known.ends) - 1:
         left = elsewhere(known)
         if left is not None:
@@ -303,7 +345,11 @@ def lost_connection(known: Known) -> Verdict | None:
     others = [f for f in known.ends if f is not root and role(f) is Role.STOPPED]
     seen = all(f.doing is not None and f.doing.place.startswith(_IN) for f in others)
     earlier = [f for f in known.ends if f is not root and since(f) < since(root)]
-    if seen and not (earlier or root.stop_signal):
+    handler = next((f for f in known.ends if f is not root and handling(f)), None)
+    if handler is not None:
+        to = f"rank {handler.rank}, which was handling {handling(handler)}"
+        why, certainty = f"the connection may have been one to {to}", Certainty.LIKELY
+    elif seen and not (earlier or root.stop_signal):
         why, certainty = "no other rank had failed or ended", Certainty.PROVEN
     else:
         why, certainty = "the connection may have been one to another rank", Certainty.LIKELY
@@ -348,11 +394,17 @@ def left_early(known: Known) -> Verdict | None:
     if aborted:
         says = f"{format_ranks(_ranks_of(aborted))} came to the end of the script"
         says += " and aborted at exit (SIGABRT)"
-        return _left_early(victims[0], aborted[0], _ranks_of(aborted), says)
+        return _left_early(victims[0], aborted[0], _ranks_of(aborted), says, _printed(aborted))
     if known.succeeded_ranks:
-        return _left_early(victims[0], victims[0], known.succeeded_ranks)
+        root = known.told[0] if known.told else victims[0]
+        says = f"{format_ranks(known.succeeded_ranks)} had ended with exit code 0"
+        return _left_early(victims[0], root, known.succeeded_ranks, says, _printed(known.told))
     over = _left_script(known)
-    return _left_early(victims[0], over[0], _ranks_of(over)) if over else None
+    if not over:
+        return None
+    root = next((each for each in over if _printed([each])), over[0])
+    says = f"{format_ranks(_ranks_of(over))} had left the script"
+    return _left_early(victims[0], root, _ranks_of(over), says, _printed([root]))
 
 
 def had_succeeded(end: WorkerEnd, first_at: float, doing: WorkerState | None) -> bool:
@@ -386,14 +438,13 @@ def _left_script(known: Known) -> list[Failure]:
     return over if len(over) < len(known.ends) else []
 
 
-def _left_early(symptom: Failure, root: Failure, ranks: tuple[int, ...], says: str = "") -> Verdict:
-    if not says:
-        left = "left the script" if root is not symptom else "ended with exit code 0"
-        says = f"{format_ranks(ranks)} had {left}"
+def _left_early(
+    symptom: Failure, root: Failure, ranks: tuple[int, ...], says: str, printed: str = ""
+) -> Verdict:
     why = f"{says}; others still needed {'it' if len(ranks) == 1 else 'them'}"
-    hint = "check that all ranks have as many batches"
+    hint = "" if printed else "check that all ranks have as many batches"
     return Verdict(
-        "left_early", Certainty.LIKELY, why, root, symptom, ranks, says, "; then ", hint=hint
+        "left_early", Certainty.LIKELY, why, root, symptom, ranks, says, "; then ", printed, hint
     )
 
 
@@ -404,7 +455,7 @@ def _ranks_of(failures: Sequence[Failure]) -> tuple[int, ...]:
 def elsewhere(known: Known) -> Verdict | None:
     """A rank was seen somewhere else while others waited for it."""
     victims = known.of(Role.VICTIM)
-    found = [failure for failure in known.of(Role.STOPPED) if is_elsewhere(failure)]
+    found = [f for f in known.of(Role.STOPPED, Role.REPORTED) if is_elsewhere(f)]
     if not victims or not found:
         return None
     ranks = tuple(sorted(failure.rank for failure in found))
@@ -413,19 +464,32 @@ def elsewhere(known: Known) -> Verdict | None:
     hint = "late, or waiting for something that did not come"
     return Verdict(
         "elsewhere", Certainty.LIKELY, why, first, victims[0], ranks, places(found), ", when ",
-        _had_printed(first), hint,
+        _printed([first]) or _was_handling(first, known), hint,
     )  # fmt: skip
 
 
-def _had_printed(failure: Failure) -> str:
-    """Return what a worker had printed before: its exception, such as that of a thread, or else the
-    line that tells most.
+def _printed(failures: Sequence[Failure]) -> str:
+    """Return what the first of these workers to do so had printed before: its exception, such as
+    that of a thread, or else the line that tells most.
     """
-    report, said = failure.report, failure.words
-    if report is not None and report.type:
-        at = f" at {report.where}" if report.where else ""
-        said = f"{report.type}: {headline(report, _MOST_PRINTED)}{at}"
-    return f"rank {failure.rank} had printed {said}" if said else ""
+    for failure in failures:
+        report, said = failure.report, failure.words
+        if report is not None and report.type and report.kind is not FailureKind.CRASHED:
+            at = f" at {report.where}" if report.where else ""
+            said = f"{report.type}: {headline(report, _MOST_PRINTED)}{at}"
+        if said and AT_EXIT not in said:
+            return f"rank {failure.rank} had printed {said}"
+    return ""
+
+
+def _was_handling(failure: Failure, known: Known) -> str:
+    """Return what a worker was handling, if no other one was."""
+    doing = failure.doing
+    others = [each for each in known.ends if each is not failure]
+    if doing is None or not doing.handling or any(_shares(f, doing.handling) for f in others):
+        return ""
+    at = f" ({doing.handling_where.rpartition('/')[2]})" if doing.handling_where else ""
+    return f"rank {failure.rank} was handling {doing.handling}{at}"
 
 
 def different_collectives(known: Known) -> Verdict | None:

@@ -35,6 +35,10 @@ _OF_CHILD = re.compile(
     re.IGNORECASE,
 )
 """What an exception says if another process has failed that may have told why."""
+_IMPLICIT = "During handling of the above exception"
+"""Only `raise … from` names a cause; what is raised in an `except` block may have another one."""
+_AT_ONCE_S = 2.0
+"""A worker that has been killed later than that had not ended when it was asked to."""
 _SIGCHLD_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
 _MAX_CONSEQUENCES = 4
 _MAX_RECORDED = 7
@@ -93,13 +97,17 @@ class Diagnosis(NamedTuple):
         root, symptom = self.root, self.verdict.symptom
         lines = [self._what(), *self._reasons()]
         where = _where(symptom)
+        is_other = bool(
+            self.verdict.says and self.verdict.joint
+        )  # the line begins with another rank
         if where:
-            lines.append(f"  {cut_left(where, 2 * WIDTH - 2)}")
+            at = f"rank {symptom.rank} at " if is_other else ""
+            lines.append(f"  {at}{cut_left(where, 2 * WIDTH - 2 - len(at))}")
             report = symptom.report
             if report is not None and report.source and symptom.is_explained:
                 lines.append(cut(f"    {report.source}", WIDTH))
         first = f"first rank {root.rank} " if self.same else ""
-        if root is not symptom:
+        if root is not symptom or is_other:
             first = f"rank {root.rank} "
         who = (
             f"  {first}on {root.host}: local rank {root.local_rank}, "
@@ -140,6 +148,9 @@ class Diagnosis(NamedTuple):
         alike = [f for f in self.same if f is not verdict.symptom]
         named = format_ranks([verdict.symptom.rank, *(failure.rank for failure in alike)])
         happened = what_happened(verdict.symptom, many=bool(alike))
+        own = role(verdict.symptom) is not Role.VICTIM  # those name ports, which always differ
+        if own and any(what_happened(each, many=True) != happened for each in alike):
+            happened += f" (numbers of rank {verdict.symptom.rank})"
         if says:
             return f"{says}{joint}{named} {happened}"
         if verdict.certainty is Certainty.LIKELY:
@@ -160,7 +171,9 @@ class Diagnosis(NamedTuple):
         report = symptom.report
         if report is not None and report.cause and symptom.is_explained:
             at = f" at {report.cause_where}" if report.cause_where else ""
-            lines.append(f"caused by {report.cause.partition(chr(10))[0]}{at}")
+            is_context = any(line.startswith(_IMPLICIT) for line in report.lines)
+            link = "while handling" if is_context else "caused by"
+            lines.append(f"{link} {report.cause.partition(chr(10))[0]}{at}")
         elif report is not None and report.cause_where and symptom.is_explained:
             lines.append(f"the group was raised at {report.cause_where}")
         is_crash = report is not None and report.kind is FailureKind.CRASHED
@@ -217,8 +230,9 @@ def diagnose(
     failures: Iterable[Failure], succeeded_ranks: Sequence[int] = (), world_size: int = 0
 ) -> Diagnosis:
     """Return the cause of a failure; arguments are those of `causes.judge`."""
-    ends = sorted(failures, key=lambda failure: (failure.at, failure.rank))
-    verdict = causes.judge(ends, succeeded_ranks, world_size)
+    every = sorted(failures, key=lambda failure: (failure.at, failure.rank))
+    verdict = causes.judge(every, succeeded_ranks, world_size)
+    ends = [failure for failure in every if failure.exitcode]
     symptoms = _symptoms(verdict.symptom)
     same: list[Failure] = []
     consequences: list[Failure] = []
@@ -462,11 +476,18 @@ def _in_rows(text: str) -> str:
     return row if row == text or row.endswith((". …", "; …")) else cut(text, 2 * WIDTH)
 
 
+def how_it_ended(failure: Failure) -> str:
+    """Return how a worker ended, as half a line: in the list of what followed, and in JSON."""
+    return _consequence(failure, many=False)
+
+
 def _consequence(failure: Failure, *, many: bool) -> str:
     if not _was_stopped(failure):
         return what_happened(failure, many=many, most=_FOLLOWED)
     # A worker that has no handler for the signal gets SIGKILL with it, and may end by either.
     text = f"stopped by the agent ({signal_name(failure.stop_signal)})"
+    if failure.exitcode == -signal.SIGKILL and failure.stopping_s >= _AT_ONCE_S:
+        text += f", killed {format_duration(failure.stopping_s)} later"
     report = failure.report
     if report is not None and failure.is_explained and not causes.is_by_request(failure):
         return f"stopped by the agent, then {_exception(report, _FOLLOWED)}"

@@ -1,10 +1,12 @@
 """The report of a hang: which rank is somewhere else than the others, and where it is.
 
 Nothing has failed by itself in a hang, so the ranks are compared by where they were when they were
-stopped (`Failure.doing`). Ranks that wait for their peers in a collective come last: the cause is
+stopped (`Failure.doing`). A rank that has raised an exception and can't end, as a thread of it
+still runs, is the cause. Ranks that wait for their peers in a collective come last: the cause is
 rather one that has not come there. Of the others, those that can't run (stopped, or in an
 uninterruptible call) come first, then the smallest group, then those that do not wait for data from
-a socket, which somebody else has to send. Loaded only after a hang.
+a socket, which somebody else has to send. If as many ranks are in one place as in another, the
+suspect is a guess. Loaded only after a hang.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,12 +14,13 @@ from typing import NamedTuple
 
 from relight.base.errors import EXIT_HUNG
 from relight.base.text import format_duration, format_ranks
-from relight.core.diagnosis import stack_text
-from relight.core.diagnosis.excerpts import WIDTH, cut, excerpt, rows_of
-from relight.core.failure import Failure
+from relight.core.diagnosis import blame, stack_text
+from relight.core.diagnosis.excerpts import WIDTH, cut, cut_left, excerpt, headline, rows_of
+from relight.core.failure import ErrorReport, Failure, FailureKind
 
 _ROWS = 25
 _MOST_GROUPS = 8
+_MOST_RAISED = 2 * WIDTH
 _STATES = (" is ", " has ", " runs ")
 _MANY = {" is ": " are ", " has ": " have ", " runs ": " run "}
 _UNKNOWN = ": where they were is not known"
@@ -26,13 +29,15 @@ _UNKNOWN = ": where they were is not known"
 class Hang(NamedTuple):
     """The rank to look at, the others in the same place, and the groups of those elsewhere.
 
-    `cause`: how it was noticed, such as `no rank has made progress for 5 min`.
+    `cause`: how it was noticed, such as `no rank has made progress for 5 min`. `succeeded_ranks`
+    had ended with 0.
     """
 
     root: Failure
     same: tuple[Failure, ...]
     others: tuple[tuple[Failure, ...], ...]
     cause: str
+    succeeded_ranks: tuple[int, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -53,20 +58,27 @@ class Hang(NamedTuple):
         """
         from relight.core.diagnosis import flight_recorder_text
 
-        root, lines = self.root, [self._what()]
+        root, lines, raised = self.root, [self._what()], raised_before(self.root)
+        if raised is not None and raised.where:
+            lines.append(f"  {cut_left(raised.where, 2 * WIDTH - 2)}")
         where = (
             f"  {f'first rank {root.rank} ' if self.same else ''}on {root.host}: "
             f"local rank {root.local_rank}, pid {root.pid}; "
             f"{ended}, after {format_duration(root.at - formed_at, digits=1)}"
         )
         lines += [cut(where, 2 * WIDTH), f"  {self.cause}"]
+        if self.is_guess:
+            lines.append(
+                "  this is a guess: as many ranks are elsewhere, and none waits for others"
+            )
         end = [f"exit code {self.exit_code}; {verdict}"]
         ranks = [root, *self.same, *(each for group in self.others for each in group)]
         elsewhere = [*self._elsewhere(), *flight_recorder_text.lines(ranks)]
         room = _ROWS - rows_of([f"relight: {lines[0]}", *lines[1:], *elsewhere, *end]) - 3
-        stack = root.doing.stack if root.doing else ()
-        if stack and room > 0:
-            lines += ["", *excerpt([f"  {line}" for line in stack], room), ""]
+        stack = [f"  {line}" for line in root.doing.stack] if root.doing else []
+        shown = raised.lines if raised is not None else stack
+        if shown and room > 0:
+            lines += ["", *excerpt(shown, room), ""]
         return [*lines, *elsewhere, *end]
 
     @property
@@ -81,6 +93,13 @@ class Hang(NamedTuple):
         return bool(self._tied)
 
     @property
+    def is_guess(self) -> bool:
+        """Whether nothing shows that this rank hangs and not one of those elsewhere."""
+        mine, other = [self.root, *self.same], self.others[:1]
+        alike = bool(other) and _likelihood(mine) == _likelihood(other[0])
+        return alike and not _waits(mine) and raised_before(self.root) is None
+
+    @property
     def _tied(self) -> list[tuple[Failure, ...]]:
         waiting = [group for group in self.others if _waits(group) and _waits([self.root])]
         return [group for group in waiting if len(group) == 1 + len(self.same)]
@@ -88,34 +107,54 @@ class Hang(NamedTuple):
     def _what(self) -> str:
         mine, waiting = [self.root, *self.same], [g for g in self.others if _waits(g)]
         if not (waiting and _waits(mine)):
-            return cut(_line(mine, hangs=True), 3 * WIDTH - 40)
+            guess = "probably " if self.is_guess else ""
+            return cut(f"{guess}{_line(mine, hangs=True)}", 3 * WIDTH - 40)
         lines = ", ".join(map(_line, (mine, *waiting)))
         return cut(f"ranks wait for each other in different calls: {lines}", 3 * WIDTH - 40)
 
     def _elsewhere(self) -> list[str]:
-        if not self.others:
+        over = self.succeeded_ranks
+        ended = [f"  {format_ranks(over)} had ended with exit code 0"] if over else []
+        if not (self.others or ended):
             return ["all ranks are there"]
         rows = [cut(f"  {_line(group)}", WIDTH) for group in self.others[:_MOST_GROUPS]]
         left = [failure.rank for group in self.others[_MOST_GROUPS:] for failure in group]
         rows += [cut(f"  {format_ranks(left)} elsewhere", WIDTH)] if left else []
-        return ["the others:", *rows]
+        return ["the others:", *rows, *ended]
 
 
-def diagnose(failures: Iterable[Failure], cause: str) -> Hang | None:
+def diagnose(
+    failures: Iterable[Failure], cause: str, succeeded_ranks: Sequence[int] = ()
+) -> Hang | None:
     """Return which ranks are the likeliest cause of a hang; None if of none is known where it was.
 
     Args:
         failures: the workers that were stopped.
         cause: how the hang was noticed.
+        succeeded_ranks: ranks that had ended with 0.
     """
-    groups: dict[str, list[Failure]] = {}
+    groups: dict[tuple[str, str], list[Failure]] = {}
     for failure in sorted(failures, key=lambda failure: failure.rank):
-        groups.setdefault(failure.doing.place if failure.doing else _UNKNOWN, []).append(failure)
+        place = failure.doing.place if failure.doing else _UNKNOWN
+        groups.setdefault((place, _exception(failure)), []).append(failure)
     ordered = sorted(groups.values(), key=_likeliest_first)
     if not ordered or ordered[0][0].doing is None:
         return None
     first, *others = ordered
-    return Hang(first[0], tuple(first[1:]), tuple(map(tuple, others)), cause)
+    elsewhere, over = tuple(map(tuple, others)), tuple(sorted(succeeded_ranks))
+    return Hang(first[0], tuple(first[1:]), elsewhere, cause, over)
+
+
+def raised_before(failure: Failure) -> ErrorReport | None:
+    """Return the exception, other than that a peer is late, that has ended the program of a worker
+    which could not end itself, such as because of a thread that still ran. None if there is none.
+    """
+    doing, report = failure.doing, failure.report
+    if doing is None or doing.in_program or report is None:
+        return None
+    ended = report.kind in (FailureKind.RAISED, FailureKind.RECORDED)
+    blames = blame.of(report, failure.last_lines, failure.words)
+    return report if ended and blames is not blame.Blame.PEER else None
 
 
 def hung(failure: Failure) -> str:
@@ -127,12 +166,28 @@ def _waits(group: Sequence[Failure]) -> bool:
     return group[0].doing is not None and group[0].doing.expects_peers
 
 
-def _likeliest_first(group: Sequence[Failure]) -> tuple[bool, bool, bool, int, bool, int]:
+def _likelihood(group: Sequence[Failure]) -> tuple[bool, bool, bool, bool, int]:
     doing = group[0].doing
-    waits = doing is not None and doing.expects_peers
+    raised = raised_before(group[0]) is not None
     can_run = doing is None or not stack_text.is_halted(doing)
+    return doing is None, not raised, _waits(group), can_run, len(group)
+
+
+def _likeliest_first(group: Sequence[Failure]) -> tuple[object, ...]:
+    doing = group[0].doing
     receives = doing is not None and stack_text.receives(doing.place)
-    return doing is None, waits, can_run, len(group), receives, group[0].rank
+    return *_likelihood(group), receives, group[0].rank
+
+
+def _exception(failure: Failure) -> str:
+    """Return what had ended the program of a worker, as `ValueError: bad record`; empty if nothing
+    had.
+    """
+    report = raised_before(failure)
+    if report is None:
+        return ""
+    said = headline(report, _MOST_RAISED)
+    return f"{report.type}: {said}" if said else report.type
 
 
 def _line(group: Sequence[Failure], *, hangs: bool = False) -> str:
@@ -148,4 +203,7 @@ def _doing(group: Sequence[Failure], *, hangs: bool) -> str:
             place = plural + place.removeprefix(one)
     says_state = place.startswith((*_STATES, *_MANY.values()))
     verb = "" if says_state or not hangs else " hang" if many else " hangs"
+    raised = _exception(group[0])
+    if raised:
+        return f" raised {raised}{f', and{verb}' if verb else ','}{place}"
     return f"{verb}{place}"

@@ -226,6 +226,7 @@ def doing(stack: ProcessStack | str, child: ProcessStack | None = None) -> Worke
         handling=_named(handled) if handled else "",
         handling_where=_raised_at(handled) if handled else "",
         in_program=not isinstance(stack, str) and runs_program(stack),
+        works_below=thread is not None and _works_below(thread),
     )
 
 
@@ -376,6 +377,21 @@ def _raised_at(handled: Handled) -> str:
     frames = handled.frames
     own = [frame for frame in frames if not _LIBRARY.search(frame.file)] or frames
     return f"{own[0].file}:{own[0].line}" if own else ""
+
+
+def _works_below(thread: ThreadStack) -> bool:
+    """Return whether a thread is in a function of the user that its `except` block has called: the
+    function with that block is the outermost place of the traceback.
+    """
+    if thread.handled is None or not thread.handled.frames:
+        return False
+    caught = thread.handled.frames[-1]
+    for frame in thread.frames:
+        if (frame.file, frame.function) == (caught.file, caught.function):
+            return False
+        if not _LIBRARY.search(frame.file):
+            return True
+    return False
 
 
 def _public(frames: Iterable[Frame]) -> str:

@@ -242,7 +242,7 @@ class _Teardown:
         self.succeeded_ranks.update(ready.succeeded_ranks)
         if ready.progressed is not None:
             self.progressed = self.progressed or ready.progressed
-        if any(not failure.stop_signal for failure in ready.failures):
+        if any(each.exitcode and not each.stop_signal for each in ready.failures):
             self.failure_cause = self.failure_cause or f"a worker failed on {host}"
 
 

@@ -94,8 +94,9 @@ class NodeReady(NamedTuple):
     """No workers run on this node; a store for the next generation listens at `port`.
 
     `generation` is the last one that the node was in, if any. `failures` are the failures of its
-    workers there, if any (`core.failures.shared`). `succeeded_ranks` are the ranks of its workers
-    that had succeeded before the first failure. `restart` is how many restarts the job has had, as
+    workers there, if any (`core/diagnosis/failure_text.shared`). `succeeded_ranks` are the ranks of
+    its workers that had succeeded before the first failure; those that had printed an error are
+    among the failures, with exit code 0. `restart` is how many restarts the job has had, as
     far as this node knows. `latest` is the latest generation that it knows, even if it was not in
     it. `progressed`: whether its workers came further than any before them; None if that is not
     known. `prober`: where other nodes can try to reach this one, without an address; None if they
@@ -346,14 +347,18 @@ class JobEnded(NamedTuple):
         places = raised.where if raised else "", doing.handling_where if doing else ""
         for place in filter(None, places):
             line = place.partition(" in ")[0].rpartition("/")[2]
-            if f"  {place}" in others and line not in first:
-                return f"{first} at {place}"
+            shown = any(row.endswith((f"  {place}", f" at {place}")) for row in others)
+            if shown and line not in first:
+                first = f"{first} at {place}"
+                break
+        if failure is not None and f"  {failure.evidence}" in others:
+            first += f"; {failure.evidence}"
         return first.removeprefix("error: ")
 
     @property
     def blamed(self) -> tuple[int, ...]:
-        """The ranks that caused the failure, as far as that is known."""
-        return self.ranks if self.certainty in ("proven", "likely") else ()
+        """The ranks that caused the failure, as far as that is known, or that hang."""
+        return self.ranks if self.hung or self.certainty in ("proven", "likely") else ()
 
     @property
     def hung(self) -> bool:

@@ -25,7 +25,8 @@ _MOST_SAME = 1000
 class GenerationEnd(NamedTuple):
     """How a generation ended.
 
-    `succeeded_ranks`: the ranks that had succeeded before the failures. `stop_cause`: why it was
+    `succeeded_ranks`: the ranks that had succeeded before the failures; those that had printed an
+    error are among the failures, with exit code 0. `stop_cause`: why it was
     stopped, for the case that no failure was reported. `progressed`: see
     `core/group/restart_budget`. `hung`: it was stopped because its workers did nothing.
     `world_size`: 0 if it is not known.
@@ -90,7 +91,8 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
     root = root._replace(at=root.at - now)  # needs no common clock
     same = tuple(failure.rank for failure in diagnosis.same[:_MOST_SAME])
     if not isinstance(diagnosis, Diagnosis):
-        certainty = Certainty.UNKNOWN if diagnosis.is_tied else Certainty.LIKELY
+        unknown = diagnosis.is_tied or diagnosis.is_guess
+        certainty = Certainty.UNKNOWN if unknown else Certainty.LIKELY
         return JobEnded(
             diagnosis.exit_code, cause, tuple(report), root, same_ranks=same, verdict=reason,
             ranks=diagnosis.ranks[:_MOST_SAME], certainty=certainty.value, why=diagnosis.cause,
@@ -116,7 +118,7 @@ def _diagnose(ended: GenerationEnd) -> "Diagnosis | Hang | None":
     if ended.hung and all(failure.stop_signal for failure in ends):
         from relight.core.diagnosis import hang_text
 
-        return hang_text.diagnose(ends, ended.stop_cause)
+        return hang_text.diagnose(ends, ended.stop_cause, ended.succeeded_ranks)
     if not ends:
         return None
-    return failures.diagnose(ends, ended.succeeded_ranks, ended.world_size)
+    return failures.diagnose(ended.failures, ended.succeeded_ranks, ended.world_size)

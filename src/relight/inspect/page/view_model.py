@@ -208,7 +208,8 @@ def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
         return "hung"
     if rank.exitcode < 0:
         return f"killed ({signal_name(-rank.exitcode)})"
-    return f"failed ({rank.exitcode})" if rank.exitcode else "succeeded"
+    failed = rank.exitcode or rank.rank in node.blamed  # that one has left too early
+    return f"failed ({rank.exitcode})" if failed else "succeeded"
 
 
 @lru_cache(maxsize=8192)

@@ -270,7 +270,8 @@ def _state_of(worker: RankSnapshot, job: NodeSnapshot) -> AppState:
         return AppState.RUNNING if job.exit_code is None else AppState.UNKNOWN
     if worker.stop_signal and worker.rank not in job.blamed:
         return AppState.CANCELLED
-    return AppState.FAILED if worker.exitcode else AppState.SUCCEEDED
+    failed = worker.exitcode or worker.rank in job.blamed  # that one has left too early
+    return AppState.FAILED if failed else AppState.SUCCEEDED
 
 
 def _worker(job: WholeJob, query: LogQuery) -> tuple[NodeSnapshot, RankSnapshot]:
