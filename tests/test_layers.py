@@ -24,7 +24,7 @@ RANK = {name: rank for rank, name in enumerate(ROOMS)}
 CORE = ROOT / "core"
 TOP = "relight"
 """Names what stands above it, for users, and loads it when it is asked for."""
-FACES = (TOP, "relight.job", "relight.runner", "relight.tracker")
+FACES = (TOP, "relight.events", "relight.job", "relight.runner", "relight.tracker")
 """What users import from."""
 RANK_OF_A_TEST = ROOT / "pytest_plugin" / "rank.py"
 DRIVER_ON_RAY = ROOT / "schedulers" / "ray" / "driver.py"
@@ -54,6 +54,7 @@ PURE_MAY_IMPORT = {
     "signal",
     "string",
     "types",
+    "typing",
     "hashlib",
     "hmac",
 }

@@ -21,8 +21,7 @@ from worker_ends import (
 
 from relight.core.diagnosis import blame, causes
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
-from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerState
-from relight.core.workers.supervision import WorkerEnd
+from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerEnd, WorkerState
 
 OVER = WorkerState(" runs no Python code", (), False)
 CLEANS_UP = WorkerState(" in sleep (a.py:9)", ("line",), False, "ValueError: bad record", "a.py:7")

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from relight.core.failure import WorkerEnd
 from relight.core.workers.supervision import (
     UNKILLABLE_AFTER_S,
     UNSTOPPED,
@@ -16,7 +17,6 @@ from relight.core.workers.supervision import (
     Signal,
     Supervision,
     SupervisionState,
-    WorkerEnd,
 )
 from relight.events.event_types import (
     Event,

@@ -493,8 +493,8 @@ def test_plugin_exception_is_one_line_that_names_it(
         ("status", lambda _: {"1": AppStatus("RUNNING")}, "a mapping of ids to AppStatus"),
         ("logs", lambda *_: None, "an iterator of lines"),
         ("logs", lambda *_: [b"line"], "a str"),
-        ("list", lambda _: None, "a sequence of Listed"),
-        ("list", lambda _: [{"app_id": "1"}], "a sequence of Listed"),
+        ("list", lambda _: None, "a sequence of JobSummary"),
+        ("list", lambda _: [{"app_id": "1"}], "a sequence of JobSummary"),
     ],
 )
 def test_malformed_plugin_attribute_is_an_error_that_names_it(

@@ -73,7 +73,7 @@ MUTANTS = (
     ),
     Mutant(
         "a preempted node whose workers have left starts no more",
-        "agent.py",
+        "agent/agent.py",
         "if node.preempted and ended and not signals:",
         "if node.preempted and outcome.failures and not signals:",
     ),
@@ -139,8 +139,9 @@ MUTANTS = (
     Mutant(
         "who begins to coordinate forms a generation when all leases of the one before are over",
         "core/group/membership.py",
-        "return max(now + self.settings.rejoin_s, self._began_at + self.settings.lost_after_s)",
-        "return now + self.settings.rejoin_s",
+        "return max(now + self.settings.rejoin_grace_s, "
+        "self._began_at + self.settings.lost_after_s)",
+        "return now + self.settings.rejoin_grace_s",
     ),
     Mutant(
         "an elected coordinator's own workers run on its votes, and no longer",
@@ -198,14 +199,14 @@ MUTANTS = (
     ),
     Mutant(
         "nor one that knows of the old one only from those that vote for it",
-        "link.py",
+        "agent/link.py",
         "self._met_coordinator |= self._finder.follows_another()",
         "pass",
         "hosts",
     ),
     Mutant(
         "a host whose agent has given up does not coordinate while its workers are stopped",
-        "link.py",
+        "agent/link.py",
         "self._finder.retire()",
         "pass",
         "hosts",
@@ -248,13 +249,13 @@ MUTANTS = (
     ),
     Mutant(
         "the end of a connection proves nothing",
-        "coordinator.py",
+        "agent/coordinator.py",
         "            self._fall_silent(peer, reason)\n        else:  # it has left",
         "            peer.group.step(NodeLost(peer.node, reason))\n        else:  # it has left",
     ),
     Mutant(
         "a refused datagram is proof only if the agent's socket outlives it",
-        "link.py",
+        "agent/link.py",
         "return self.rank >= 0 and self.answers_datagrams and self.is_held",
         "return self.rank >= 0 and self.answers_datagrams",
     ),

@@ -15,8 +15,8 @@ from relight.base.env import Environment
 from relight.core.diagnosis import blame, causes, failure_text, last_words, tracebacks
 from relight.core.diagnosis.excerpts import headline
 from relight.core.failure import ErrorReport, Failure, FailureKind
+from relight.core.failure import WorkerEnd as WorkerEnd
 from relight.core.group.messages import JobEnded, NodeReady
-from relight.core.workers.supervision import WorkerEnd as WorkerEnd
 from relight.core.workers.worker_command import Command
 from relight.host.loop import Loop
 from relight.host.oom_detector import NOBODY

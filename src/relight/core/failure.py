@@ -128,3 +128,15 @@ class Failure(NamedTuple):
         """Whether an exception had ended the program before a signal ended the process."""
         raised = self.report is not None and self.report.kind is FailureKind.RAISED
         return raised and self.exitcode == -signal.SIGABRT and AT_EXIT in self.last_lines
+
+
+class WorkerEnd(NamedTuple):
+    """How one worker ended. `stop_signal` is the signal that it was sent last before, 0 for none;
+    `stopping_s` is how many seconds before its end it was first asked.
+    """
+
+    local_rank: int
+    exitcode: int
+    at: float
+    stop_signal: int
+    stopping_s: float = 0.0

@@ -7,6 +7,7 @@ workers of an agent, or the replicas of a job on this machine.
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from relight.core.failure import WorkerEnd
 from relight.core.workers.supervision import (
     FOR_EVER,
     UNSTOPPED,
@@ -15,7 +16,6 @@ from relight.core.workers.supervision import (
     Signal,
     Supervision,
     SupervisionState,
-    WorkerEnd,
 )
 from relight.events.event_types import (
     Event,

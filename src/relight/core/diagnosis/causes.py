@@ -26,8 +26,7 @@ from relight.core.diagnosis.blame import Blame
 from relight.core.diagnosis.excerpts import headline
 from relight.core.diagnosis.stack_text import Frame, place
 from relight.core.diagnosis.traceback_lines import frame_of
-from relight.core.failure import AT_EXIT, Failure, FailureKind, WorkerState
-from relight.core.workers.supervision import WorkerEnd
+from relight.core.failure import AT_EXIT, Failure, FailureKind, WorkerEnd, WorkerState
 
 _BY_REQUEST = re.compile(
     r"KeyboardInterrupt|SystemExit|SIG(?:TERM|INT|HUP|QUIT|KILL)|signal: (?:\d|Terminated|Killed)"

@@ -29,6 +29,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from relight.base.text import format_duration
+from relight.core.failure import WorkerEnd
 from relight.events.event_types import (
     Event,
     GroupStopped,
@@ -89,18 +90,6 @@ class Signal(NamedTuple):
 
 class Kill(NamedTuple):
     """Effect: kill all workers and all processes that they started."""
-
-
-class WorkerEnd(NamedTuple):
-    """How one worker ended. `asked` is the signal that it was sent last before, 0 for none;
-    `stopping_s` is how many seconds before its end it was first asked.
-    """
-
-    local_rank: int
-    exitcode: int
-    at: float
-    stop_signal: int
-    stopping_s: float = 0.0
 
 
 Effect = Signal | Kill
