@@ -46,8 +46,9 @@ SOURCES = {
     ),
     "core/workers/worker_command.py": ("LAUNCH_PASSES", "instead_of"),
     "core/diagnosis/failure_text.py": (
-        "what_happened", "_exception", "_hint", "_consequence", "_evidence",
+        "what_happened", "_after_printing", "_exception", "_hint", "_consequence", "_evidence",
     ),
+    "core/diagnosis/last_words.py": ("weighed",),
     "core/link/link_state.py": ("_wait",),
     "core/group/membership.py": ("JobEnded", "_stop_hung"),
     "core/group/restart_budget.py": ("_REPEATED", "why_no_restart", "_used_up"),

@@ -190,13 +190,17 @@ def test_another_python_is_asked_once_for_all_workers(monkeypatch: pytest.Monkey
         Failure(rank, rank, "vm", 1, 1, 0.0, 0, report, lines, known, "")
         for rank, known in enumerate(("", "", "the disk is full"))
     ]
+    lived = failures[0]._replace(exitcode=-15, stop_signal=15)
+    handled = failures[0]._replace(report=report._replace(kind=FailureKind.PRINTED))
     command: Any = SimpleNamespace(
         python="python", env=Environment({}), spec=SimpleNamespace(no_python=False)
     )
     loop = Loop()
     try:
-        found = postmortem._with_remedies(failures, command, loop)
+        found = postmortem._with_remedies([*failures, lived, handled], command, loop)
     finally:
         loop.close()
-    assert [each.evidence for each in found] == ["who has torch?"] * 2 + ["the disk is full"]
+    assert [each.evidence for each in found] == [
+        "who has torch?", "who has torch?", "the disk is full", "", "",
+    ]  # fmt: skip
     assert asked == ["torch"]

@@ -58,6 +58,7 @@ def stopped(rank: int = 0, doing: WorkerState | None = None, **known: Any) -> Fa
         (stopped(report=PRINTED), Role.STOPPED),
         (stopped(report=CRASHED), Role.STOPPED),
         (stopped(exitcode=127, evidence="it could not be started"), Role.REPORTED),
+        (stopped(report=PRINTED, evidence="the disk is full"), Role.STOPPED),
         (stopped(exitcode=1, report=error("", "KeyboardInterrupt")), Role.STOPPED),
         (stopped(exitcode=1, report=error("got SIGTERM", "Stop")), Role.STOPPED),
         (stopped(exitcode=1, report=error("loader is killed by signal: 15")), Role.STOPPED),
@@ -167,6 +168,14 @@ def test_rank_handling_lost_connection_is_a_victim() -> None:
     doing = CLEANS_UP._replace(handling="ConnectionResetError: lost")
     verdict = judge(first, stopped(1, doing))  # perhaps one to some server
     assert (verdict.root.rank, verdict.certainty) == (1, Certainty.LIKELY)
+
+
+def test_exception_after_which_more_was_printed_is_likely_at_most() -> None:
+    doubt = "it printed more after that: no data"
+    verdict = judge(end(1, report=error()._replace(doubt=doubt)))
+    assert (verdict.certainty, verdict.why) == (Certainty.LIKELY, doubt)
+    exited = judge(end(1, exitcode=3, report=error()._replace(doubt=doubt)))
+    assert exited.certainty is Certainty.PROVEN
 
 
 def test_late_culprit_precedes_early_victim() -> None:
@@ -281,6 +290,8 @@ def test_an_exception_of_a_rank_that_left_early_is_told() -> None:
     aborted = end(1, -signal.SIGABRT, last_lines=AT_EXIT[1:], words="FATAL: no data")
     assert judge(lost, aborted).detail == "rank 1 had printed FATAL: no data"
     assert not judge(lost, aborted._replace(words=AT_EXIT[1])).detail
+    survived = told._replace(report=PRINTED._replace(others=(0,)), words="FATAL: no data")
+    assert judge(lost, survived, succeeded=(1,)).detail == "rank 1 had printed FATAL: no data"
     # A peer may send anything.
     assert not judge(lost, end(2, 0, report=PRINTED), succeeded=(1,)).detail
 

@@ -21,15 +21,23 @@ from worker_ends import (
     error,
 )
 
-from relight.core.diagnosis.causes import Certainty, Role, role
+from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
 from relight.core.diagnosis.excerpts import cut, rows_of
-from relight.core.diagnosis.failure_text import diagnose, how_it_ended, shared, what_happened
+from relight.core.diagnosis.failure_text import (
+    Diagnosis,
+    diagnose,
+    how_it_ended,
+    shared,
+    what_happened,
+)
 from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerState
 from relight.core.group import restart_decision
 from relight.core.group.messages import JobEnded
 from relight.core.group.restart_decision import GenerationEnd
 
 IMPLICIT = "During handling of the above exception, another exception occurred:"
+
+LOADED = (PRINTED.lines[0], '  File "/srv/job/train.py", line 3, in load', PRINTED.lines[1])
 
 
 def test_equal_failures_are_reported_once() -> None:
@@ -92,6 +100,26 @@ def test_equal_signals_and_exit_codes_are_one_cause() -> None:
         (end(exitcode=-TERM, stop_signal=TERM), "was killed by SIGTERM"),
         (end(exitcode=137), "exited with code 137, as a shell reports SIGKILL"),
         (end(exitcode=130), "exited with code 130"),
+        (
+            end(exitcode=247),
+            "exited with code 247, as sys.exit(-9) does, perhaps for a process that got SIGKILL",
+        ),
+        (
+            end(report=PRINTED, printed_s=2.0, went_on=True),
+            "exited with code 1, 2.0 s after printing: ValueError: bad batch",
+        ),
+        (
+            end(report=PRINTED._replace(lines=("ERROR:root:it failed", *PRINTED.lines))),
+            "exited with code 1 after printing: ERROR:root:it failed: ValueError: bad batch",
+        ),
+        (
+            end(report=PRINTED._replace(others=(0,))),
+            "exited with code 1; nothing that it printed tells why",
+        ),
+        (
+            end(stop_signal=TERM, doing=READS._replace(place=" has ended"), words="no /data"),
+            "exited with code 1 after printing: no /data",
+        ),
     ],
 )
 def test_headline_names_exception_only_if_it_ended_the_worker(
@@ -99,6 +127,51 @@ def test_headline_names_exception_only_if_it_ended_the_worker(
 ) -> None:
     """The first line says what is sure: an exception if it ended the worker."""
     assert what_happened(failure) == expected
+
+
+def test_exception_that_ranks_printed_which_went_on_has_ended_nobody() -> None:
+    survivor = end(0, -TERM, 1.0, stop_signal=TERM, report=error("bad batch 7"), went_on=True)
+    for other in (end(1, report=error()), end(1, report=error(kind=FailureKind.PRINTED))):
+        diagnosis = diagnose([other, survivor._replace(report=error())])
+        assert diagnosis.root.rank == 1
+        lines = diagnosis.render(formed_at=0, ended="now", verdict="over")
+        assert lines[0] == "rank 1 exited with code 1; nothing that it printed tells why"
+        assert lines[1].startswith("  on vm: ")
+        assert "the last traceback; rank 0 printed it too, and ran on:" in lines
+
+
+@pytest.mark.parametrize(
+    "survivor",
+    [
+        end(0, -TERM, 1.0, stop_signal=TERM, report=error("bad tile"), went_on=True),
+        # It had caught the exception in a function.
+        end(0, -TERM, 1.0, stop_signal=TERM, report=error()._replace(lines=LOADED), went_on=True),
+        end(0, -TERM, 1.0, stop_signal=TERM, report=error(), went_on=False),
+        end(0, -TERM, 1.0, stop_signal=TERM, report=error(), went_on=None),
+        end(0, 1, 1.0, report=error(), went_on=True),
+    ],
+)
+def test_exception_counts_if_no_other_rank_is_known_to_have_survived_it(survivor: Failure) -> None:
+    root = diagnose([end(1, report=error()), survivor]).root
+    assert (root.rank, what_happened(root)) == (1, "raised ValueError: bad batch")
+
+
+@pytest.mark.parametrize(
+    ("failure", "shows"),
+    [
+        (end(report=PRINTED), True),
+        (end(report=PRINTED, printed_s=1.0), True),
+        (end(report=PRINTED, printed_s=2.0, went_on=True), True),  # torch takes long to shut down
+        (end(report=PRINTED, printed_s=9.0), False),
+        (end(exitcode=-KILL, report=PRINTED), False),
+        (end(report=PRINTED, words="no /data"), False),
+    ],
+)
+def test_place_of_a_printed_exception_is_shown_if_it_may_have_ended_the_worker(
+    failure: Failure, shows: bool
+) -> None:
+    lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
+    assert any(line.startswith("  /srv/job/train.py:12") for line in lines) == shows
 
 
 @pytest.mark.parametrize(
@@ -362,6 +435,14 @@ def test_numbers_that_differ_are_those_of_one_rank() -> None:
     assert first_line(4, 4) == said
 
 
+def test_same_text_of_a_rank_that_was_stopped_meanwhile_has_no_other_numbers() -> None:
+    own = end(0, words="no /data/4.bin", last_lines=("no /data/4.bin",))
+    ends = [own, own._replace(rank=1, at=2.0, stop_signal=TERM)]
+    assert diagnose(ends).render(formed_at=0, ended="now", verdict="over")[0] == (
+        "ranks 0-1 exited with code 1 after printing: no /data/4.bin"
+    )
+
+
 def test_rank_that_did_not_end_when_asked_was_killed_later() -> None:
     stubborn = end(1, -KILL, 30.0, stop_signal=TERM, stopping_s=30.0)
     said = "stopped by the agent (SIGTERM), killed 30 s later"
@@ -396,6 +477,14 @@ def test_place_of_another_rank_than_the_first_is_labelled() -> None:
     assert gone[1] == "  rank 0 at /srv/job/train.py:12 in step"
     assert gone[3].startswith("  rank 0 on vm")
     assert ended(end(0, report=error())).report[1] == "  /srv/job/train.py:12 in step"
+
+
+def test_place_of_another_rank_than_the_one_to_look_at_is_labelled() -> None:
+    failed, root = end(0, report=LOST), end(1, -TERM, stop_signal=TERM, doing=READS)
+    says = "the ranks were in different calls: rank 0 in a, rank 1 in b"
+    verdict = Verdict("different_collectives", Certainty.LIKELY, says, root, failed, (1,), says)
+    lines = Diagnosis(verdict, (), (failed,)).render(formed_at=0, ended="now", verdict="over")
+    assert "  rank 0 at /srv/job/train.py:12 in step" in lines
 
 
 def test_headline_of_a_job_tells_what_the_machine_found() -> None:
@@ -441,6 +530,8 @@ REPORTS = st.builds(
     cause=st.sampled_from(["", "KeyError: 'lr'"]),
     cause_where=st.sampled_from(["", "conf.py:4 in read"]),
     is_interrupted=st.booleans(),
+    doubt=st.sampled_from(["", "it printed more after that: done"]),
+    others=st.sampled_from([(), (1, 2)]),
 )
 
 
@@ -499,6 +590,30 @@ def test_any_failures_fit_25_rows_with_each_rank_once(ends: list[Failure]) -> No
 
 def stopped(rank: int, doing: WorkerState | None) -> Failure:
     return end(rank, -TERM, stop_signal=TERM, doing=doing)
+
+
+def test_last_lines_of_a_crowded_report_are_fewer() -> None:
+    crowd = [
+        *(end(rank, at=2.0) for rank in range(3)),
+        end(3, at=2.0, evidence="out of memory: the kernel killed one process " + "x" * 100),
+        end(4, 137, at=611.0),
+        end(5, at=1.0, report=CRASHED._replace(where="/srv/job/" * 60 + "train.py:12", lines=()),
+            last_lines=("a", "b", "c"), log="/srv/logs/" * 20,
+            evidence="out of memory: the kernel killed one process " + "x" * 100,
+            host="gpu-node-17.cluster.example.com" * 3),
+        end(6, 137, at=611.0),
+        end(7, report=RESET._replace(kind=FailureKind.CRASHED, lines=())),
+    ]  # fmt: skip
+    lines = diagnose(crowd).render(formed_at=0, ended="2026-01-02 03:04:05+0000", verdict="over")
+    assert rows_of([f"relight: {lines[0]}", *lines[1:]]) <= 25
+    assert "  c" in lines
+
+
+def test_doubt_about_an_exception_fits_into_a_message() -> None:
+    (sent,) = shared([end(report=error()._replace(doubt=f"\x1b{'x' * 2000}"))], 0.0)
+    assert sent.report is not None
+    assert sent.report.doubt.startswith("\ufffdxxx")
+    assert len(sent.report.doubt) <= 1000
 
 
 def test_ranks_at_same_location_send_one_stack() -> None:

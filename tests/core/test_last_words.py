@@ -2,7 +2,9 @@
 
 import pytest
 
-from relight.core.diagnosis.last_words import words
+from relight.core.diagnosis.last_words import after_traceback, lines_of, weighed, words
+from relight.core.diagnosis.tracebacks import ProgramFacts
+from relight.core.failure import ErrorReport, FailureKind
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -71,6 +73,7 @@ WARNING: could not find a cache
         ("terminate called after throwing an instance of 'E'\n",
          "terminate called after throwing an instance of 'E'"),
         ('{"level": "ERROR", "msg": "no \'x\'", "step": 3}\n', "ERROR: no 'x'"),
+        ('{"level": "CRITICAL", "msg": "no vocabulary"}\n', "CRITICAL: no vocabulary"),
         ('{"levelname": "INFO", "message": "0 errors"}\n{"event": "disk is full"}\n',
          "disk is full"),
         ('level=info msg="0 errors"\nlevel=error msg="no data"\nbye\n',
@@ -89,6 +92,42 @@ WARNING: could not find a cache
 )  # fmt: skip
 def test_error_line_precedes_last_line(stderr: str, expected: str) -> None:
     assert words(stderr, "loading\nstep 5\n\n") == expected
+
+
+@pytest.mark.parametrize(
+    ("mine", "expected"),
+    [
+        ("ERROR: no tensorboard\nstep 8\naccuracy 0.1: stop\n", "accuracy 0.1: stop"),
+        ("ERROR: no tensorboard\nERROR: no data\nstep 9\n", "ERROR: no tensorboard"),
+        ("ERROR: no tensorboard\nERROR: no data\nbye\n", "ERROR: no data"),
+        ("ERROR: no tensorboard\nstep 8\n", "ERROR: no tensorboard"),
+    ],
+)
+def test_line_of_ranks_that_went_on_counts_less_than_what_follows(mine: str, expected: str) -> None:
+    """If all that follows is of them too, they may have failed alike."""
+    elsewhere = lines_of(["ERROR: no tensorboard\nstep 7\n", "step 8\n"])
+    assert words(mine, "", elsewhere) == expected
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "doubt"),
+    [
+        ("", FailureKind.RAISED, ""),
+        ("config error: lr is 0", FailureKind.PRINTED, ""),  # sys.exit
+        ("validation set is empty", FailureKind.RAISED,
+         "it printed more after that: validation set is empty"),
+        ("ERROR:root:could not upload logs", FailureKind.RAISED,
+         "it printed more after that: ERROR:root:could not upload logs"),
+    ],
+)  # fmt: skip
+def test_exception_before_other_output_is_in_doubt(
+    more: str, kind: FailureKind, doubt: str
+) -> None:
+    raised = ErrorReport(FailureKind.RAISED, "KeyError", "'a'", "train.py:9", "", ())
+    assert weighed(raised, more) == raised._replace(kind=kind, doubt=doubt)
+    stderr = f"{LOGGED}{more}\n"
+    assert after_traceback(stderr, ProgramFacts()) == more
+    assert after_traceback(stderr, ProgramFacts(), late=len(more) + 1) == ""
 
 
 def test_no_output_yields_no_words() -> None:

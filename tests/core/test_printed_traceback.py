@@ -24,6 +24,14 @@ def test_look_tells_whether_program_continued(seen: Program, went_on: bool | Non
     assert (core.at, core.went_on, core.deadline()) == (5.0, went_on, None)
 
 
+def test_look_notes_what_was_printed_by_then() -> None:
+    core = PrintedTraceback()
+    core.printed(5.0)
+    core.looked(Program.ENDS, 5.001, 800)
+    core.looked(Program.ENDS, 5.002, 900)
+    assert core.size == 800
+
+
 def test_thousand_tracebacks_cost_four_looks_a_second() -> None:
     core, looks = PrintedTraceback(), 0
     for number in range(1000):

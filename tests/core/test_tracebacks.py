@@ -17,6 +17,7 @@ from relight.core.diagnosis.excerpts import excerpt, headline, rows_of
 from relight.core.diagnosis.last_words import words
 from relight.core.diagnosis.traceback_lines import clean
 from relight.core.diagnosis.tracebacks import (
+    ProgramFacts,
     besides,
     from_error_file,
     from_stderr,
@@ -368,7 +369,7 @@ def test_reads_exceptions_of_other_processes_as_own(text: str) -> None:
     assert report is not None
     assert (report.type, report.message) == ("ValueError", "bad row")
     assert report.where == "/srv/job/data.py:7 in load"
-    assert report.lines[0] == HEADER.rstrip()
+    assert HEADER.rstrip() in report.lines[:2]
 
 
 def test_quoted_library_traceback_points_to_script() -> None:
@@ -408,13 +409,69 @@ def test_function_level_traceback_was_printed_by_program(text: str, kind: Failur
 
 def test_exception_is_not_fatal_if_program_continued() -> None:
     text = MAIN + "ValueError: bad\nstep 3\n"
-    report = from_stderr(text, went_on=True)
+    report = from_stderr(text, ProgramFacts(went_on=True))
     assert report is not None
     assert (report.kind, report.message) == (PRINTED, "bad")
     for went_on in (None, False):
-        report = from_stderr(text, went_on)
+        report = from_stderr(text, ProgramFacts(went_on))
         assert report is not None
         assert report.kind is RAISED
+
+
+@pytest.mark.parametrize(
+    ("file", "script", "kind"),
+    [
+        ("/srv/job/train.py", "train.py", RAISED),
+        ("/srv/job/convert.py", "train.py", PRINTED),
+        ("<string>", "train.py", PRINTED),
+        ("/srv/job/convert.py", "", RAISED),  # -m, a shell script
+        ("/srv/relight/worker/main_module.py", "train.py", RAISED),  # --preload
+    ],
+)
+def test_traceback_that_begins_in_another_program_is_of_another_process(
+    file: str, script: str, kind: FailureKind
+) -> None:
+    text = f'{HEADER}  File "{file}", line 9, in <module>\nValueError: bad\n'
+    report = from_stderr(text, ProgramFacts(script=script))
+    assert report is not None
+    assert report.kind is kind
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "Exception in thread prefetch (read):",
+        "Exception ignored in: <function Reader.__del__ at 0x7f>",
+        "Process SpawnProcess-1:",
+        "ERROR:root:training failed",
+        "2026-01-02 03:04:05 ERROR training failed",
+    ],
+)
+def test_line_before_a_printed_exception_is_kept(before: str) -> None:
+    report = from_stderr(f"{before}\n{LOAD}ValueError: bad\n")
+    assert report is not None
+    assert (report.kind, report.lines[:2]) == (PRINTED, (before, HEADER.rstrip()))
+
+
+def test_exception_that_tells_of_another_processes_traceback_is_the_one_that_was_raised() -> None:
+    told = f"{MAIN}RuntimeError: worker 3 failed:\n{LOAD}ZeroDivisionError: division by zero\n"
+    report = from_stderr(told)
+    assert report is not None
+    assert (report.kind, report.type, report.where) == (
+        RAISED,
+        "RuntimeError",
+        "/srv/job/train.py:9",
+    )
+    assert headline(report, 200) == "worker 3 failed: ZeroDivisionError: division by zero"
+
+
+def test_source_of_a_frame_is_no_traceback() -> None:
+    source = (
+        f"    raise RuntimeError('failed:\\n{HEADER.rstrip()}\\n  File \"x.py\", line 1, in f')"
+    )
+    report = from_stderr(f"{MAIN}{source}\nRuntimeError: bad\n")
+    assert report is not None
+    assert (report.type, report.where) == ("RuntimeError", "/srv/job/train.py:9")
 
 
 THREAD = "Exception in thread prefetch:\n" + LOAD + "OSError: bad disk\n"
@@ -473,6 +530,16 @@ def test_exception_followed_by_much_output_is_not_fatal() -> None:
     assert report.kind is PRINTED
 
 
+def test_exception_counts_whatever_is_printed_while_the_process_exits() -> None:
+    """Libraries are known to print a lot, and any program may if it was seen to have ended."""
+    noise = "".join(f"[W tracing.cpp:{n}] Warning: record {n} dropped\n" for n in range(300))
+    steps = "".join(f"removed temporary file {n}\n" for n in range(300))
+    for text, went_on in ((noise, None), (steps, False)):
+        report = from_stderr(f"{MAIN}KeyError: 'a'\n{text}", ProgramFacts(went_on))
+        assert report is not None
+        assert (report.kind, report.message) == (RAISED, "'a'")
+
+
 @pytest.mark.parametrize(
     ("source", "exception", "message"),
     [
@@ -481,17 +548,25 @@ def test_exception_followed_by_much_output_is_not_fatal() -> None:
         ("    assert x, 'a, b'", "AssertionError: a, b", "a, b"),
         ("    assert x\n           ^", "AssertionError", ""),
         ("    raise KeyboardInterrupt", "KeyboardInterrupt", ""),
+        ("    import apex", "ModuleNotFoundError: No module named 'apex'",
+         "No module named 'apex'"),
+        ("    x['a']", "KeyError: 'a'", "'a'"),
+        ("    open(x)", "FileNotFoundError: [Errno 2] No such file or directory: 'x'",
+         "[Errno 2] No such file or directory: 'x'"),
+        ("    raise ValueError(f'lr {lr} must be > 0')", "ValueError: lr 0 must be > 0",
+         "lr 0 must be > 0"),
+        ("    raise ValueError(f'{text}')", "ValueError: bad", "bad\nbye"),
         ("    raise ValueError(text)", "ValueError: bad", "bad\nbye"),
         ("    raise ValueError('bad' + text)", "ValueError: bad", "bad\nbye"),
         ("    raise ValueError('bad\\nbye')", "ValueError: bad", "bad\nbye"),
         ("    raise ValueError(text)", "ValueError: ", "\nbye"),
     ],
-)
+)  # fmt: skip
 def test_line_after_a_whole_message_is_no_part_of_it(
     source: str, exception: str, message: str
 ) -> None:
     """As when a program prints the exception and "bye", and ends, before anybody looks at it. A
-    message is whole if the source has it, or if there is none.
+    message is whole if the source has it, if Python has written it, or if there is none.
     """
     text = f"{MAIN}{source}\n{exception}\nbye"
     report = from_stderr(text)

@@ -53,6 +53,18 @@ def test_missing_terminal_modules_cost_only_colours(
     reader.close()
 
 
+def test_what_was_written_and_not_read_is_counted(loop: FastLoop) -> None:
+    ours, theirs = channel(-1)
+    reader = PipeReader(loop, ours, None)
+    os.write(theirs, b"12345")
+    assert reader.unread() == 5
+    reader.read()
+    assert reader.unread() == 0
+    reader.close()
+    assert reader.unread() == 0
+    os.close(theirs)
+
+
 def test_keeps_last_64_kb_of_stream(loop: FastLoop) -> None:
     """They are kept for the report; not much more is."""
     ours, theirs = channel(-1)

@@ -65,6 +65,8 @@ _SHOWN_AFTER_S = 1.0
 """When `relight status` and other commands can see the job: not while its workers start."""
 _LOADED_LATER = (
     *LOADED_LATER,
+    "fcntl",
+    "termios",
     "relight.events.event_text",
     "relight.processes.shared_pages",
     "relight.agent.shutdown",

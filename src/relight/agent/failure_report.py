@@ -16,7 +16,7 @@ from relight.base.fields import plain
 from relight.core.diagnosis.causes import role
 from relight.core.diagnosis.failure_text import how_it_ended
 from relight.core.diagnosis.hang_text import hung
-from relight.core.failure import ErrorReport, Failure
+from relight.core.failure import ErrorReport, Failure, FailureKind
 from relight.core.group.messages import JobEnded, NodeReady
 from relight.host import files
 
@@ -105,7 +105,7 @@ def _failure(failure: Failure, end: JobEnded) -> dict[str, Any]:
         "stopped_with": signal_name(failure.stop_signal) if failure.stop_signal else None,
         "class": "hung" if hangs else role(failure).value,
         "what": hung(failure) if hangs else how_it_ended(failure),
-        "exception": failure.report and _exception(failure.report),
+        "exception": failure.report and _exception(failure.report, failure),
         "evidence": failure.evidence,
         "last_lines": failure.last_lines,
         "doing": failure.doing
@@ -124,7 +124,8 @@ def _failure(failure: Failure, end: JobEnded) -> dict[str, Any]:
     }
 
 
-def _exception(report: ErrorReport) -> dict[str, Any]:
+def _exception(report: ErrorReport, failure: Failure) -> dict[str, Any]:
+    kind = report.kind if failure.is_explained else FailureKind.PRINTED
     return {
         "type": report.type,
         "message": report.message,
@@ -133,7 +134,9 @@ def _exception(report: ErrorReport) -> dict[str, Any]:
         "cause": report.cause,
         "cause_where": report.cause_where,
         "traceback": report.lines,
-        "certainty": report.kind.name.lower(),
+        "certainty": kind.name.lower(),
+        "doubt": report.doubt,
+        "others": report.others,
     }
 
 

@@ -56,16 +56,29 @@ def gather(
     and the ranks that had succeeded before the first failure; of these, those that had printed an
     error are among the failures, with exit code 0. The loop may run meanwhile.
     """
-    found = [_failure(end, logs, workers, command, host) for end in ends if end.exitcode]
-    found = _with_remedies(found, command, loop)
-    first = min(failure.at for failure in found)
+    failed = [end for end in ends if end.exitcode]
+    first = min(end.at for end in failed)
     over = [
         end for end in ends if causes.had_succeeded(end, first, workers.doing.get(end.local_rank))
     ]
-    quiet = [_failure(end, logs, workers, command, host) for end in over]
-    told = [each for each in quiet if each.report is not None or last_words.is_error(each.words)]
+    # A worker that the signal has killed had not come to its end.
+    stopped = [end for end in failed if end.stop_signal and end.exitcode < 0]
+    elsewhere = last_words.lines_of(_stderr(logs, end.local_rank) for end in stopped)
+    looked_at = [*failed, *over]
+    found = failure_text.with_others(_failure(e, logs, workers, command, host) for e in looked_at)
+    found = [
+        _with_words(failure, end, logs, workers, command, elsewhere)
+        for failure, end in zip(found, looked_at, strict=True)
+    ]
+    found = [each for each in found if each.exitcode or _tells_error(each)]
     succeeded = tuple(workers.ranks[end.local_rank] for end in over)
-    return failure_text.shared([*found, *told], loop.now()), succeeded
+    return failure_text.shared(_with_remedies(found, command, loop), loop.now()), succeeded
+
+
+def _tells_error(failure: Failure) -> bool:
+    """Return whether a worker had printed an error, and not only one that ended nobody."""
+    report = failure.report
+    return (report is not None and not report.others) or last_words.is_error(failure.words)
 
 
 def _with_remedies(found: Sequence[Failure], command: Command, loop: Loop) -> list[Failure]:
@@ -74,8 +87,9 @@ def _with_remedies(found: Sequence[Failure], command: Command, loop: Loop) -> li
     told = []
     for failure in found:
         report, evidence = failure.report, failure.evidence
+        raised = failure.is_explained and not failure.stop_signal
+        is_import = raised and report is not None and report.type == "ModuleNotFoundError"
         lacked = _NO_MODULE.search(report.message) if report is not None else None
-        is_import = report is not None and report.type == "ModuleNotFoundError"
         if lacked is not None and is_import and not (evidence or command.spec.no_python):
             module = lacked[1]
             if module not in remedies:
@@ -100,7 +114,8 @@ def with_address(failure: Failure, variables: Mapping[str, str]) -> Failure:
 def suspects_peer(logs: Logs, local_rank: int) -> bool:
     """Return whether a worker that has failed says that another one is gone or late."""
     stderr = _stderr(logs, local_rank)
-    raised = _reported(logs, local_rank, stderr, in_function=True)
+    program = tracebacks.ProgramFacts(_went_on(logs, local_rank), is_function=True)
+    raised = _reported(logs, local_rank, stderr, program)
     words = last_words.words(stderr, "")
     return blame.of(raised, tracebacks.last_lines(stderr), words) is not blame.Blame.NOBODY
 
@@ -160,17 +175,18 @@ def tell_container(headline: str, env: Environment) -> None:
 
 def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, host: str) -> Failure:
     stderr = _stderr(logs, end.local_rank)
-    in_function = command.spec.module and command.spec.script == _FUNCTION
-    report = _reported(logs, end.local_rank, stderr, in_function=in_function)
+    program = _program(command)
+    more = last_words.after_traceback(stderr, program, logs.printed_late(end.local_rank))
+    seen = _went_on(logs, end.local_rank)
+    if seen is False and more:
+        seen = None  # a program that ran may have printed that
+    report = _reported(logs, end.local_rank, stderr, program._replace(went_on=seen))
+    if report is not None and seen is None and (end.exitcode == 1 or end.stop_signal):
+        report = last_words.weighed(report, more)
+    if report is None and end.exitcode == 1 and not last_words.words(stderr, ""):
+        report = _on_stdout(_text(logs.stdout_of, end.local_rank), program)
     printed_s, went_on = _printed(end, logs, report)
-    log = logs.stderr_path(end.local_rank)
-    evidence = (
-        _of_start(workers.evidence.get(end.local_rank, ""), command)
-        or _of_memory(end, stderr, workers)
-        or _of_signal(end, command)
-        or _of_report(end, report, stderr, logs, command, len(workers.ranks))
-    )
-    return Failure(
+    failure = Failure(
         rank=workers.ranks[end.local_rank],
         local_rank=end.local_rank,
         host=host,
@@ -180,24 +196,69 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         stop_signal=end.stop_signal,
         report=report,
         last_lines=tracebacks.last_lines(stderr),
-        evidence=evidence or ("" if stderr or report else _of_disk(end, log)),
-        log=log,
+        evidence="",
+        log=logs.stderr_path(end.local_rank),
         when=time.strftime("%F %T%z"),
         doing=workers.doing.get(end.local_rank),
         stopping_s=round(end.stopping_s, 6),
         printed_s=printed_s,
         went_on=went_on,
-        words=_words(end, logs, stderr, report),
+    )
+    raised = report is not None and report.kind is FailureKind.RAISED
+    if raised and not failure.is_explained:  # nothing shows where its message ends
+        printed = _reported(logs, end.local_rank, stderr, program._replace(went_on=True))
+        failure = failure._replace(report=printed)
+    return failure
+
+
+def _program(command: Command) -> tracebacks.ProgramFacts:
+    spec = command.spec
+    is_script = not (spec.module or spec.no_python or spec.run_path)
+    return tracebacks.ProgramFacts(
+        is_function=spec.module and spec.script == _FUNCTION,
+        script=os.path.basename(spec.script) if is_script else "",
     )
 
 
-def _reported(logs: Logs, local_rank: int, stderr: str, *, in_function: bool) -> ErrorReport | None:
+def _on_stdout(stdout: str, program: tracebacks.ProgramFacts) -> ErrorReport | None:
+    """Return the exception with which the output of a worker ends, if it has printed it itself."""
+    report = tracebacks.from_stderr(stdout, program)
+    if report is None or last_words.after_traceback(stdout, program):
+        return None
+    return report._replace(kind=FailureKind.PRINTED)
+
+
+def _with_words(
+    failure: Failure,
+    end: WorkerEnd,
+    logs: Logs,
+    workers: Workers,
+    command: Command,
+    elsewhere: frozenset[str],
+) -> Failure:
+    """Return a failure with what its worker has printed besides its exception, and what the machine
+    knows about it.
+    """
+    stderr = _stderr(logs, end.local_rank)
+    evidence = (
+        _of_start(workers.evidence.get(end.local_rank, ""), command)
+        or _of_memory(end, stderr, workers)
+        or _of_signal(end, command)
+        or _of_report(failure, stderr, logs, command, len(workers.ranks))
+        or ("" if stderr or failure.report else _of_disk(end, failure.log))
+    )
+    words = _words(failure, logs, stderr, elsewhere, _program(command))
+    return failure._replace(evidence=evidence, words=words)
+
+
+def _reported(
+    logs: Logs, local_rank: int, stderr: str, program: tracebacks.ProgramFacts
+) -> ErrorReport | None:
     """Return the exception of a worker, with its whole traceback: torch's `@record` writes only the
     frames below itself.
     """
     recorded = error_files.read(logs.error_file(local_rank))
-    went_on = _went_on(logs, local_rank)
-    printed = tracebacks.from_stderr(stderr, went_on, in_function=in_function)
+    printed = tracebacks.from_stderr(stderr, program)
     if recorded is None or printed is None:
         return recorded or printed
     same = printed._replace(kind=recorded.kind, lines=recorded.lines) == recorded
@@ -242,21 +303,35 @@ def _printed(
     return round(max(0.0, end.at - printed.at), 6), printed.went_on
 
 
-def _words(end: WorkerEnd, logs: Logs, stderr: str, report: ErrorReport | None) -> str:
+def _words(
+    failure: Failure,
+    logs: Logs,
+    stderr: str,
+    elsewhere: frozenset[str],
+    program: tracebacks.ProgramFacts,
+) -> str:
     """Return the line of a worker's output that tells most, and if a thread or the program has
     printed another exception before the one that ended it, that one. What stands on stdout may be
     older than a traceback, unless the program ran on after that, and than a crash, unless it tells
     an error.
     """
-    before = tracebacks.printed_before(stderr)
-    if before is not None and before.type:
+    report, local_rank = failure.report, failure.local_rank
+    is_exception = report is not None and report.kind is not FailureKind.CRASHED
+    before = tracebacks.printed_before(stderr) if failure.is_explained else None
+    if before is not None and before.type and not last_words.lines_of(before.lines) <= elsewhere:
         at = f" at {before.where}" if before.where else ""
         return f"{before.type}: {headline(before, _MOST_WORDS)}{at}"
-    is_older = report is not None and report.kind is FailureKind.PRINTED
-    if is_older and not _went_on(logs, end.local_rank):
-        return last_words.words(stderr, "")
-    said = last_words.words(stderr, _text(logs.stdout_of, end.local_rank))
-    return said if end.exitcode > 0 or last_words.is_error(said) else last_words.words(stderr, "")
+    stdout = _text(logs.stdout_of, local_rank)
+    if is_exception:
+        earlier, later = tracebacks.besides(stderr, program)
+        # What did not end the worker may be of no account by its end.
+        stderr = "\n".join(earlier if failure.is_explained else later)
+        if not (failure.is_explained or _went_on(logs, local_rank)):
+            stdout = ""
+    said = last_words.words(stderr, stdout, elsewhere)
+    if failure.exitcode > 0 or last_words.is_error(said):
+        return said
+    return last_words.words(stderr, "", elsewhere)
 
 
 def _of_start(evidence: str, command: Command) -> str:
@@ -277,25 +352,19 @@ def _of_signal(end: WorkerEnd, command: Command) -> str:
     return exit_evidence.cpu_limit() if number == signal.SIGXCPU else ""
 
 
-def _of_report(
-    end: WorkerEnd,
-    report: ErrorReport | None,
-    stderr: str,
-    logs: Logs,
-    command: Command,
-    nproc: int,
-) -> str:
+def _of_report(failure: Failure, stderr: str, logs: Logs, command: Command, nproc: int) -> str:
     """Return what the machine knows about the exception of a worker."""
-    closed = exit_evidence.closed_output(report, end.exitcode, is_closed=logs.reader_is_gone)
+    report = failure.report
+    closed = exit_evidence.closed_output(report, failure.exitcode, is_closed=logs.reader_is_gone)
     if closed:
         return closed
     texts = [report.message, *report.lines] if report is not None else stderr.split("\n")[-_LAST:]
-    if not end.stop_signal and (said := exit_evidence.local_rank(texts, command, nproc)):
+    if not failure.stop_signal and (said := exit_evidence.local_rank(texts, command, nproc)):
         return said
     if said := exit_evidence.full_shared_memory(texts, command.env):
         return said
     temporary = command.env.get("TMPDIR", "/tmp")  # noqa: S108
-    log = os.path.dirname(logs.stderr_path(end.local_rank))
+    log = os.path.dirname(failure.log)
     return exit_evidence.full_disks(texts, (".", log, temporary))
 
 

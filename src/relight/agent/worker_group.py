@@ -623,6 +623,8 @@ class WorkerGroup:
             from relight.agent import stacks_before_stop
 
             stacks_before_stop.read(supervisor)
+        else:
+            self.logs.look_before_stop(event.local_rank)
 
 
 def _unwritable(error: OSError, local_rank: int) -> MachineError:

@@ -30,7 +30,9 @@ class ErrorReport(NamedTuple):
     `KeyError: 'lr'`, with its place; empty if there is only one exception. Of an
     ExceptionGroup, `where` is the place of its first exception; without a cause, `cause_where` is
     that of the group. `is_interrupted`: a SystemExit or KeyboardInterrupt is in the chain, as if a
-    signal handler had raised it.
+    signal handler had raised it. `doubt`: why it may not have ended the worker, such as `it printed
+    more after that: no data`; empty if nothing speaks against that. `others` are ranks that printed
+    the same and went on.
     """
 
     kind: FailureKind
@@ -42,6 +44,8 @@ class ErrorReport(NamedTuple):
     cause: str = ""
     cause_where: str = ""
     is_interrupted: bool = False
+    doubt: str = ""
+    others: tuple[int, ...] = ()
 
 
 class WorkerState(NamedTuple):

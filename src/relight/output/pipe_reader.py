@@ -99,6 +99,19 @@ class PipeReader:
         if self.fd >= 0:
             self._on_readable()
 
+    def unread(self) -> int:
+        """Return how many bytes were written and not read, as far as that can be seen."""
+        try:
+            import array
+            import fcntl
+            import termios
+
+            count = array.array("i", [0])
+            fcntl.ioctl(self.fd, termios.FIONREAD, count)
+        except (ImportError, OSError, ValueError):
+            return 0
+        return count[0]
+
     def drop(self) -> int:
         """Discard what was read and not shown; return how many bytes."""
         self.close()

@@ -19,12 +19,21 @@ class TracebackLooks:
     Args:
         loop: the agent's loop.
         program: returns what the worker does.
+        size: returns how many bytes the worker can have written to stderr so far.
         own_time: whether to look by itself; on a terminal, `TracebackStream` calls `look`.
     """
 
-    def __init__(self, loop: Loop, program: Callable[[], Program], *, own_time: bool) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        program: Callable[[], Program],
+        size: Callable[[], int],
+        *,
+        own_time: bool,
+    ) -> None:
         self.core = PrintedTraceback()
         self._loop = loop
+        self._size = size
         self._program = program
         self._own_time = own_time
         self._alarm = Alarm(loop, self._ring)
@@ -45,7 +54,7 @@ class TracebackLooks:
         seen.
         """
         program = self._program()
-        self.core.looked(program, self._loop.now())
+        self.core.looked(program, self._loop.now(), self._size())
         self._alarm.set(None)
         return None if program is Program.UNSEEN else program is not Program.RUNS
 

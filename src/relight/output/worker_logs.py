@@ -171,6 +171,40 @@ class Logs:
         looks = self._looks.get(local_rank)
         return looks.core if looks is not None and looks.core.at is not None else None
 
+    def look_before_stop(self, failed: int) -> None:
+        """If a worker that has failed has printed a traceback, look at the others that have printed
+        one too, as long as they are there.
+        """
+        if failed not in self._looks:
+            return
+        for source in self._stderr.values():
+            if isinstance(source, PipeReader):
+                source.read()
+        for tail in self._stderr_tails.values():
+            tail.read()
+        for looks in self._looks.values():
+            if looks.core.deadline() is not None:
+                looks.look()
+
+    def printed_late(self, local_rank: int) -> int:
+        """Return how many bytes of a worker's stderr came after its program was seen to have ended;
+        0 if it was not.
+        """
+        printed = self.printed(local_rank)
+        if printed is None or printed.went_on is not False:
+            return 0
+        return max(0, self._written(local_rank) - printed.size)
+
+    def _written(self, local_rank: int) -> int:
+        """Return how many bytes a worker has written to stderr at most."""
+        source = self._stderr.get(local_rank)
+        if isinstance(source, PipeReader):
+            return source.size + source.unread()
+        try:
+            return os.stat(source).st_size if source else 0
+        except OSError:
+            return 0  # it was removed
+
     def path(self, local_rank: int, stream: int) -> str:
         """Return the path of the file of a worker's stream, or an empty string."""
         source = self._streams(stream).get(local_rank)
@@ -375,7 +409,10 @@ class Logs:
             program_of = self.program_of or (lambda _: Program.UNSEEN)
             on_terminal = local_rank in self._terminals
             looks = self._looks[local_rank] = TracebackLooks(
-                self._loop, lambda: program_of(local_rank), own_time=not on_terminal
+                self._loop,
+                lambda: program_of(local_rank),
+                lambda: self._written(local_rank),
+                own_time=not on_terminal,
             )
         return looks
 

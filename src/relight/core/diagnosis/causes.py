@@ -144,7 +144,8 @@ def had_failed_before(failure: Failure) -> bool | None:
     if not (failure.is_explained or failure.evidence) or is_by_request(failure):
         return False
     if not failure.is_explained:
-        return True  # it could not be started
+        # Where there is no traceback, it could not be started.
+        return failure.report is None and failure.exitcode != -failure.stop_signal
     if failure.printed_s is not None and failure.printed_s > failure.stopping_s:
         return True
     if doing is not None and doing.place == _NOT_RUNNING:
@@ -163,6 +164,11 @@ def ended_by_itself(failure: Failure) -> bool:
         return failure.exitcode != -failure.stop_signal
     # While Python shuts down, a signal can't change its exit code.
     return place == _NOT_RUNNING and 0 < failure.exitcode != 128 + failure.stop_signal
+
+
+def doubt(failure: Failure) -> str:
+    """Return why the exception of a worker may not have ended it; empty if it has, or none has."""
+    return failure.report.doubt if failure.report is not None and failure.is_explained else ""
 
 
 def is_by_request(failure: Failure) -> bool:
@@ -250,6 +256,8 @@ def own_failure(known: Known) -> Verdict | None:
         why = f"it was handling {handled}" if handled else "it had failed"
         certainty = Certainty.LIKELY if handled else Certainty.PROVEN
         return Verdict("own_failure", certainty, f"{why} before it was stopped", root, root)
+    if not earlier and doubt(root):
+        return Verdict("own_failure", Certainty.LIKELY, doubt(root), root, root)
     if not earlier:
         return Verdict("own_failure", Certainty.PROVEN, "no other rank had failed", root, root)
     later = since(root) - since(earlier[0])
@@ -473,7 +481,9 @@ def _printed(failures: Sequence[Failure]) -> str:
     """
     for failure in failures:
         report, said = failure.report, failure.words
-        if report is not None and report.type and report.kind is not FailureKind.CRASHED:
+        if report is not None and (report.others or report.kind is FailureKind.CRASHED):
+            report = None  # it tells nothing of the end
+        if report is not None and report.type:
             at = f" at {report.where}" if report.where else ""
             said = f"{report.type}: {headline(report, _MOST_PRINTED)}{at}"
         if said and AT_EXIT not in said:

@@ -15,8 +15,8 @@ from relight.base.text import format_duration, format_ranks
 from relight.core.diagnosis import blame, causes
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
 from relight.core.diagnosis.excerpts import WIDTH, cut, cut_left, excerpt, headline, rows_of
-from relight.core.diagnosis.last_words import is_error
-from relight.core.diagnosis.traceback_lines import frame_of
+from relight.core.diagnosis.last_words import is_error, record
+from relight.core.diagnosis.traceback_lines import frame_of, is_header, without_numbers
 from relight.core.failure import CRASHES, ErrorReport, Failure, FailureKind, WorkerState
 
 _ROWS = 25
@@ -46,6 +46,11 @@ _MAX_RECORDED = 7
 _RECORDED = 1000
 """Most characters of each text of a failure that is sent to other nodes."""
 _MAX_LINES, _MAX_LAST = 200, 10
+_MOST_OTHERS = 100
+_NOTED_S = 0.3
+"""An exception that was printed so long before a worker exited is told with that time."""
+_OLD_S = 5.0
+"""It did not end the worker at once, even if torch takes long to shut down."""
 _SHARED = 256 * 1024
 """Most characters of all failures of a node, so that they fit into a message."""
 
@@ -97,9 +102,8 @@ class Diagnosis(NamedTuple):
         root, symptom = self.root, self.verdict.symptom
         lines = [self._what(), *self._reasons()]
         where = _where(symptom)
-        is_other = bool(
-            self.verdict.says and self.verdict.joint
-        )  # the line begins with another rank
+        # The first line begins with another rank.
+        is_other = root is not symptom or bool(self.verdict.says and self.verdict.joint)
         if where:
             at = f"rank {symptom.rank} at " if is_other else ""
             lines.append(f"  {at}{cut_left(where, 2 * WIDTH - 2 - len(at))}")
@@ -107,7 +111,7 @@ class Diagnosis(NamedTuple):
             if report is not None and report.source and symptom.is_explained:
                 lines.append(cut(f"    {report.source}", WIDTH))
         first = f"first rank {root.rank} " if self.same else ""
-        if root is not symptom or is_other:
+        if is_other:
             first = f"rank {root.rank} "
         who = (
             f"  {first}on {root.host}: local rank {root.local_rank}, "
@@ -149,7 +153,7 @@ class Diagnosis(NamedTuple):
         named = format_ranks([verdict.symptom.rank, *(failure.rank for failure in alike)])
         happened = what_happened(verdict.symptom, many=bool(alike))
         own = role(verdict.symptom) is not Role.VICTIM  # those name ports, which always differ
-        if own and any(what_happened(each, many=True) != happened for each in alike):
+        if own and any(_differs_in_numbers(what_happened(f, many=True), happened) for f in alike):
             happened += f" (numbers of rank {verdict.symptom.rank})"
         if says:
             return f"{says}{joint}{named} {happened}"
@@ -230,7 +234,7 @@ def diagnose(
     failures: Iterable[Failure], succeeded_ranks: Sequence[int] = (), world_size: int = 0
 ) -> Diagnosis:
     """Return the cause of a failure; arguments are those of `causes.judge`."""
-    every = sorted(failures, key=lambda failure: (failure.at, failure.rank))
+    every = sorted(with_others(failures), key=lambda failure: (failure.at, failure.rank))
     verdict = causes.judge(every, succeeded_ranks, world_size)
     ends = [failure for failure in every if failure.exitcode]
     symptoms = _symptoms(verdict.symptom)
@@ -247,8 +251,39 @@ def diagnose(
     return Diagnosis(verdict, tuple(same), tuple(consequences))
 
 
+def with_others(failures: Iterable[Failure]) -> list[Failure]:
+    """Return failures without exceptions that have ended nothing: ranks that ran on until they were
+    stopped have printed the same.
+    """
+    ends = list(failures)
+    went_on: dict[object, list[int]] = {}
+    for each in ends:
+        if each.stop_signal and each.went_on and each.report is not None:
+            went_on.setdefault(_printed(each.report), []).append(each.rank)
+    return [
+        each._replace(report=each.report._replace(kind=FailureKind.PRINTED, doubt="", others=ranks))
+        if not each.stop_signal
+        and each.report is not None
+        and each.report.kind in (FailureKind.RAISED, FailureKind.PRINTED)
+        and (ranks := tuple(sorted(went_on.get(_printed(each.report), ()))[:_MOST_OTHERS]))
+        else each
+        for each in ends
+    ]
+
+
+def _printed(report: ErrorReport) -> tuple[str, ...]:
+    """Return a traceback without numbers in its messages. All frames count: a function that prints
+    an exception, and tries again, is not the end of one that nobody has caught.
+    """
+    return tuple(line if frame_of(line) else without_numbers(line) for line in report.lines)
+
+
 def _time(failure: Failure) -> tuple[float, int]:
     return failure.at, failure.rank
+
+
+def _differs_in_numbers(text: str, other: str) -> bool:
+    return text != other and without_numbers(text) == without_numbers(other)
 
 
 def _in_signal_handler(report: ErrorReport | None) -> bool:
@@ -260,9 +295,21 @@ def _in_signal_handler(report: ErrorReport | None) -> bool:
 def _where(failure: Failure) -> str:
     """Return where a worker failed, in the user's own code."""
     report = failure.report
-    if report is not None and (failure.is_explained or not (failure.words or failure.stop_signal)):
+    if report is not None and (failure.is_explained or _may_have_ended(failure)):
         return report.where
     return failure.doing.handling_where if failure.doing and causes.handling(failure) else ""
+
+
+def _may_have_ended(failure: Failure) -> bool:
+    """Return whether the last thing that a worker printed, just before it exited, is an exception
+    that has not ended it by itself, as far as can be seen.
+    """
+    report, age_s = failure.report, failure.printed_s
+    if report is None or report.others or failure.exitcode < 0:
+        return False
+    if failure.words or not causes.ended_by_itself(failure):
+        return False
+    return age_s is None or age_s < _OLD_S
 
 
 def repeatable(failure: Failure) -> tuple[object, ...] | None:
@@ -273,7 +320,8 @@ def repeatable(failure: Failure) -> tuple[object, ...] | None:
         return None
     if failure.is_explained:
         symptoms = _symptoms(failure)  # it may have handled that, and failed for another reason
-        return (*symptoms, without_numbers(failure.words)) if symptoms is not None else None
+        said = map(without_numbers, (failure.words, causes.doubt(failure)))
+        return (*symptoms, *said) if symptoms is not None else None
     # argparse
     refused = failure.exitcode == 2 and any(": error: " in line for line in failure.last_lines)
     return _symptoms(failure) if refused else None
@@ -327,6 +375,7 @@ def _shortened(report: ErrorReport) -> ErrorReport:
         lines=tuple(_short(line) for line in report.lines[-_MAX_LINES:]),
         cause=_short(report.cause),
         cause_where=_short(report.cause_where),
+        doubt=_short(report.doubt),
     )
 
 
@@ -352,7 +401,7 @@ def _size(failure: Failure) -> int:
     texts = [failure.evidence, failure.log, failure.words, *failure.last_lines]
     if report is not None:
         texts += [report.type, report.message, report.where, report.source, *report.lines]
-        texts += [report.cause, report.cause_where]
+        texts += [report.cause, report.cause_where, report.doubt]
     if failure.doing is not None:
         doing = failure.doing
         texts += [doing.place, doing.handling, doing.handling_where, *doing.stack]
@@ -375,11 +424,13 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
         text = f"exited with code {failure.exitcode}"
         if number in (*CRASHES, signal.SIGKILL, signal.SIGTERM):
             text += f", as a shell reports {signal_name(number)}"
+        elif 256 - failure.exitcode in (*CRASHES, signal.SIGKILL, signal.SIGTERM):
+            number = failure.exitcode - 256  # the return code of a Popen
+            text += f", as sys.exit({number}) does, perhaps for a process that got "
+            text += signal_name(-number)
+            text += _after_printing(failure, most) if by_itself else ""
         elif by_itself:
-            said = failure.words
-            if not said and report is not None and report.type:
-                said = f"{report.type}: {headline(report, most)}"
-            text += f" after printing: {said}" if said else ""
+            text += _after_printing(failure, most)
     else:
         number = -failure.exitcode
         text = f"{'were' if many else 'was'} killed by {signal_name(number)}"
@@ -394,6 +445,23 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
         elif by_itself and not (evidence or number in CRASHES):
             evidence = "relight did not send it"
     return cut(f"{text}: {evidence}" if evidence else text, most)
+
+
+def _after_printing(failure: Failure, most: int) -> str:
+    """Return what a worker had printed before it exited, and when, if that was some time before."""
+    report = failure.report
+    if failure.words:
+        return f" after printing: {failure.words}"
+    if report is None or not report.type:
+        return ""
+    if report.others:
+        return "; nothing that it printed tells why"
+    said = f"{report.type}: {headline(report, most)}"
+    if report.lines and not is_header(report.lines[0]):  # such as `Exception in thread reader:`
+        said = f"{record(report.lines[0])}: {said}"
+    if failure.printed_s is None or failure.printed_s < _NOTED_S:
+        return f" after printing: {said}"
+    return f", {format_duration(failure.printed_s, digits=1)} after printing: {said}"
 
 
 def _exception(report: ErrorReport, most: int) -> str:
@@ -421,13 +489,6 @@ def _symptoms(failure: Failure) -> tuple[object, ...] | None:
     return failure.exitcode, failure.evidence, *map(without_numbers, failure.last_lines)
 
 
-def without_numbers(text: str) -> str:
-    """Return a text without what differs between ranks that fail in the same way: addresses, ranks
-    and sizes.
-    """
-    return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)
-
-
 def _evidence(root: Failure, room: int) -> list[str]:
     """Return the traceback, or what else the worker printed last, in at most `room` rows."""
     report = root.report
@@ -435,12 +496,17 @@ def _evidence(root: Failure, room: int) -> list[str]:
         return ["", *excerpt(report.lines, room - 2), ""] if report.lines else [""]
     printed = () if report is None else report.lines
     size = WIDTH if printed or room < 2 * len(root.last_lines) + 3 else 2 * WIDTH
-    lines = [cut(f"  {line}", size) for line in root.last_lines if line not in printed]
+    last = [line for line in root.last_lines if line not in printed][-max(1, room - 3) :]
+    lines = [cut(f"  {line}", size) for line in last]
     if lines:
         lines = ["", "the last lines that it printed:", *lines]
     left = room - rows_of(lines) - 3
-    if printed and left >= 3:
-        lines += ["", "the last traceback that it printed:", *excerpt(printed, left)]
+    if report is not None and printed and left >= 3:
+        title = "the last traceback that it printed:"
+        if report.others:
+            others = format_ranks(report.others)
+            title = cut(f"the last traceback; {others} printed it too, and ran on:", WIDTH)
+        lines += ["", title, *excerpt(printed, left)]
     if not (lines or root.evidence) and root.exitcode > 0:
         # An exception ends Python with 1.
         hidden = "; @record tells relight of errors that go elsewhere" if root.exitcode == 1 else ""

@@ -12,10 +12,17 @@ Any text is accepted: nothing here raises, and the time is linear in the text.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from relight.core.diagnosis.traceback_lines import clean, frame_of, is_header, is_marks
-from relight.core.diagnosis.tracebacks import besides
+from relight.core.diagnosis.traceback_lines import (
+    clean,
+    frame_of,
+    is_header,
+    is_marks,
+    without_numbers,
+)
+from relight.core.diagnosis.tracebacks import ProgramFacts, besides
+from relight.core.failure import ErrorReport, FailureKind
 
 _LINES = 30
 """How many lines at the end are weighed, without noise."""
@@ -35,7 +42,9 @@ _NOISE = re.compile(
     | ^wandb: | ^Set\ the\ environment\ variable\ HYDRA_FULL_ERROR | ^Error\ executing\ job\ with
     | RemoteTraceback:\ *$ | ^During\ handling\ of | ^The\ above\ exception\ was
     | ^Fatal\ Python\ error:\  | ^(?:Current\ thread|Thread)\ 0x | ^Extension\ modules:
-    | ^\ *<no\ Python\ frame> | resource_tracker: | <omitting\ python\ frames>""",
+    | ^\ *<no\ Python\ frame> | ^Timeout\ \(\d+:\d\d:\d\d | ^Call\ stack:$
+    | ^(?:Message:\ ['"] | Arguments:\ [(]) | ^future:\ <Task\b
+    | resource_tracker: | <omitting\ python\ frames>""",
     re.VERBOSE,
 )
 _ERROR = re.compile(
@@ -57,23 +66,69 @@ _LIKELY = re.compile(
 )
 """What tells of something that failed, in a line that may be a mere note."""
 _BOX = re.compile(r"^╭─+ Error ─")
-_LEVEL = re.compile(r'"(?:level|levelname|severity)": ?"(?:error|fatal|critical)', re.IGNORECASE)
+_LEVEL = re.compile(r'"(?:level|levelname|severity)": ?"(error|fatal|critical)', re.IGNORECASE)
+_RECORD = re.compile(r"^\W*(?:\d|(?:ERROR|FATAL|CRITICAL)\b|(?:rank\d+\]:\[)?[EF]\d{4} )")
+"""How a line of a logger begins; what `sys.exit` prints does not."""
 _IN_JSON = re.compile(r'^\{.*?"(?:msg|message|event)": ?"((?:[^"\\]|\\.)++)"')
 
 
-def words(stderr_tail: str, stdout_tail: str) -> str:
+def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -> str:
     """Return the line that tells most of what a worker printed last besides tracebacks; empty if it
     printed nothing.
 
     It is the first error after the last traceback, or before it if nothing follows; else the last
-    line of stderr; else that of stdout.
+    line of stderr; else that of stdout. Lines that ranks print which go on tell little if others
+    follow.
+
+    Args:
+        stderr_tail: the end of stderr.
+        stdout_tail: that of stdout.
+        elsewhere: the lines of such ranks, as `lines_of` returns them.
     """
     before, after = map(_telling, besides(stderr_tail))
+    if after and without_numbers(after[-1]) not in elsewhere:
+        after = [line for line in after if without_numbers(line) not in elsewhere]
     found = _first_error(after or before)
     if not (found or after):
         printed = _telling(clean(stdout_tail[-_LINES * _LONGEST :]).split("\n"))
         after = printed or before
     return (found or (after[-1] if after else ""))[:_LONGEST]
+
+
+def after_traceback(stderr_tail: str, program: ProgramFacts, late: int = 0) -> str:
+    """Return the last line that a worker printed after its last traceback; empty if there is none,
+    or it tells nothing.
+
+    Args:
+        stderr_tail: the end of stderr.
+        program: of the worker.
+        late: how many bytes at the end do not count.
+    """
+    text = "\n".join(besides(stderr_tail, program)[1]).encode(errors="replace")
+    after = _telling(text[: max(0, len(text) - late)].decode(errors="replace").split("\n"))
+    return after[-1][:_LONGEST] if after else ""
+
+
+def weighed(report: ErrorReport, more: str) -> ErrorReport:
+    """Return the exception of a worker with the doubt that arises if the worker printed `more`
+    after it, and nobody knows whether its program had ended by then: `sys.exit` may have printed
+    it, or a function that Python calls at exit.
+    """
+    if report.kind is not FailureKind.RAISED or not more:
+        return report
+    if is_error(more) and not _RECORD.match(more):
+        return report._replace(kind=FailureKind.PRINTED)
+    return report._replace(doubt=f"it printed more after that: {more}")
+
+
+def lines_of(texts: Iterable[str]) -> frozenset[str]:
+    """Return the lines of some texts, without numbers."""
+    return frozenset(without_numbers(line.strip()) for text in texts for line in text.split("\n"))
+
+
+def record(line: str) -> str:
+    """Return what a line says that stands directly before a traceback: `ERROR:root:it failed`."""
+    return (_from_json(line) or line.strip()).rstrip(" :")
 
 
 def is_error(line: str) -> bool:
@@ -120,4 +175,5 @@ def _from_json(line: str) -> str:
     match = _IN_JSON.match(line)
     if match is None:
         return ""
-    return f"ERROR: {match[1]}" if _LEVEL.search(line) else match[1]
+    level = _LEVEL.search(line)
+    return f"{level[1].upper()}: {match[1]}" if level else match[1]

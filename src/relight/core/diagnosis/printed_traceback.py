@@ -29,6 +29,8 @@ class PrintedTraceback:
         """When its first line was read, None if there is no traceback."""
         self.went_on: bool | None = None
         """Whether the program ran on after that."""
+        self.size = 0
+        """How many bytes the worker can have printed before its program was seen to have ended."""
         self._looked_at = float("-inf")
         self._due: float | None = None
 
@@ -41,11 +43,12 @@ class PrintedTraceback:
         """Return when to look at the worker and to call `looked`; None for never."""
         return self._due
 
-    def looked(self, program: Program, now: float) -> None:
-        """Take what was seen of the worker."""
+    def looked(self, program: Program, now: float, size: int = 0) -> None:
+        """Take what was seen of the worker, and how many bytes it can have printed by then."""
         self._looked_at = now
         if self._due is not None:
             self._due = None
+            self.size = size
             self.went_on = {Program.RUNS: True, Program.ENDS: False}.get(program)
 
     def worker_ended(self) -> None:

@@ -77,6 +77,7 @@ _ESCAPED = {
 }
 """The rest of a string whose newlines are escaped, by its quotation mark."""
 _IN_STRING = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
+_NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
 _OMITTED = re.compile(
     r"^ *… (?:(?P<frames>\d[\d,]*) frames?(?: of (?P<names>[^…]+?))?)?(?: and )?"
     r"(?:(?P<lines>\d[\d,]*) more lines?)? …$"
@@ -144,6 +145,13 @@ def split_exception(text: str) -> tuple[str, str]:
     return match["type"].rpartition(".")[2], match["message"] or ""
 
 
+def without_numbers(text: str) -> str:
+    """Return a text without what differs between ranks that fail in the same way: addresses, ranks
+    and sizes.
+    """
+    return _NUMBERS.sub("#", text)
+
+
 # Lines that are left out.
 
 
@@ -208,7 +216,9 @@ def as_python(lines: Sequence[str]) -> list[str]:
             inside = True
             result.append(FRAMED)
         elif not inside:
-            result += _as_python(line)
+            above = result[-1] if result else ""
+            is_source = line.startswith("    ") and (above.startswith("    ") or frame_of(above))
+            result += [line] if is_source else _as_python(line)
         elif not line.startswith("│"):  # the frame ends, or the process was killed in it
             inside = False
             if not line.startswith("╰─"):

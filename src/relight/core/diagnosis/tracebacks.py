@@ -63,6 +63,23 @@ class _Raised(NamedTuple):
     stack: tuple[_Traceback, ...]
 
 
+class ProgramFacts(NamedTuple):
+    """What is known of the program of a worker.
+
+    `went_on`: whether it ran on after the last traceback; False if it was seen to have ended by
+    then, None if nobody knows. `is_function`: it is a function of the user: an uncaught exception
+    begins there, and not in a module. `script`: the name of its file, empty if that is not known:
+    a traceback that begins in another one is that of another process.
+    """
+
+    went_on: bool | None = None
+    is_function: bool = False
+    script: str = ""
+
+
+_UNKNOWN = ProgramFacts()
+
+
 class _Chain(NamedTuple):
     """Exceptions in the order in which they were raised, at least one, and where they are."""
 
@@ -71,6 +88,10 @@ class _Chain(NamedTuple):
     raised: tuple[_Raised, ...]
 
 
+_OF_WORKER = re.compile(r"/relight/worker/\w+\.py$")
+"""What runs a script in a process that was started before."""
+_WRAPPERS = ("ProcessRaisedException", "RayTaskError")
+"""Exceptions that stand for that of another process."""
 _FROM_TEXT = ("<string>", "<stdin>", "<dynamic-code>")
 """Files of code without a file; the last is that of cloudpickle, for functions of a notebook."""
 _RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
@@ -87,10 +108,14 @@ _LOG = re.compile(
 )
 _LOGGED = re.compile(r"^(?:\[?\d.*)?\b(?:WARNING|ERROR|CRITICAL)\b|.*[=:] ?[\"']$")
 """A line of a logger before a traceback, or the line in whose last string the traceback is."""
+_RECORD = re.compile(r"^(?:\[?\d.*)?\b(?:WARNING|ERROR|CRITICAL)\b.*[^\"']$")
 _AFTERWARDS = re.compile(
     r"^(?:Fatal Python error|terminate called|Original exception was|\S+\.py:\d+: \w*Warning"
-    r"|Set the environment variable HYDRA_FULL_ERROR|[^|\n]{0,80}\d%\|)"
+    r"|Set the environment variable HYDRA_FULL_ERROR|[^|\n]{0,80}\d%\|"
+    r"|(?:Call stack|usage|Usage|wandb): ?|\[[IWEF] )"
 )
+_AT_EXIT = re.compile(r"^(?:\[?[IW](?: |\d{4} )|wandb: |\S+\.py:\d+: \w*Warning)")
+"""What libraries print while a process exits, at times a lot."""
 _STACK = re.compile(r"^(?:Current thread|Thread|Stack) .*\(most recent call first\):$")
 _ABORTED = "Aborted"
 _ABORTS = re.compile(
@@ -111,6 +136,28 @@ _RAISES = re.compile(
     re.VERBOSE,
 )
 """A line of source that raises an exception whose message is a literal."""
+_FORMATS = re.compile(
+    r"""^\ +raise\ [\w.]+\(f(?P<quote>["'])(?:(?!(?P=quote))[^\\])*\}
+    (?P<end>(?:(?!(?P=quote))[^\\{}]){4,})(?P=quote)\)(?:\ from\ .*)?$""",
+    re.VERBOSE,
+)
+"""The same, but for values in the message; it ends with a text."""
+_ONE_LINE = re.compile(
+    r"""^(?:ModuleNotFoundError:\ No\ module\ named\ '[\w.]+'(?:;\ .*)?
+    | ImportError:\ cannot\ import\ name\ '\w+'\ from\ .*
+    | (?:FileNotFound|FileExists|Permission|NotADirectory|IsADirectory|OS|Connection\w*|BrokenPipe
+      |BlockingIO)Error:\ \[Errno\ \d+\]\ .*
+    | KeyError:\ (?:'[^']*'|"[^"]*"|-?\d+)
+    | NameError:\ name\ '\w+'\ is\ not\ defined.*
+    | AttributeError:\ .*\ has\ no\ attribute\ '\w+'.*
+    | IndexError:\ [\w\ ]+\ out\ of\ range
+    | ZeroDivisionError:\ .*\bby\ zero
+    | UnboundLocalError:\ .*
+    | UnicodeDecodeError:\ .*
+    )$""",
+    re.VERBOSE,
+)
+"""Exceptions of Python itself."""
 _LONGEST_SOURCE = 500
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/[^/]+")
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?|\b(?:nan|inf)\b")
@@ -153,23 +200,14 @@ def keep(head: str, tail: str, newlines: int) -> str:
     return "".join([head, *([] if is_whole else [" …\n"]), *mark, rest])
 
 
-def from_stderr(
-    text: str, went_on: bool | None = None, *, in_function: bool = False
-) -> ErrorReport | None:
+def from_stderr(text: str, program: ProgramFacts = _UNKNOWN) -> ErrorReport | None:
     """Return the exception that ended a worker, from the end of its stderr; None if there is none.
 
     The last exception counts. Exceptions that do not end a process (in threads, in destructors, in
-    a log, handled by the program) are used only if there is no other.
-
-    Args:
-        text: the end of stderr.
-        went_on: whether the program ran on after the last traceback; None if nobody has seen that.
-        in_function: whether the program is a function of the user: an uncaught exception begins
-            there, and not in a module.
+    a log, of another process, handled by the program) are used only if there is no other.
     """
     lines = _lines(text)
-    _, report = _ending(lines, _chains(lines), went_on, in_function=in_function)
-    return report
+    return _ending(lines, _chains(lines), program)[1]
 
 
 def printed_before(text: str) -> ErrorReport | None:
@@ -178,7 +216,7 @@ def printed_before(text: str) -> ErrorReport | None:
     """
     lines = _lines(text)
     chains = _chains(lines)
-    at, ending = _ending(lines, chains, None)
+    at, ending = _ending(lines, chains)
     if ending is None or ending.kind is FailureKind.PRINTED or not at:
         return None
     report = _report(lines, chains[at - 1])
@@ -187,7 +225,7 @@ def printed_before(text: str) -> ErrorReport | None:
     return report._replace(kind=FailureKind.PRINTED)
 
 
-def besides(text: str) -> tuple[list[str], list[str]]:
+def besides(text: str, program: ProgramFacts = _UNKNOWN) -> tuple[list[str], list[str]]:
     """Return the lines of a worker's stderr that belong to no traceback: those before the end of
     the last one, and those after it. All are after it if there is no traceback.
     """
@@ -197,7 +235,7 @@ def besides(text: str) -> tuple[list[str], list[str]]:
     for chain in _chains(lines):
         before += lines[end : chain.start]
         last = chain.raised[-1]
-        printed = _report(lines, chain).kind is FailureKind.PRINTED
+        printed = _report(lines, chain, program).kind is FailureKind.PRINTED
         end = last.exception + 1 if printed and not _BOX.match(lines[chain.start]) else chain.end
     return [line for line in before if not _NOT_FATAL.match(line)], lines[end:]
 
@@ -284,17 +322,22 @@ def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> l
     """Return the exceptions of a chain in the order in which they were raised."""
     raised: list[_Raised] = []
     quoting: list[_Traceback] = []
+    telling: list[_Raised] = []
 
     def end_quote() -> None:
         if quoting:
             inner = raised.pop()
             raised.append(inner._replace(stack=(*quoting, *inner.stack)))
             quoting.clear()
+        raised.extend(reversed(telling))
+        telling.clear()
 
     for traceback, quoted in group:
-        if quoted:
+        if quoted and _raises_again(lines, raised[-1], traceback):
             quoting += raised.pop().stack
-        elif quoting and _is_outermost(lines, traceback):
+        elif quoted:
+            telling.append(raised.pop())
+        elif (quoting or telling) and _is_outermost(lines, traceback):
             end_quote()
         new = _Raised(traceback.exception, traceback.end, (traceback,))
         if raised and lines[raised[-1].exception] == lines[new.exception]:
@@ -303,6 +346,16 @@ def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> l
         raised.append(new)
     end_quote()
     return raised
+
+
+def _raises_again(lines: Sequence[str], outer: _Raised, traceback: _Traceback) -> bool:
+    """Return whether an exception is the one whose traceback its message quotes, as another process
+    or thread has raised it; if not, it merely tells of that one.
+    """
+    if lines[traceback.start].startswith(ORIGINAL):
+        return True
+    type_ = _type(lines, outer)
+    return type_ in _WRAPPERS or type_ == _split(lines[traceback.exception])[0]
 
 
 def _is_outermost(lines: Sequence[str], traceback: _Traceback) -> bool:
@@ -405,8 +458,9 @@ def _end_of_message(lines: Sequence[str], exception: int) -> int:
 
 def _is_whole(lines: Sequence[str], exception: int) -> bool:
     """Return whether the message of an exception certainly has one line at most: there is none, or
-    it is the literal with which the source above raises it. A program that has caught the exception
-    may print anything after that; notes (PEP 678) would follow as well, but are rare.
+    Python itself has written it, or it is the literal with which the source above raises it, or
+    ends as that does. A program that has caught the exception may print anything after that; notes
+    (PEP 678) would follow as well, but are rare.
     """
     line = lines[exception].rstrip()
     message = split_exception(line)[1]
@@ -416,7 +470,12 @@ def _is_whole(lines: Sequence[str], exception: int) -> bool:
     while number > 0 and is_marks(lines[number]):
         number -= 1
     raised = _RAISES.match(lines[number][:_LONGEST_SOURCE])
-    return raised is not None and raised["literal"] == message
+    if raised is not None:
+        return raised["literal"] == message
+    formatted = _FORMATS.match(lines[number][:_LONGEST_SOURCE])
+    if formatted is not None and message.endswith(formatted["end"]):
+        return True
+    return _ONE_LINE.match(line) is not None
 
 
 def _shape(line: str) -> str:
@@ -439,17 +498,13 @@ def _is_other(line: str) -> bool:
 
 
 def _ending(
-    lines: Sequence[str],
-    chains: Sequence[_Chain],
-    went_on: bool | None,
-    *,
-    in_function: bool = False,
+    lines: Sequence[str], chains: Sequence[_Chain], program: ProgramFacts = _UNKNOWN
 ) -> tuple[int, ErrorReport | None]:
     """Return what ended a worker, and how many of the chains of exceptions come before it."""
     crash = _crash(lines)
     printed: tuple[int, ErrorReport] | None = None
     for number, chain in reversed(list(enumerate(chains))):
-        report = _report(lines, chain, went_on, in_function=in_function)
+        report = _report(lines, chain, program)
         if report.kind is FailureKind.PRINTED:
             printed = printed or (number, report)
         elif crash is None or crash[0] < chain.end or not crash[1].where:
@@ -461,33 +516,33 @@ def _ending(
     return printed or (0, None)
 
 
-def _report(
-    lines: Sequence[str],
-    chain: _Chain,
-    went_on: bool | None = None,
-    *,
-    in_function: bool = False,
-) -> ErrorReport:
+def _report(lines: Sequence[str], chain: _Chain, program: ProgramFacts = _UNKNOWN) -> ErrorReport:
     last = chain.raised[-1]
     before = [line for line in lines[max(0, chain.start - 4) : chain.start] if line.strip()]
     rest = lines[chain.end : chain.end + _LOOKED_AT]
-    after = sum(1 for line in rest if line.strip())
+    after = sum(1 for line in rest if line.strip() and not _AT_EXIT.match(line))
     boxed = _BOX.match(lines[last.stack[0].start]) is not None
     end = chain.end
-    if any(_NOT_FATAL.match(line) for line in before[-2:]) or after > _LATER:
+    header = [line for line in before[-2:] if _NOT_FATAL.match(line)][-1:]
+    if header or (after > _LATER and program.went_on is not False):
         kind = FailureKind.PRINTED
-    elif went_on or _was_handled(
-        lines, last, before, followed=after > 0 or end > last.exception + 1, in_function=in_function
+    elif program.went_on or _was_handled(
+        lines, last, before, followed=after > 0 or end > last.exception + 1, program=program
     ):
         kind = FailureKind.PRINTED
         end = end if boxed else last.exception + 1  # what follows may be no message
     else:
         kind = FailureKind.RAISED
-    shown = _shown(lines, chain, end)
+    if kind is FailureKind.PRINTED and before and _RECORD.match(before[-1]):
+        header = [before[-1]]
+    shown = (*header, *_shown(lines, chain, end))
     if boxed:
         report = _group(lines, last.stack[0], kind, shown)
     else:
-        type_, message = _split("\n".join(lines[last.exception : end]))
+        said = lines[last.exception : end]
+        if last.end < chain.end == end:  # it quotes a traceback
+            said = [*lines[last.exception : last.end], lines[chain.raised[-2].exception]]
+        type_, message = _split("\n".join(said))
         report = ErrorReport(kind, type_, message, *_place(lines, last.stack), shown)
     cause, cause_where = _cause(lines, chain, report)
     *before_last, last_type = [_type(lines, each) for each in chain.raised]
@@ -524,16 +579,30 @@ def _was_handled(
     before: Sequence[str],
     *,
     followed: bool,
-    in_function: bool,
+    program: ProgramFacts,
 ) -> bool:
-    """Return whether the program itself, or a logger, has printed an exception, and so was able to
-    go on: it was caught in a function, or logged, and something follows.
+    """Return whether the program itself, a logger or another process has printed an exception, and
+    so the program was able to go on: it was caught in a function, or logged, and something follows.
     """
     if before and _LOGGED.match(before[-1]) and followed:
         return True
     if any(_WITHOUT_STARTERS.match(line) for line in before):
         return False
-    return not (in_function or _is_outermost(lines, last.stack[0]))
+    outermost = last.stack[0]
+    return not (program.is_function or _is_outermost(lines, outermost)) or _is_of_other(
+        lines, outermost, program.script
+    )
+
+
+def _is_of_other(lines: Sequence[str], traceback: _Traceback, script: str) -> bool:
+    """Return whether a traceback begins in another program than the worker's script."""
+    if not script or lines[traceback.start] != HEADER:
+        return False
+    frame = next((f for line in lines[traceback.start : traceback.exception]
+                  if (f := frame_of(line)) is not None), None)  # fmt: skip
+    if frame is None or frame.function != "<module>" or _OF_WORKER.search(frame.file):
+        return False
+    return frame.file.rpartition("/")[2] != script
 
 
 def _shown(lines: Sequence[str], chain: _Chain, end: int) -> tuple[str, ...]:

@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from relight.base.text import format_ranks
 from relight.core.diagnosis.excerpts import frames_of_torch, rows_of, with_gaps, without_starters
-from relight.core.diagnosis.failure_text import without_numbers
-from relight.core.diagnosis.traceback_lines import frame_of, is_marks
+from relight.core.diagnosis.traceback_lines import frame_of, is_marks, without_numbers
 from relight.core.diagnosis.tracebacks import last_raised
 
 _LONG = 25
