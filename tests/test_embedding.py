@@ -70,7 +70,8 @@ def test_result_has_exit_codes_restarts_and_cause(caller: Caller, mode: str) -> 
             cause = found.cause
             return [found.exit_code, found.reason, found.exit_codes, found.restarts,
                     cause and [cause.rank, cause.report.type, cause.report.message],
-                    [each.rank for each in found.failures if not each.stop_signal], found.report[:1]]
+                    [each.rank for each in found.failures if not each.stop_signal],
+                    found.report[:1]]
         print(json.dumps(told(["--", "a"])))
         print(json.dumps(told(["fail"], max_restarts=1)))
         print(json.dumps(told(["fail", "wait"])))

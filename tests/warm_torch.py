@@ -103,7 +103,7 @@ class TorchProcess:
         self._pid = int(said[1])
 
     def forget(self) -> None:
-        """Start another one next time."""
+        """Discard the warm process; the next job starts a new one."""
         self._pid = 0
 
     def clear(self) -> None:
@@ -176,8 +176,8 @@ class WarmTorch:
         return self._once_warm(run)
 
     def _once_warm(self, run: Callable[[], list[Result]]) -> list[Result]:
-        """Return what a run gave; run it again if the warm process has left just before, as memory
-        was scarce.
+        """Run a job, and repeat it while its workers start cold: a warm process exits under memory
+        pressure.
         """
         for _ in range(_TRIES):
             results = run()

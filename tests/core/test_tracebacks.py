@@ -846,8 +846,8 @@ def test_abort_includes_reason_printed_before(before: str, message: str) -> None
     assert report.where == "/home/u/train.py:7 in step"
 
 
-def test_only_crashed_thread_is_shown() -> None:
-    """The newest thread comes first in what faulthandler prints."""
+def test_only_the_crashed_thread_is_shown() -> None:
+    """The newest thread comes first in faulthandler's output."""
     text = """Fatal Python error: Segmentation fault
 
 Thread 0x00007f0a (most recent call first):

@@ -350,7 +350,7 @@ class Preload:
         try:
             connection = warm.send(plans, scratch, self._cold.held())
         except OSError as error:
-            warm.hear()  # it may have said why it closed its socket
+            warm.hear()  # the reason for the closed socket may be pending
             if not warm.is_stopped:
                 self.lost(f"can't send it the workers to fork: {error.strerror}", retry=True)
             return None

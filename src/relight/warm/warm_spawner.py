@@ -168,7 +168,7 @@ class WarmSpawner:
             self._child.send(number)
 
     def hear(self) -> None:
-        """Take what it has said so far."""
+        """Process pending messages without waiting."""
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         if poll.poll(0):

@@ -715,8 +715,8 @@ def _reason(before: Sequence[str]) -> str:
 
 
 def _stack(lines: Sequence[str], fatal: int) -> tuple[int, int]:
-    """Return where the stack of the thread begins and ends that had a fatal error; if it is no
-    thread of Python, that of the first one.
+    """Return the bounds of the crashed thread's stack, or of the first stack if no Python thread
+    crashed.
     """
     near = range(fatal + 1, min(len(lines), fatal + 6))
     first = next((n for n in near if _STACK.match(lines[n])), None)
