@@ -201,6 +201,8 @@ if saved.exists():
     print("goes on from", saved.read_text())
     sys.exit(0)
 for step in range(10**6):
+    if step == 1:
+        print("steps", flush=True)
     if should_checkpoint():
         saved.write_text(str(step))
         print("saves", step, flush=True)
@@ -216,9 +218,14 @@ def test_documented_batch_script_checkpoints_and_requeues(slurm: Slurm) -> None:
     train = slurm.directory / "saves.py"
     train.write_text(SAVES)
     text = text.replace("relight run train.py", f"{' '.join(RELIGHT_RUN)} {train}")
-    # They overrule those in the script. Workers have half a minute to get to their first step.
-    flags = ["--time=2", "--signal=B:USR1@90"]
+    flags = ["--time=10", "--signal=B:USR1@120"]
     job, output = batch(slurm, "saves", f"exec bash <<'END'\n{text}END", *flags)
+    end = time.monotonic() + LIMIT_S
+    while not (output.exists() and output.read_text().count("steps\n") == 4):
+        assert time.monotonic() < end, output.read_text()
+        time.sleep(0.1)
+    said, code = slurm.run(["scontrol", "update", f"JobId={job}", "TimeLimit=2"])
+    assert code == 0, said
     until_state(slurm, job, "COMPLETED", "FAILED", "TIMEOUT")
     lines = [line for line in output.read_text().split("\n") if line.startswith(("saves", "goes"))]
     assert len(lines) == 8, output.read_text()

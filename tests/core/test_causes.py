@@ -21,9 +21,10 @@ from worker_ends import (
 
 from relight.core.diagnosis import blame, causes
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
+from relight.core.diagnosis.stack_text import SHUTTING_DOWN
 from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerEnd, WorkerState
 
-OVER = WorkerState(" runs no Python code", (), False)
+OVER = WorkerState(SHUTTING_DOWN, (), False)
 CLEANS_UP = WorkerState(" in sleep (a.py:9)", ("line",), False, "ValueError: bad record", "a.py:7")
 
 
@@ -433,7 +434,7 @@ def test_message_unrelated_to_peers_is_own_failure(message: str) -> None:
         (WorkerEnd(1, 0, 4.0, 0), "", True),
         (WorkerEnd(1, 0, 6.0, 0), "", False),
         (WorkerEnd(1, 0, 5.1, TERM), " has ended (zombie)", True),
-        (WorkerEnd(1, 0, 5.1, TERM), " runs no Python code", True),
+        (WorkerEnd(1, 0, 5.1, TERM), SHUTTING_DOWN, True),
         (WorkerEnd(1, 0, 5.1, TERM), " in read (data.py:41)", False),
         (WorkerEnd(1, 0, 5.1, TERM), "", False),
     ],

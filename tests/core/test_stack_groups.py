@@ -143,6 +143,7 @@ def test_other_line_or_file_is_another_group() -> None:
         ),
         (process(state="T"), "rank 2 is stopped (SIGSTOP), without Python code"),
         (process(), "rank 2 runs no Python code"),
+        (process()._replace(is_finalizing=True), "rank 2 runs no Python code any more"),
         (ProcessStack(1, "Z", ()), "rank 2 has ended (zombie)"),
         (process(*READ, waits_in="read"), "rank 2 in read (data.py:41), system call read"),
         (process(*READ, waits_in=""), "rank 2 in read (data.py:41)"),
@@ -209,11 +210,15 @@ def test_frames_print_innermost_last() -> None:
     ]
 
 
+SITE = Frame("<frozen site>", 1, "<module>")
+
+
 @pytest.mark.parametrize(
     ("frames", "runs"),
     [
         (REDUCE, True),
         ((MODULE, Frame("<frozen runpy>", 198, "_run_module_as_main")), True),
+        ((SITE, Frame("<frozen importlib._bootstrap>", 1176, "_find_and_load")), True),
         ((), False),
         ((Frame(f"{LIB}/threading.py", 1583, "_shutdown"),), False),
         (
@@ -224,7 +229,9 @@ def test_frames_print_innermost_last() -> None:
     ],
 )
 def test_program_left_by_python_does_not_run(frames: tuple[Frame, ...], runs: bool) -> None:
-    """While Python prints the last exception, or shuts down, other threads may still run."""
+    """While Python prints the last exception, or shuts down, other threads may still run. Before
+    the program, Python imports `site`.
+    """
     loader = ThreadStack(2, "loader", "futex", False, REDUCE)
     stack = process(*frames)
     assert runs_program(stack) is runs

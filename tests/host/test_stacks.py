@@ -14,7 +14,14 @@ from conftest import LIMIT_S
 
 from relight.base.errors import UsageError
 from relight.core.diagnosis.printed_traceback import Program
-from relight.core.diagnosis.stack_text import Frame, ProcessStack, ThreadStack, waits_for_children
+from relight.core.diagnosis.stack_text import (
+    SHUTTING_DOWN,
+    Frame,
+    ProcessStack,
+    ThreadStack,
+    main_thread,
+    waits_for_children,
+)
 from relight.host import system
 from relight.host.loop import Loop
 from relight.stacks import native, rank_processes
@@ -707,6 +714,43 @@ def test_worker_waiting_at_exit_is_shutting_down(python: Path, run: Run, how: st
     process = run(python, ENDS.format(how=how))
     until(process.pid, lambda stack: "<module>" not in {f.function for f in main_of(stack).frames})
     assert program_of(process.pid) is Program.ENDS
+
+
+AFTER_PYTHON = """\
+import ctypes
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(libc.pause, None, None)
+print("up")
+"""
+
+
+def test_worker_after_python_has_shut_down_runs_no_python_code_any_more(
+    python: Path, run: Run
+) -> None:
+    """As in the destructors of C++ libraries."""
+    process = run(python, AFTER_PYTHON)
+    until(process.pid, lambda stack: stack.is_finalizing and not main_thread(stack))
+    assert doing({0: process.pid}, are_frozen=False)[0].place == SHUTTING_DOWN
+
+
+def test_running_worker_is_not_finalizing(python: Path, run: Run) -> None:
+    process = run(python, SLEEPS)
+    wait_inside(process.pid, "rest")
+    assert not take(process.pid).is_finalizing
+
+
+def test_worker_importing_site_has_not_left_its_program(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("print('up', flush=True)\ninput()\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    process = subprocess.Popen(
+        [python, "-c", ""], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        state = doing({0: process.pid}, are_frozen=False)[0]
+        process.kill()
+    assert state.in_program
 
 
 @pytest.mark.parametrize("name", ["script.py", "__main__.py"])

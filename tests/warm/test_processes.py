@@ -157,7 +157,8 @@ def test_next_job_takes_warm_process_whatever_its_arguments(shell: Shell) -> Non
     pid = shell.make()
     for number, arguments in enumerate((["a"], ["--b", ""], [])):
         result = shell.job("--nproc-per-node=2", str(shell.script), *arguments)
-        assert f"{TOOK} {pid}: " in result.stderr and f"{number} job" in result.stderr
+        assert f"{TOOK} {pid}: " in result.stderr, result.stderr
+        assert f"{number} job" in result.stderr
         assert sorted(result.stdout.splitlines()) == [f"0 {arguments}", f"1 {arguments}"]
     command = [*RELIGHT, "run", "--preload=json", "-v", str(shell.script)]
     jobs = [

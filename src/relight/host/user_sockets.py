@@ -20,6 +20,8 @@ JOBS, OF_JOB = "jobs", ".sock"
 """The directory below, in which agents have their sockets, and how the names of these end."""
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 16
+NEW = ".new"
+"""How the name of a socket ends that does not listen yet."""
 _OTHERS = 0o077
 _SHARED = "/tmp"  # noqa: S108  # files.own_directory checks what it finds there
 
@@ -59,7 +61,8 @@ def directory(variables: Mapping[str, str], below: str = "") -> str:
 
 
 def listen(path: str) -> socket.socket:
-    """Return a listening socket.
+    """Return a listening socket. It has its name only once it listens: `connect` takes one that
+    refuses connections for a dead process's, and removes it.
 
     Raises:
         OSError: it can't be made, or this system does not say who connects (macOS).
@@ -69,13 +72,14 @@ def listen(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     folder, shorter = _shortened(path)
     try:
-        listener.bind(shorter)
+        listener.bind(shorter + NEW)
+        listener.listen(_BACKLOG)
+        os.rename(shorter + NEW, shorter)
     except OSError:
         listener.close()
         raise
     finally:
         os.close(folder)
-    listener.listen(_BACKLOG)
     listener.setblocking(False)
     return listener
 

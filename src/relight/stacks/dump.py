@@ -31,6 +31,7 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
     if not 0 < pid < 1 << 31:
         raise StackError(f"{pid} is not the pid of a process", hint="ps -ef shows them")
     state = _lasting_state_of(pid)
+    is_finalizing = False
     if state in ("Z", "X"):
         return ProcessStack(pid, state, ())
     if state == "D" and not may_wait:
@@ -38,7 +39,8 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
     shown = tasks(pid)
     try:
         main_id = shown[0].inner_id if shown else pid
-        threads = _merge(*_walk(pid, main_id), shown, pid)
+        found, handled, is_finalizing = _walk(pid, main_id)
+        threads = _merge(found, handled, shown, pid)
     except StackError as error:
         if state_of(pid) not in ("Z", "X"):
             if not may_wait:
@@ -46,7 +48,7 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
             threads = _by_spy(pid, shown, error)
         else:
             threads = ()
-    return ProcessStack(pid, _lasting_state_of(pid), threads)
+    return ProcessStack(pid, _lasting_state_of(pid), threads, is_finalizing)
 
 
 def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, ProcessStack | str]:
@@ -81,14 +83,16 @@ def _lasting_state_of(pid: int) -> str:
     return state
 
 
-def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None]:
+def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None, bool]:
     """Return the threads of a process, read again if the list has changed so much meanwhile that it
-    has lost the main thread, which is the last; and the exception that the main thread handles.
+    has lost the main thread, which is the last; the exception that the main thread handles; and
+    whether Python is shutting down.
     """
     symbols = elf.addresses(pid)
     fd = open_memory(pid)
     found: list[Thread] | None = None
     handled: Handled | None = None
+    is_finalizing = False
     try:
         memory = Memory(lambda size, address: os.pread(fd, size, address), pid)
         layout = layouts.of(memory, symbols)
@@ -98,6 +102,7 @@ def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None]:
             try:
                 walk = Walk(memory, layout, symbols)
                 found = walk.threads(symbols[elf.RUNTIME])
+                is_finalizing = memory.word(symbols[elf.RUNTIME] + layout.finalizing) != 0
             except StackError as error:
                 if not error.unreadable:
                     raise
@@ -109,7 +114,7 @@ def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None]:
         os.close(fd)
     if found is None:
         raise memory.broken()
-    return found, handled
+    return found, handled, is_finalizing
 
 
 def _merge(

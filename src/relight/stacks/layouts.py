@@ -30,9 +30,11 @@ class Layout(NamedTuple):
     that field leads to a structure with the address at `frame_in_cframe`, else it is -1.
     `code_start` is the offset of the first instruction, `ascii_size` and `compact_size` those of
     the characters of a str, `tuple_items` that of a tuple's first item. `exc_info` leads from a
-    thread to the exceptions that it handles.
+    thread to the exceptions that it handles. `finalizing` is the thread that shuts Python down, 0
+    before.
     """
 
+    finalizing: int
     interpreters: int
     next_interpreter: int
     threads: int
@@ -57,6 +59,7 @@ class Layout(NamedTuple):
 
 _TABLES = {
     (3, 11): Layout(
+        finalizing=24,
         interpreters=40,
         next_interpreter=0,
         threads=16,
@@ -79,6 +82,7 @@ _TABLES = {
         exc_info=120,
     ),
     (3, 12): Layout(
+        finalizing=24,
         interpreters=40,
         next_interpreter=0,
         threads=72,
@@ -168,6 +172,7 @@ def _from_offsets(memory: Memory, runtime: int) -> Layout:
     if max(of_code[field] for field in read) + 8 > of_code["co_code_adaptive"]:
         raise memory.broken()  # the instructions come last in a code object
     return Layout(
+        finalizing=of_runtime["finalizing"],
         interpreters=of_runtime["interpreters_head"],
         next_interpreter=of_interpreter["next"],
         threads=of_interpreter["threads_head"],

@@ -9,7 +9,7 @@ import os
 import signal
 from typing import NamedTuple
 
-from relight.host import linux
+from relight.host import linux, user_sockets
 from relight.host.files import read_small
 
 _NAME = b"warm process of"
@@ -70,14 +70,15 @@ def find(path: str) -> SilentProcess | None:
 def _listening(path: str) -> set[str]:
     """Return the listening sockets with this path, as links in /proc/PID/fd name them.
 
-    The kernel shows the path with which a socket was bound, here one through /proc/self/fd, so only
-    its name counts, which is random.
+    The kernel shows the path with which a socket was bound (`user_sockets.listen`), here one
+    through /proc/self/fd, so only its name counts, which is random.
     """
     name = os.path.basename(path)
     with open("/proc/net/unix") as file:
         rows = [line.split() for line in file if name in line]
     return {f"socket:[{row[6]}]" for row in rows
-            if row[3] == _LISTENS and os.path.basename(row[-1]) == name}  # fmt: skip
+            if row[3] == _LISTENS
+            and os.path.basename(row[-1]).removesuffix(user_sockets.NEW) == name}  # fmt: skip
 
 
 def _open_by(pid: int) -> set[str]:

@@ -71,7 +71,8 @@ class SocketDirectory:
         """Return the paths of the sockets with this name, or of all; the newest first."""
         ages = []
         for name in os.listdir(self.path):
-            if name.startswith(f"{of}." if of else "") and not name.startswith(_LOCK):
+            is_socket = not (name.startswith(_LOCK) or name.endswith(user_sockets.NEW))
+            if is_socket and name.startswith(f"{of}." if of else ""):
                 path = os.path.join(self.path, name)
                 with contextlib.suppress(OSError):
                     ages.append((os.lstat(path).st_mtime_ns, path))

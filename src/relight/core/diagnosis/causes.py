@@ -24,7 +24,7 @@ from relight.base.text import format_ranks
 from relight.core.diagnosis import blame
 from relight.core.diagnosis.blame import Blame
 from relight.core.diagnosis.excerpts import headline
-from relight.core.diagnosis.stack_text import Frame, place
+from relight.core.diagnosis.stack_text import SHUTTING_DOWN, Frame, place
 from relight.core.diagnosis.traceback_lines import frame_of
 from relight.core.failure import AT_EXIT, Failure, FailureKind, WorkerEnd, WorkerState
 
@@ -35,7 +35,6 @@ _BY_REQUEST = re.compile(
 _IN = (" in ", " is ")
 """How the place of a worker begins if it is known."""
 _MOST_PRINTED = 200
-_NOT_RUNNING = " runs no Python code"
 _ENDED = " has ended"
 """The place of a worker that had ended when somebody looked."""
 _COLLECTIVES = re.compile(r"/torch/distributed/(?!elastic|rendezvous)")
@@ -148,7 +147,7 @@ def had_failed_before(failure: Failure) -> bool | None:
         return failure.report is None and failure.exitcode != -failure.stop_signal
     if failure.printed_s is not None and failure.printed_s > failure.stopping_s:
         return True
-    if doing is not None and doing.place == _NOT_RUNNING:
+    if doing is not None and doing.place == SHUTTING_DOWN:
         return True
     if doing is not None and doing.place.startswith(_IN):
         return not doing.in_program  # its script ran, and nothing had been raised; else it was over
@@ -163,7 +162,7 @@ def ended_by_itself(failure: Failure) -> bool:
     if place.startswith(_ENDED):
         return failure.exitcode != -failure.stop_signal
     # While Python shuts down, a signal can't change its exit code.
-    return place == _NOT_RUNNING and 0 < failure.exitcode != 128 + failure.stop_signal
+    return place == SHUTTING_DOWN and 0 < failure.exitcode != 128 + failure.stop_signal
 
 
 def doubt(failure: Failure) -> str:
@@ -435,7 +434,7 @@ def had_succeeded(end: WorkerEnd, first_at: float, doing: WorkerState | None) ->
 def _is_leaving(doing: WorkerState) -> bool:
     """Return whether a worker was shutting down, perhaps in an exit function."""
     in_exit_function = doing.place.startswith(_IN) and not doing.in_program
-    return doing.place == _NOT_RUNNING or in_exit_function
+    return doing.place == SHUTTING_DOWN or in_exit_function
 
 
 def _left_script(known: Known) -> list[Failure]:

@@ -59,6 +59,9 @@ _IDLE_CALLS = ("futex", "restart_syscall")
 _RECEIVES = re.compile(r", system call (?:recv\w+|accept4?)$")
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """The outermost function of a script, and of `python -m` (Lib/runpy.py)."""
+_IMPORTS = "<frozen importlib._bootstrap>"
+SHUTTING_DOWN = " runs no Python code any more"
+"""The place of a process whose program is over, and its exit functions, too."""
 _STATES = {
     "T": " is stopped (SIGSTOP)",
     "t": " is stopped by a debugger",
@@ -104,11 +107,14 @@ class ThreadStack(NamedTuple):
 
 
 class ProcessStack(NamedTuple):
-    """The stacks of a process, and its state as proc(5) shows it: R, S, D, T, t or Z."""
+    """The stacks of a process, its state as proc(5) shows it (R, S, D, T, t or Z), and whether
+    Python is shutting down: the program and its exit functions are over.
+    """
 
     pid: int
     state: str
     threads: tuple[ThreadStack, ...]
+    is_finalizing: bool = False
 
 
 class CodePlace(NamedTuple):
@@ -137,11 +143,15 @@ def main_thread(stack: ProcessStack) -> ThreadStack | None:
 
 
 def runs_program(stack: ProcessStack) -> bool:
-    """Return whether the main thread of a process is in its program. It is not while Python starts,
-    prints the exception that ends it, or shuts down.
+    """Return whether the main thread of a process is in its program, or Python still starts. It is
+    not while Python prints the exception that ends it, runs exit functions, or shuts down.
     """
     main = next((thread for thread in stack.threads if thread.is_main and thread.frames), None)
-    return main is not None and main.frames[-1].function in _OUTERMOST
+    if main is None:
+        return False
+    outermost = main.frames[-1]
+    # C code imports site, and with it what .pth files name, before there is a program.
+    return outermost.function in _OUTERMOST or outermost.file == _IMPORTS
 
 
 def place(frames: Sequence[Frame]) -> CodePlace:
@@ -332,7 +342,8 @@ def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]
         call = next((each.waits_in for each in stack.threads if each.is_main), "")
         return (condition, None, call), f"{condition}{_in_call(call)}", False
     if thread is None:
-        text = f"{condition}, without Python code" if condition else " runs no Python code"
+        text = SHUTTING_DOWN if stack.is_finalizing else " runs no Python code"
+        text = f"{condition}, without Python code" if condition else text
         return (condition, None), text, False
     what, where = place(thread.frames)
     at = f"{where.file.rpartition('/')[2]}:{where.line}" if where.line else where.file
