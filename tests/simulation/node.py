@@ -327,6 +327,9 @@ class Logs:
     def passed_on(self) -> None:
         pass
 
+    def look_before_stop(self, failed: int) -> None:
+        pass
+
     def size(self) -> int:
         return 0
 

@@ -21,8 +21,9 @@ from relight.warm import fork_compat, warm_sockets, warm_spawner
 from relight.warm.warm_sockets import Description, SocketDirectory
 from relight.warm.warm_spawner import SpawnerHandle, WorkerProgram
 
-ANSWER_S = 2.0
-"""How long warm processes may take, all together, to describe themselves. It takes milliseconds."""
+ANSWER_S = 5.0
+"""How long warm processes may take, all together, to describe themselves. It takes milliseconds,
+and seconds on a machine under load, where imports without them take longer still."""
 _MOST = 3
 """Warm processes of a user; each has the memory of its modules."""
 _LONGEST = 16 << 20
