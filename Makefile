@@ -14,7 +14,7 @@ LOCK := requirements.lock
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c $(LOCK)
 PYTEST := $(BIN)/python -m tests.run
 
-.PHONY: help setup demo test quick lint types portable bench simulate mutants diagnosis chaos long dist docs pages packages lock clean
+.PHONY: help setup demo test quick lint types portable bench gpu simulate mutants diagnosis chaos long dist docs pages packages lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -81,6 +81,12 @@ bench: $(LONG_READY)  ## Measure against torchrun; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.submit
 	$(BIN)/python -m benchmarks.nodes
 	$(BIN)/python -m benchmarks.scale
+
+# The torch that is installed there, not the one of $(VENV), which may have no CUDA.
+gpu:  ## Check relight on a machine with one NVIDIA GPU, with the torch of PYTHON; writes .build/gpu/
+	@mkdir -p .build/gpu
+	PYTHONPATH=src $(if $(filter file,$(origin PYTHON)),python3,$(PYTHON)) -m benchmarks.gpu \
+		--out .build/gpu/table.md --logs .build/gpu
 
 SEEDS ?= 10000
 N ?= 1000

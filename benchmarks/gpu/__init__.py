@@ -1,0 +1,1 @@
+"""The checks of `make gpu`: what relight does with one NVIDIA GPU."""
