@@ -276,6 +276,32 @@ def test_torch_job_report_names_culprit_not_peers(
 RAISES = "import os\nif os.environ['RANK'] == '0':\n    raise ValueError('bad batch')\n"
 
 
+FAILS_AND_DAWDLES = """
+import os, signal, time
+if os.environ["RANK"] == "0":
+    while not os.path.exists("waits"):
+        time.sleep(0.01)
+    print(time.time(), file=open("ended", "w"))
+    os.kill(os.getpid(), signal.SIGKILL)
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(4), os._exit(0)))
+open("waits", "w")
+time.sleep(1000)
+"""
+
+
+def test_error_file_has_the_time_of_the_failure(
+    launch: Launch, script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not that of the end of the job, for which others have to end first."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "error.json"
+    path = script(FAILS_AND_DAWDLES)
+    launch("run", "--nproc-per-node=2", path, TORCHELASTIC_ERROR_FILE=str(file))
+    found = int(json.loads(file.read_text())["message"]["extraInfo"]["timestamp"])
+    ended = float((tmp_path / "ended").read_text())
+    assert ended - 1 <= found <= ended + 2
+
+
 def test_error_file_has_torch_schema(launch: Launch, script: Script, tmp_path: Path) -> None:
     """The script needs no decorator."""
     file = tmp_path / "made" / "error.json"

@@ -33,7 +33,8 @@ SHARED_BY_SCHEDULERS = "relight.schedulers.processes"
 PLUG_INS_MAY_IMPORT = (
     "relight.__version__", "relight.base.env", "relight.base.errors", "relight.base.text",
     "relight.job.app",
-    "relight.job.launcher_file", "relight.job.macros", "relight.base.redaction", "relight.job.user",
+    "relight.job.launcher_file", "relight.job.macros", "relight.job.overlays",
+    "relight.base.redaction", "relight.job.user",
     "relight.job.workspaces", "relight.schedulers.api", "relight.schedulers.failure_reason",
     "relight.schedulers.resource_checks", "relight.schedulers.uninterruptible",
 )  # fmt: skip

@@ -184,6 +184,28 @@ def test_one_report_for_all_replicas(relight: Command, place: Path) -> None:
     assert f"exit code 1: {said}" in found.stderr.splitlines()[-1]
 
 
+def test_scheduler_of_the_command_line_wins_over_stdin(relight: Command) -> None:
+    order = {"component_name": "utils.echo", "scheduler_args": {}}
+    words = ("submit", "--stdin", "--scheduler", "local", "--dryrun", "--json")
+    for scheduler in ({}, {"scheduler": "slurm"}):
+        found = relight(*words, stdin=json.dumps({**order, **scheduler}))
+        assert json.loads(found.stdout)["scheduler"] == "local"
+
+
+def test_json_has_the_keys_of_torchx(relight: Command) -> None:
+    """Of `torchx run --json` and `torchx status --json` (nightly 2026.10.26)."""
+    found = json.loads(relight("submit", "--json", "utils.echo").stdout)
+    assert {"handle", "app_id", "scheduler", "state", "ui_url"} <= found.keys()
+    found = json.loads(relight("status", "--json", found["handle"]).stdout)
+    assert {
+        "handle", "app_id", "scheduler", "state", "num_restarts", "roles", "msg",
+        "structured_error_msg", "url", "ui_url",
+    } <= found.keys()  # fmt: skip
+    assert (found["state"], found["url"]) == ("SUCCEEDED", found["ui_url"])
+    assert found["roles"][0]["role"] == "echo"
+    assert {"id", "role", "state", "hostname"} <= found["roles"][0]["replicas"][0].keys()
+
+
 def test_json_on_stdin_replaces_command_line(relight: Command) -> None:
     order = {
         "component_name": "utils.echo",

@@ -1,5 +1,6 @@
 """Files in directories where others may write."""
 
+import json
 import os
 from pathlib import Path
 
@@ -59,6 +60,15 @@ def test_error_file_of_job_follows_no_link(tmp_path: Path) -> None:
     error_files.write(str(path), failure, "")
     assert victim.read_text() == "mine"
     assert '"errorCode": 3' in path.read_text()
+
+
+def test_error_file_of_job_has_time_of_failure(tmp_path: Path) -> None:
+    """Torch and TorchX take the earliest of several files for the cause."""
+    path = tmp_path / "error.json"
+    when = "2026-07-01 12:00:00+0200"
+    failure = Failure(0, 0, "h", 1, 3, 0.0, 0, None, (), "", "")._replace(when=when)
+    error_files.write(str(path), failure, "")
+    assert json.loads(path.read_text())["message"]["extraInfo"]["timestamp"] == "1782900000"
 
 
 def test_taken_directory_falls_back_to_next_name(tmp_path: Path) -> None:

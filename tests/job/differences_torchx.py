@@ -41,11 +41,6 @@ def pairs(pairs: dict[str, str] = {}) -> specs.AppDef:
 
 def size(size: Size = Size()) -> specs.AppDef:
     return app("any size")
-
-def changed() -> specs.AppDef:
-    found = app()
-    found.roles[0].args.append("changed")
-    return found
 """
 DRY = ("run", "--dryrun", "--json", "-s", "local_cwd")
 SH = ("utils.sh", "sh", "-c")
@@ -76,7 +71,6 @@ CASES = (
          "rc 2: relight: error: --pairs=A=1,A=2: A is given twice"),
     Case("class-types", (*DRY, "comp.py:size", "--size", "1"), "rc 1: ValueError",
          "rc 2: relight: error: comp.py:size has no parameter --size"),
-    Case("immutable-apps", (*DRY, "comp.py:changed"), '["changed"]', "rc 2: relight: error: "),
     Case("repeated-flags", (*DRY, "dist.ddp", "--script", "a.py", "--", "--x", "1", "--x", "2"),
          "rc 2: torchx run: error: Repeated Command Line Arguments", "a.py --x 1 --x 2"),
     Case("launcher", (*DRY, "dist.ddp", "--script", "a.py"), '"torchrun --rdzv_backend',

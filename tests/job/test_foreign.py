@@ -31,10 +31,18 @@ def test_all_fields_of_torchx_role_arrive() -> None:
     app = torchx_components.to_app(theirs(resource=old, args=["a", 1], env={"A": 1}), "c")
     (role,) = app.roles
     assert role == specs.Role(
-        name="r", image="i", entrypoint="e", args=("a", "1"), env={"A": "1"},
+        name="r", image="i", entrypoint="e", args=["a", "1"], env={"A": "1"},
         retry_policy=specs.RetryPolicy.REPLICA,
         resource=specs.Resource(1, 2, 3, {"c": 1}, {"d": 1}, {}),
     )  # fmt: skip
+
+
+def test_workspace_of_torchx_role_arrives() -> None:
+    found = theirs(workspace=SimpleNamespace(projects={"/a": "sub"}))
+    (role,) = torchx_components.to_app(found, "c").roles
+    assert role.workspace == specs.Workspace({"/a": "sub"})
+    app = specs.AppDef("a", [role])
+    assert specs.from_json(specs.to_json(app)) == app
 
 
 @pytest.mark.parametrize(
@@ -48,7 +56,6 @@ def test_all_fields_of_torchx_role_arrive() -> None:
         (theirs(env=None), "can't be used: "),
         (theirs(resource=None), "can't be used: "),
         (theirs(retry_policy=SimpleNamespace(name="HOT_SPARE")), "the retry policy HOT_SPARE"),
-        (theirs(workspace={"/a": ""}), "the role r has a workspace; --workspace says one"),
         (theirs(mounts=[1]), "can't be used: "),
     ],
 )
@@ -203,11 +210,11 @@ def test_torchx_component_works_with_one_changed_line(build: Callable[..., specs
     app = build("trainer", "--image", "i", "--env", "A=1", "--mounts", "type=bind,src=/x,dst=/y",
                 "--", "--lr", "1", "--lr", "2")  # fmt: skip
     trainer, reader = app.roles
-    assert trainer.args[-5:] == ("/out/${app_id}", "--lr", "1", "--lr", "2")
+    assert trainer.args[-5:] == ["/out/${app_id}", "--lr", "1", "--lr", "2"]
     assert trainer.env == {"RANK0": "$${${rank0_env}:=localhost}", "A": "1"}
     assert trainer.resource.gpu == 1
-    assert trainer.mounts == (specs.BindMount("/x", "/y"),)
-    assert reader.args == ("${img_root}", "${replica_id}")
+    assert trainer.mounts == [specs.BindMount("/x", "/y")]
+    assert reader.args == ["${img_root}", "${replica_id}"]
     assert [type(mount).__name__ for mount in reader.mounts] == [
         "BindMount", "VolumeMount", "DeviceMount"
     ]  # fmt: skip

@@ -228,11 +228,11 @@ def test_torchx_app_is_converted_completely() -> None:
     app = loading.call("theirs", lambda: theirs, (), {}, "relight")
     (role,) = app.roles
     assert isinstance(app, AppDef)
-    assert role.args == ("$${${rank0_env}:=localhost}",)
+    assert role.args == ["$${${rank0_env}:=localhost}"]
     assert (role.resource.cpu, role.resource.gpu, role.resource.memMB) == (1, 2, 3)
     assert role.retry_policy is RetryPolicy.APPLICATION
-    assert role.mounts == (
+    assert role.mounts == [
         BindMount("/a", "/b", True),
         VolumeMount("v", "/b"),
         DeviceMount("/dev/x", "/dev/y", "r"),
-    )
+    ]

@@ -51,13 +51,13 @@ def test_macros_expand_in_arguments_variables_and_metadata() -> None:
         name="${app_id}",
         image="${app_id}",
         entrypoint="${app_id}",
-        args=("${app_id}",),
+        args=["${app_id}"],
         env={"${app_id}": "${replica_id}"},
         metadata={"a": [{"b": ["${app_id}"]}], "n": 1},
     )
     found = macros.substitute(role, VALUES)
     assert (found.name, found.image, found.entrypoint) == ("${app_id}",) * 3
-    assert found.args == ("a-1",)
+    assert found.args == ["a-1"]
     assert found.env == {"${app_id}": "0"}
     assert found.metadata == {"a": [{"b": ["a-1"]}], "n": 1}
-    assert role.args == ("${app_id}",)
+    assert role.args == ["${app_id}"]

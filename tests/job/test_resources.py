@@ -102,7 +102,19 @@ def test_named_resources_match_torchx(row: list[str]) -> None:
     assert dict(found.devices) == {DEVICES[key]: int(number) for key, number in pairs}
     kind = "node.kubernetes.io/instance-type"
     assert dict(found.capabilities) == ({kind: name[4:]} if name.startswith("aws_") else {})
-    assert dict(found.tags) == {"torchx/named_resources.name": name}
+    own = {} if name in ("NULL", "MISSING") else {"torchx/named_resources.name": name}
+    assert found.tags == own
+
+
+def test_null_resource_has_a_name() -> None:
+    """As in TorchX (nightly 2026.10.26), which gives it no tag either."""
+    assert specs.named_resources["NULL"] == specs.NULL_RESOURCE
+    assert specs.named_resources["null"] == specs.NULL_RESOURCE
+
+
+def test_changed_named_resource_leaves_others_alone() -> None:
+    specs.named_resources["aws_p5.48xlarge"].devices.clear()
+    assert specs.named_resources["aws_p5.48xlarge"].devices
 
 
 def test_resource_names_match_table() -> None:
@@ -112,7 +124,7 @@ def test_resource_names_match_table() -> None:
     assert "gpu.smal" not in specs.named_resources
 
 
-@pytest.mark.parametrize("name", ["GPU.Small", "AWS_P5.48XLARGE", "null"])
+@pytest.mark.parametrize("name", ["GPU.Small", "AWS_P5.48XLARGE"])
 def test_resource_lookup_is_case_insensitive(name: str) -> None:
     found = specs.named_resources[name]
     assert found.tags["torchx/named_resources.name"].lower() == name.lower()

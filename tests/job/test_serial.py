@@ -61,11 +61,3 @@ def test_all_app_fields_survive_json() -> None:
 def test_invalid_app_json_error_says_where(change: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         from_json({"name": "a", "roles": [], "metadata": {}, **change})
-
-
-def test_app_is_immutable() -> None:
-    """A role's lists are tuples, whatever they were made from."""
-    role = specs.Role("r", "i", args=["a"])
-    assert role.args == ("a",)
-    with pytest.raises(AttributeError):
-        role.name = "x"  # type: ignore[misc]

@@ -103,6 +103,14 @@ def test_trackers_of_environment_override_settings() -> None:
     assert "TORCHX_TRACKER_MLFLOW_CONFIG" not in found
 
 
+def test_tracker_may_be_a_function_of_a_module() -> None:
+    """It has no configuration, as its name can't be part of a variable name."""
+    (found, _) = injected({"torchx:tracker": {"mine.trackers:make": ""}})
+    assert found["TORCHX_TRACKERS"] == "mine.trackers:make"
+    with pytest.raises(UsageError, match="module:function without config"):
+        injected({"torchx:tracker": {"m:make": ""}, "tracker:m:make": {"config": "/c"}})
+
+
 def test_tracker_name_that_is_no_word_is_rejected() -> None:
     """Its name becomes part of a variable name."""
     with pytest.raises(UsageError, match="a tracker named 'a-b': expected a word"):

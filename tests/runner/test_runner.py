@@ -88,7 +88,7 @@ def test_submitted_job_has_scheduler_id_and_record(
     assert record["cfg"] == {"queue": "long", "secret": "<hidden>"}
     assert record["directory"] == str(place)
     assert record["versions"]["packages"]["pytest"]
-    assert specs.from_json(record["app"]).roles[0].args == ("hi",)
+    assert specs.from_json(record["app"]).roles[0].args == ["hi"]
     assert datetime.fromisoformat(record["submitted"]).tzinfo is not None
     assert runner.describe(record["id"]) == record
 
@@ -424,10 +424,10 @@ def test_settings_fill_in_missing_values(scheduler: scripted.Scripted) -> None:
     with Runner(found=ConfigFile(sections)) as runner:
         job = runner.dryrun(*ECHO, scheduler="scripted")
         assert job.request.cfg["queue"] == "file"
-        assert (job.app.roles[0].args, job.app.roles[0].num_replicas) == (("hi",), 2)
+        assert (job.app.roles[0].args, job.app.roles[0].num_replicas) == (["hi"], 2)
         assert "in the settings: scripted has no option nope" in job.notes
         job = runner.dryrun("utils.echo", scheduler="scripted", cfg="queue=said")
-        assert (job.request.cfg["queue"], job.app.roles[0].args) == ("said", ("file",))
+        assert (job.request.cfg["queue"], job.app.roles[0].args) == ("said", ["file"])
         assert runner.list("scripted") == []
         assert scheduler.stop_signal[-1] == ("list", {"queue": "file", "secret": None})
 
@@ -573,3 +573,54 @@ def test_torchx_helpers_are_available() -> None:
     assert (specs.MISSING, specs.NONE) == ("<MISSING>", "<NONE>")
     assert [specs.is_terminal(state) for state in (AppState.RUNNING, AppState.FAILED)] == [0, 1]
     assert [specs.is_started(state) for state in (AppState.PENDING, AppState.RUNNING)] == [0, 1]
+
+
+def test_changes_of_app_do_not_reach_prepared_job(runner: Runner) -> None:
+    role = specs.Role("r", "i", entrypoint="echo", args=["a"], resource=specs.Resource(1, 0, 1))
+    app = specs.AppDef("app", [role])
+    job = runner.dryrun(app)
+    role.args.append("b")
+    role.env["A"] = "1"
+    role.resource.tags["a"] = 1
+    assert job.app.roles[0].args == ["a"]
+    assert "A" not in job.app.roles[0].env
+    assert not job.app.roles[0].resource.tags
+    assert "TORCHX_JOB_ID" not in role.env
+
+
+def test_role_with_pre_proc_changes_request(runner: Runner) -> None:
+    """The dry run shows the change, and it is what is sent."""
+
+    class Louder(specs.Role):
+        def pre_proc(self, scheduler: str, dryrun_info: Any) -> Any:
+            assert scheduler == "scripted"
+            assert dryrun_info.app.name == "app"
+            assert dryrun_info.cfg["queue"] == "main"
+            dryrun_info.request["commands"][0].append("!")
+            return dryrun_info
+
+    app = specs.AppDef("app", [Louder("r", "i", entrypoint="echo", args=["a"])])
+    job = runner.dryrun(app)
+    assert job.request.body == {"commands": [["echo", "a", "!"]]}
+    assert json.loads(job.request.text) == job.request.body
+
+
+def test_role_workspace_is_that_of_the_job(runner: Runner, place: Path) -> None:
+    """`--workspace` takes precedence."""
+    (place / "sub").mkdir()
+    role = specs.Role("r", "i", entrypoint="true", workspace=specs.Workspace({"sub": "x"}))
+    app = specs.AppDef("app", [role, specs.Role("other", "i", entrypoint="true")])
+    job = runner.dryrun(app, scheduler="local")
+    assert job.request.cfg["workspace"] == f"{place / 'sub'}:x"
+    assert job.workspace == "sub:x"
+    job = runner.dryrun(app, scheduler="local", workspace=specs.Workspace({".": ""}))
+    assert job.request.cfg["workspace"] == str(place)
+
+
+def test_roles_with_different_workspaces_are_rejected(runner: Runner) -> None:
+    roles = [
+        specs.Role(name, "i", entrypoint="true", workspace=specs.Workspace({name: ""}))
+        for name in ("a", "b")
+    ]
+    with pytest.raises(UsageError, match="the roles a and b have different workspaces"):
+        runner.dryrun(specs.AppDef("app", roles), scheduler="local")

@@ -302,6 +302,8 @@ def test_job_is_found_in_context_it_was_sent_to(
 def test_delete_leaves_nothing(jobs: Jobs, kind: str) -> None:
     """Deleting the pods' controller with another tool leaves nothing either."""
     first = jobs.submit(sh("true relight run"), kind=kind)
+    (native,) = jobs.scheduler.native(first)
+    assert native["metadata"]["name"] == first.partition(":")[2]
     app_id = jobs.submit(sh("true relight run"), kind=kind)
     kinds = {each["kind"] for each in jobs.server.objects.values()}
     assert {"Job", "ConfigMap", "Secret", "Pod"} <= kinds
@@ -312,8 +314,9 @@ def test_delete_leaves_nothing(jobs: Jobs, kind: str) -> None:
     with jobs.server._lock:
         jobs.server._delete(("ns", plural, "job-x1"))
     assert not jobs.server.objects
-    with pytest.raises(UsageError, match="no job ns:job-x2 on this cluster"):
-        jobs.scheduler.delete(app_id)
+    for verb in (jobs.scheduler.delete, jobs.scheduler.native):
+        with pytest.raises(UsageError, match="no job ns:job-x2 on this cluster"):
+            verb(app_id)
 
 
 @pytest.mark.parametrize("kind", ["services", "secrets", "jobs"])

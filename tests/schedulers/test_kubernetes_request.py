@@ -14,6 +14,7 @@ from relight.base.values import parse_endpoint
 from relight.job import launcher_file
 from relight.job.app import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount
 from relight.job.components import dist
+from relight.job.overlays import JOIN, set_overlay
 from relight.schedulers.kubernetes import request
 from relight.schedulers.kubernetes import scheduler as kubernetes
 
@@ -425,6 +426,79 @@ def test_overrides_are_merged_into_each_pod(tmp_path: Path, kind: str) -> None:
     assert main["command"] == was["containers"][0]["command"]
     assert main["env"] == [*was["containers"][0]["env"], {"name": "NCCL_DEBUG", "value": "INFO"}]
     assert [x["mountPath"] for x in main["volumeMounts"]][-1] == "/scratch"
+
+
+def test_pods_have_the_labels_of_torchx() -> None:
+    """All but `replica-id`, as the pods of a Job have one template."""
+    app = AppDef("job", [Role(name, "img", entrypoint="true") for name in ("a", "b")])
+    a, b = (pod_of(each) for each in objects(app) if each["kind"] == "Job")
+    for number, (name, pod) in enumerate((("a", a), ("b", b))):
+        found = pod["metadata"]["labels"]
+        assert found["torchx.pytorch.org/app-name"] == "job"
+        assert found["torchx.pytorch.org/role-name"] == name
+        assert found["torchx.pytorch.org/role-index"] == str(number)
+        assert found["torchx.pytorch.org/version"]
+
+
+OVERLAY = {
+    "metadata": {"annotations": {"team": "a"}},
+    "spec": {
+        "tolerations": [{"key": "spot", "operator": "Exists"}],
+        "nodeSelector": {"job": "${app_id}"},
+        JOIN("containers", on="name"): [{"name": "main", "workingDir": "/w"}],
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "volcano"])
+def test_torchx_overlay_is_merged_into_pods_of_its_role(kind: str) -> None:
+    """Its macros have their values."""
+    app = AppDef("job", [Role(name, "img", entrypoint="true") for name in ("a", "b")])
+    set_overlay(app.roles[1], "kubernetes", "V1Pod", OVERLAY)
+    made = objects(app, kind=kind)
+    if kind == "job":
+        a, b = (pod_of(each) for each in made if each["kind"] == "Job")
+    else:
+        spec = made[-1]["spec"]
+        tasks = spec.get("tasks") or [x["template"]["spec"] for x in spec["replicatedJobs"]]
+        a, b = (each["template"] for each in tasks)
+    assert "team" not in a["metadata"]["annotations"]
+    assert b["metadata"]["annotations"]["team"] == "a"
+    assert b["metadata"]["labels"] != a["metadata"]["labels"]
+    assert b["spec"]["tolerations"] == [{"key": "spot", "operator": "Exists"}]
+    assert b["spec"]["nodeSelector"] == {"job": "train-x7abc"}
+    (main,) = b["spec"]["containers"]
+    assert (main["workingDir"], main["command"]) == ("/w", ["true"])
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_overlay_of_command_line_is_a_file(tmp_path: Path, scheme: str) -> None:
+    """`dist.ddp --metadata kubernetes=file:///po.yaml`, as TorchX's page shows it; a tuple replaces
+    a list.
+    """
+    path = tmp_path / "po.yaml"
+    path.write_text(
+        "spec:\n  hostNetwork: true\n  volumes: !!python/tuple [{name: v, emptyDir: {}}]\n"
+    )
+    *_, made = objects(ddp(metadata={"kubernetes": f"{scheme}{path}"}))
+    spec = pod_of(made)["spec"]
+    assert spec["hostNetwork"]
+    assert spec["volumes"] == [{"name": "v", "emptyDir": {}}]
+
+
+@pytest.mark.parametrize(
+    ("overlay", "said"),
+    [
+        ("file:///nope.yaml", "the metadata kubernetes of r, file:///nope.yaml: No such file"),
+        ({"sepc": {}}, "the metadata kubernetes of r: sepc is no part of a pod"),
+        ({"V1Pod": 1}, "expected a dict, not 1"),
+        ({"spec": {"containers": 1}}, "the pod of r.spec.containers is a list, not a int"),
+    ],
+)
+def test_invalid_overlay_is_rejected(overlay: object, said: str) -> None:
+    role = Role("r", "img", entrypoint="true", metadata={"kubernetes": overlay})
+    with pytest.raises(UsageError, match=said):
+        objects(AppDef("job", [role]))
 
 
 def pod_of(made: dict[str, Any]) -> dict[str, Any]:

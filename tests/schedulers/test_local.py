@@ -145,6 +145,22 @@ def test_streams_are_logged_separately_and_combined(scheduler: Local) -> None:
         assert lines(scheduler, app_id, k=k) == ["outlocalhost", "err", "caf\ufffd"]
 
 
+def test_success_file_says_that_logs_are_complete(scheduler: Local, tmp_path: Path) -> None:
+    """It has the keys of TorchX's (nightly 2026.10.26), and is there however the job ended."""
+    app_id = submit(scheduler, shell("echo out; exit 3"), log_dir=str(tmp_path))
+    wait(scheduler, app_id)
+    found = json.loads((tmp_path / app_id / "SUCCESS").read_text())
+    assert list(found) == ["app_id", "log_dir", "final_state", "last_updated", "roles"]
+    assert (found["app_id"], found["final_state"]) == (app_id, "FAILED")
+    (replica,) = found["roles"]["main"]
+    assert list(replica) == ["replica_id", "pid", "exitcode", "stdout", "stderr", "error_file"]
+    assert (replica["replica_id"], replica["exitcode"]) == (0, 3)
+    assert Path(replica["stdout"]).read_text() == "out\n"
+    assert scheduler.native(app_id)["replicas"][0]["pid"] == replica["pid"]
+    with pytest.raises(UsageError):
+        scheduler.native("job-nope")
+
+
 def test_arguments_arrive_verbatim(scheduler: Local) -> None:
     """Apparent variables, quotes and empty ones included."""
     words = ("$$", "${x}", "$HOME", "a b", "", "'\"\\", "--x", "--x", "ü\n")

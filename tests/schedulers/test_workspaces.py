@@ -119,9 +119,9 @@ def test_second_copy_replaces_first(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-@pytest.mark.parametrize("name", [".relightignore", ".dockerignore"])
-def test_ignore_file_excludes_paths(name: str, tmp_path: Path) -> None:
+def test_ignore_file_excludes_paths(tmp_path: Path) -> None:
     """`!` includes them again."""
+    name = ".relightignore"
     here = tmp_path / "here"
     fill(here, "main.py", "data/big.bin", "data/small.csv", "a.log", "keep.log", "x/y/b.log")
     (here / name).write_text("# what stays behind\n*.log\n!keep.log\n\ndata/*\n!data/*.csv\n")
@@ -148,6 +148,39 @@ TORCHX = {
     "x\n!x/keep.log\n": {*THERE} - {"x/data/b", "x/b.log", "x/keep.log"},
     "*\n!deep\n!deep/*\n": {"deep/k/l"},
 }
+
+
+# As docker build leaves of them (the examples of docs.docker.com, moby's pattern matcher).
+DOCKER = {
+    "data\n": {*THERE} - {"data/a"},
+    "/data/\n": {*THERE} - {"data/a"},
+    "*.log\n# no comment\n!keep.log\n": {*THERE} - {"a.log"},
+    "**/*.log\n!x/keep.log\n": {*THERE} - {"a.log", "x/b.log", "keep.log"},
+    "x\n!x/keep.log\n": {*THERE} - {"x/data/b", "x/b.log"},
+    "deep/*/l\n  in dented  \n": {*THERE} - {"deep/k/l", "in dented"},
+    "*/data\n": {*THERE} - {"x/data/b"},
+    "*\n!deep\n": {"deep/k/l"},
+    "*\n!**/keep.log\n": {"keep.log", "x/keep.log"},
+    "!keep.log\nkeep.log\n": {*THERE} - {"keep.log"},
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), DOCKER.items())
+def test_dockerignore_matches_as_docker_does(tmp_path: Path, text: str, expected: set[str]) -> None:
+    """Patterns match the whole path."""
+    here = tmp_path / "here"
+    fill(here, *THERE)
+    (here / ".dockerignore").write_text(text)
+    assert packed(here, tmp_path / "there") - {".dockerignore"} == expected
+
+
+def test_history_stays_behind_unless_dockerignore_has_it(tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    fill(here, ".git/HEAD", "x/__pycache__/a.pyc", "main.py")
+    (here / ".dockerignore").write_text("data\n")
+    assert packed(here, tmp_path / "one") == {"main.py", ".dockerignore"}
+    (here / ".dockerignore").write_text("!.git\n")
+    assert packed(here, tmp_path / "two") == {"main.py", ".dockerignore", ".git/HEAD"}
 
 
 @pytest.mark.parametrize(("text", "expected"), TORCHX.items())
@@ -180,9 +213,30 @@ def test_several_directories_merge_into_one_copy(
             assert {each.name for each in tar if each.isfile()} == expected
     assert workspaces.absolute("a;b:c") == f"{tmp_path}/a;{tmp_path}/b:c"
     assert workspaces.find("a;b:c", "c/lib.py") == f"{tmp_path}/b/lib.py"
+    for text in ("\na:\nb: c", "a: ''\nb: 'c'  # more\n", "{\n  a: ,\n  b: c\n}"):
+        assert workspaces.absolute(text) == f"{tmp_path}/a;{tmp_path}/b:c"
     for text in ("a;b:../c", "a;nope:c"):
         with pytest.raises(UsageError):
             workspaces.projects(text)
+
+
+def test_single_file_is_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its target is its path in the copy, as in TorchX, or a directory with a slash at its end."""
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path, "a/main.py", "conf.yaml")
+    (tmp_path / "conf.yaml").chmod(0o640)
+    for number, (text, name) in enumerate({
+        "conf.yaml": "conf.yaml", "a;conf.yaml": "conf.yaml", "a;conf.yaml:x/new.yaml":
+        "x/new.yaml", "a;conf.yaml:x/": "x/conf.yaml",
+    }.items()):  # fmt: skip
+        there = tmp_path / f"there{number}"
+        workspaces.pack(text, str(there))
+        assert tree(there) == {name} | ({"main.py"} if "a;" in text else set())
+        assert (there / name).stat().st_mode & 0o777 == 0o640
+        buffer = io.BytesIO()
+        workspaces.archive(text, buffer)
+        assert workspaces.find(text, name) == str(tmp_path / "conf.yaml")
+        assert workspaces.find(text, "nope") is None
 
 
 def test_relightignore_overrides_dockerignore(tmp_path: Path) -> None:

@@ -198,7 +198,7 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         last_lines=tracebacks.last_lines(stderr),
         evidence="",
         log=logs.stderr_path(end.local_rank),
-        when=time.strftime("%F %T%z"),
+        when=time.strftime("%F %T%z", time.localtime(time.time() - time.monotonic() + end.at)),
         doing=workers.doing.get(end.local_rank),
         stopping_s=round(end.stopping_s, 6),
         printed_s=printed_s,

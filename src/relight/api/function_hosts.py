@@ -61,13 +61,13 @@ def run(
         name=_ROLE,
         image="",
         entrypoint="sh",
-        args=("-c", command, "sh", *flags),
+        args=["-c", command, "sh", *flags],
         env=dict(variables),
         num_replicas=len(hosts),
     )
     options = {**cfg, "hosts": list(hosts), "workspace": directory}
     with Runner() as runner:
-        handle = find_job(runner.submit(AppDef(_ROLE, (role,)), scheduler="ssh", cfg=options))
+        handle = find_job(runner.submit(AppDef(_ROLE, [role]), scheduler="ssh", cfg=options))
         try:
             readers = [
                 threading.Thread(

@@ -87,13 +87,13 @@ class Failure(NamedTuple):
     of stderr. `doing` is known if the agent looked before it stopped the worker, `collectives` if
     torch's flight recorder has left a dump.
 
-    `when` is the time of day on that host at which the end was looked into, as text:
-    `2026-07-01 12:00:00+0200`. `at` orders the failures of one node, in seconds: monotonic in an
-    agent; in a message and in a `relight.RunResult` relative to the time of sending, and so
-    negative, as nodes have no common clock. `stopping_s`: how many seconds before its end it was
-    asked to stop. `printed_s`: how many seconds before its end the exception of `report` was
-    printed, None if nobody has seen that; `went_on` whether its program ran on after that. `words`
-    is the line of its other output that tells most.
+    `when` is the time of day on that host at which it ended, `2026-07-01 12:00:00+0200`. `at`
+    orders the failures of one node, in seconds: monotonic in an agent; in a message and in a
+    `relight.RunResult` relative to the time of sending, and so negative, as nodes have no common
+    clock. `stopping_s`: how many seconds before its end it was asked to stop. `printed_s`: how many
+    seconds before its end the exception of `report` was printed, None if nobody has seen that;
+    `went_on` whether its program ran on after that. `words` is the line of its other output that
+    tells most.
     """
 
     rank: int

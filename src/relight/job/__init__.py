@@ -19,14 +19,18 @@ if TYPE_CHECKING:
         RetryPolicy,
         Role,
         VolumeMount,
+        Workspace,
     )
     from relight.job.mounts import parse_mounts
     from relight.job.resources import named_resources, resource
     from relight.job.serial import from_json, to_json
-    from relight.job.status import AppStatus, ReplicaStatus
+    from relight.job.status import AppStatus, AppStatusError, ReplicaStatus, RoleStatus
     from relight.job.torchx_names import (
+        ALL,
         MISSING,
         NONE,
+        UNKNOWN,
+        AppDryRunInfo,
         AppHandle,
         CfgVal,
         ParsedAppHandle,
@@ -39,13 +43,17 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ALL",
     "MISSING",
     "NONE",
     "NULL_RESOURCE",
+    "UNKNOWN",
     "AppDef",
+    "AppDryRunInfo",
     "AppHandle",
     "AppState",
     "AppStatus",
+    "AppStatusError",
     "BindMount",
     "CfgVal",
     "DeviceMount",
@@ -55,7 +63,9 @@ __all__ = [
     "Resource",
     "RetryPolicy",
     "Role",
+    "RoleStatus",
     "VolumeMount",
+    "Workspace",
     "from_json",
     "get_named_resources",
     "is_started",
@@ -72,16 +82,17 @@ __all__ = [
 _MODULES = {
     "relight.job.app": (
         "AppDef", "AppState", "BindMount", "DeviceMount", "Resource", "RetryPolicy", "Role",
-        "VolumeMount",
+        "VolumeMount", "Workspace",
     ),
     "relight.job.mounts": ("parse_mounts",),
     "relight.job.torchx_names": (
-        "MISSING", "NONE", "AppHandle", "CfgVal", "ParsedAppHandle", "ReplicaState",
+        "ALL", "MISSING", "NONE", "UNKNOWN", "AppDryRunInfo", "AppHandle", "CfgVal",
+        "ParsedAppHandle", "ReplicaState",
         "get_named_resources", "is_started", "is_terminal", "make_app_handle", "parse_app_handle",
     ),
     "relight.job.resources": ("named_resources", "resource"),
     "relight.job.serial": ("from_json", "to_json"),
-    "relight.job.status": ("AppStatus", "ReplicaStatus"),
+    "relight.job.status": ("AppStatus", "AppStatusError", "ReplicaStatus", "RoleStatus"),
 }  # fmt: skip
 
 

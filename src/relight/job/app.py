@@ -1,20 +1,21 @@
 """Describes a job independently of its scheduler: an app of roles, each with replicas of a command.
 
 Names and meanings are those of TorchX's specs (nightly 2026-10), so that a component file needs
-only one changed line. All types are immutable; `to_json` and `from_json` are in `job/serial.py`.
+only one changed line. The types are plain dataclasses, which code that uses TorchX copies, pickles
+and changes; a runner works on a copy. `to_json` and `from_json` are in `job/serial.py`.
 """
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from relight.base.text import did_you_mean
+
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-def _nothing() -> Mapping[str, Any]:
-    return NOTHING
 
 
 class RetryPolicy(StrEnum):
@@ -43,7 +44,7 @@ class AppState(IntEnum):
         return self in (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Resource:
     """The resources that one replica needs. -1 means unspecified.
 
@@ -54,20 +55,30 @@ class Resource:
     cpu: int
     gpu: int
     memMB: int  # noqa: N815  # the field's name in TorchX, and of the flag
-    capabilities: Mapping[str, Any] = field(default_factory=_nothing)
-    devices: Mapping[str, int] = field(default_factory=_nothing)
-    tags: Mapping[str, Any] = field(default_factory=_nothing)
+    capabilities: dict[str, Any] = field(default_factory=dict)
+    devices: dict[str, int] = field(default_factory=dict)
+    tags: dict[str, Any] = field(default_factory=dict)
 
     @staticmethod
     def copy(original: "Resource", **capabilities: Any) -> "Resource":
         """Return a copy of `original` with more capabilities."""
-        return replace(original, capabilities={**original.capabilities, **capabilities})
+        return replace(
+            original,
+            capabilities={**original.capabilities, **capabilities},
+            devices={**original.devices},
+            tags={**original.tags},
+        )
 
 
-UNSPECIFIED = Resource(-1, -1, -1)
+def unspecified() -> Resource:
+    """Return the resource of a role that has none."""
+    return Resource(-1, -1, -1)
 
 
-@dataclass(frozen=True)
+UNSPECIFIED = unspecified()
+
+
+@dataclass
 class BindMount:
     """A directory or file of the host."""
 
@@ -76,7 +87,7 @@ class BindMount:
     read_only: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class VolumeMount:
     """A named volume of the scheduler."""
 
@@ -85,7 +96,7 @@ class VolumeMount:
     read_only: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class DeviceMount:
     """A device of the host. `permissions` are letters of `rwm`."""
 
@@ -97,43 +108,109 @@ class DeviceMount:
 Mount = BindMount | VolumeMount | DeviceMount
 
 
-@dataclass(frozen=True)
+@dataclass
+class Workspace:
+    """Local directories and files, each with its directory in the copy; empty for its root."""
+
+    projects: dict[str, str]
+
+    def __bool__(self) -> bool:
+        return bool(self.projects)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.projects.items()))
+
+    def __str__(self) -> str:
+        """Return the workspace in the syntax of `--workspace`."""
+        return ";".join(
+            f"{path}:{below}" if below else path for path, below in self.projects.items()
+        )
+
+
+@dataclass
 class Role:
     """Replicas of one command. A replica is a node (a container, a task of Slurm), not a rank.
 
     `min_replicas` is the least number with which the job may run; None for all. `args` and the
     values of `env` and `metadata` may have macros for values that only the scheduler knows
-    (`job/macros.py`).
+    (`job/macros.py`). `overrides` are functions, by the name of a field: the field has the value
+    that its function returns, which is called when the field is first read.
     """
 
     name: str
     image: str
     min_replicas: int | None = None
     entrypoint: str = "<MISSING>"
-    args: Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=_nothing)
+    args: list[str] = field(default_factory=list)
+    env: dict[str, str] = field(default_factory=dict)
     num_replicas: int = 1
     max_retries: int = 0
     retry_policy: RetryPolicy = RetryPolicy.APPLICATION
-    resource: Resource = UNSPECIFIED
-    port_map: Mapping[str, int] = field(default_factory=_nothing)
-    metadata: Mapping[str, Any] = field(default_factory=_nothing)
-    mounts: Sequence[Mount] = ()
+    resource: Resource = field(default_factory=unspecified)
+    port_map: dict[str, int] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    mounts: list[Mount] = field(default_factory=list)
+    workspace: Workspace | None = None
+    overrides: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.args, str):  # it would become a list of letters
             raise TypeError(f"args of the role {self.name}: expected a list, not {self.args!r}")
-        object.__setattr__(self, "args", tuple(self.args))
-        object.__setattr__(self, "mounts", tuple(self.mounts))
+        self.args = list(self.args)
+        self.mounts = list(self.mounts)
+
+    def __getattribute__(self, name: str) -> Any:
+        own = object.__getattribute__(self, "__dict__")
+        overrides = own.get("overrides")
+        if not overrides or name not in overrides:
+            return object.__getattribute__(self, name)
+        value = _produced(overrides[name])
+        overrides[name] = partial(_same, value)
+        return value
+
+    def pre_proc(self, scheduler: str, dryrun_info: Any) -> Any:  # noqa: ARG002
+        """Return the request of a scheduler; a subclass may change it, as in TorchX."""
+        return dryrun_info
 
 
-@dataclass(frozen=True)
+@dataclass
 class AppDef:
     """A job: its roles run and end together."""
 
     name: str
-    roles: Sequence[Role] = ()
-    metadata: Mapping[str, str] = field(default_factory=_nothing)
+    roles: list[Role] = field(default_factory=list)
+    metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "roles", tuple(self.roles))
+        self.roles = list(self.roles)
+
+    def get_role(self, name: str) -> Role:
+        """Return a role by its name.
+
+        Raises:
+            KeyError: there is none of this name.
+        """
+        for role in self.roles:
+            if role.name == name:
+                return role
+        known = [role.name for role in self.roles]
+        hint = did_you_mean(name, known, f"it has {', '.join(known) or 'no roles'}")
+        raise KeyError(f"the app {self.name} has no role {name}; {hint}")
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _produced(producer: Any) -> Any:
+    if not inspect.isawaitable(producer):
+        return producer()
+    # 30 ms, and only images that are still being built need it.
+    import asyncio
+    from concurrent.futures import ThreadPoolExecutor
+
+    async def wait() -> Any:
+        return await producer
+
+    with ThreadPoolExecutor(1) as thread:  # this one may run a loop already
+        return thread.submit(asyncio.run, wait()).result()

@@ -103,8 +103,8 @@ def with_bundled_launcher(app: AppDef, launcher: str) -> AppDef:
     """Return the app with the value of `--launcher` in its roles, if it is one of this module."""
     if launcher not in (INSTALLED, TRAVELS):
         return app
-    roles = (replace(role, env={**role.env, VARIABLE: launcher}) for role in app.roles)
-    return replace(app, roles=tuple(roles))
+    roles = [replace(role, env={**role.env, VARIABLE: launcher}) for role in app.roles]
+    return replace(app, roles=roles)
 
 
 def needed(role: Role) -> bool:
@@ -123,7 +123,7 @@ def wrapped(role: Role, directory: str) -> Role:
     """
     first = role.env.get(VARIABLE) == TRAVELS
     path = f"{directory}:$PATH" if first else f"$PATH:{directory}"
-    words = ("-c", f'PATH="{path}" exec "$@"', "sh", role.entrypoint, *role.args)
+    words = ["-c", f'PATH="{path}" exec "$@"', "sh", role.entrypoint, *role.args]
     return replace(role, entrypoint="sh", args=words)
 
 

@@ -36,7 +36,7 @@ def substitute(role: Role, values: Mapping[str, str]) -> Role:
     """
     return replace(
         role,
-        args=tuple(text(argument, values) for argument in role.args),
+        args=[text(argument, values) for argument in role.args],
         env={name: text(value, values) for name, value in role.env.items()},
         metadata={name: _inside(value, values) for name, value in role.metadata.items()},
     )

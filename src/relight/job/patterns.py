@@ -64,12 +64,13 @@ def _pattern(text: str) -> Pattern:
     directories_only = text.endswith("/")
     text = text.removesuffix("/")
     whole = "/" in text
-    regex = _regex(text.removeprefix("/"))
+    regex = regex_of(text.removeprefix("/"))
     compiled = None if regex is None else re.compile(regex, re.DOTALL)
     return Pattern(compiled, takes_back, directories_only, whole)
 
 
-def _regex(text: str) -> str | None:
+def regex_of(text: str) -> str | None:
+    """Return the regular expression of a pattern; None if it matches nothing, such as `[`."""
     out = ""
     at = 0
     while at < len(text):

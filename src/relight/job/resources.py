@@ -4,13 +4,12 @@ Memory of `aws_*` is 983 MiB for each published GiB, the part available to a con
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from relight.base.env import Environment, read
 from relight.base.errors import UsageError
 from relight.base.text import closest_match
-from relight.job.app import UNSPECIFIED, Resource
+from relight.job.app import Resource, unspecified
 
 NAME_TAG = "torchx/named_resources.name"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
@@ -228,10 +227,10 @@ def _has_own(env: Environment) -> bool:
 
 def _of_table(name: str) -> Resource:
     if name in _NOT_SAID:
-        return replace(UNSPECIFIED, tags={NAME_TAG: name})
+        return unspecified()
     cpu, gpu, memory, *devices = _TABLE[name]
     kind = {INSTANCE_TYPE: name.removeprefix("aws_")} if name.startswith("aws_") else {}
-    return Resource(cpu, gpu, memory, kind, devices[0] if devices else {}, {NAME_TAG: name})
+    return Resource(cpu, gpu, memory, kind, dict(devices[0]) if devices else {}, {NAME_TAG: name})
 
 
 def _unknown(name: str, known: list[str]) -> UsageError:

@@ -14,6 +14,7 @@ from relight.job.app import (
     RetryPolicy,
     Role,
     VolumeMount,
+    Workspace,
 )
 
 Object = dict[str, Any]
@@ -24,7 +25,7 @@ def to_json(app: AppDef) -> Object:
     return {
         "name": app.name,
         "roles": [_role(role) for role in app.roles],
-        "metadata": dict(app.metadata),
+        "metadata": _plain(app.metadata),
     }
 
 
@@ -40,8 +41,8 @@ def from_json(value: Any) -> AppDef:
         raise _wrong("app.roles", "a list", roles)
     return AppDef(
         name=_text(found, "name", "app"),
-        roles=tuple(_to_role(role, f"app.roles[{number}]") for number, role in enumerate(roles)),
-        metadata=_texts(found.get("metadata", {}), "app.metadata"),
+        roles=[_to_role(role, f"app.roles[{number}]") for number, role in enumerate(roles)],
+        metadata=_object(found.get("metadata", {}), "app.metadata"),
     )
 
 
@@ -68,18 +69,16 @@ def _role(role: Role) -> Object:
         "port_map": dict(role.port_map),
         "metadata": _plain(role.metadata),
         "mounts": [vars(mount).copy() for mount in role.mounts],
-        # Fields of TorchX's roles that are constant here.
-        "workspace": None,
-        "overrides": {},
+        "workspace": role.workspace and {"projects": dict(role.workspace.projects)},
+        "overrides": {},  # each field has its value already
     }
 
 
 def _to_role(value: Any, where: str) -> Role:
-    known = {field.name for field in fields(Role)}
-    found = _object(value, where, known | {"workspace", "overrides"})
-    given = {name: found[name] for name in known & set(found)}
+    given = dict(_object(value, where, {field.name for field in fields(Role)}))
+    given.pop("overrides", None)
     for name in ("name", "image"):
-        _text(found, name, where)
+        _text(given, name, where)
     for name in ("num_replicas", "max_retries"):
         if name in given and not _is_number(given[name]):
             raise _wrong(f"{where}.{name}", "a number", given[name])
@@ -93,16 +92,17 @@ def _to_role(value: Any, where: str) -> Role:
         raise _wrong(f"{where}.retry_policy", " or ".join(RetryPolicy.__members__), policy)
     resource = {"cpu": -1, "gpu": -1, "memMB": -1}
     given |= {
-        "args": tuple(args),
+        "args": args,
         "env": _texts(given.get("env", {}), f"{where}.env"),
         "retry_policy": RetryPolicy[policy],
         "resource": _to_resource(given.get("resource", resource), f"{where}.resource"),
         "port_map": _object(given.get("port_map", {}), f"{where}.port_map"),
         "metadata": _object(given.get("metadata", {}), f"{where}.metadata"),
-        "mounts": tuple(
+        "mounts": [
             _to_mount(mount, f"{where}.mounts[{number}]")
             for number, mount in enumerate(given.get("mounts", []))
-        ),
+        ],
+        "workspace": _to_workspace(given.get("workspace"), f"{where}.workspace"),
     }
     return Role(**given)
 
@@ -113,6 +113,13 @@ def _to_resource(value: Any, where: str) -> Resource:
         if not _is_number(found.get(name)):
             raise _wrong(f"{where}.{name}", "a number", found.get(name))
     return Resource(**found)
+
+
+def _to_workspace(value: Any, where: str) -> Workspace | None:
+    if value is None:
+        return None
+    found = _object(value, where, {"projects"})
+    return Workspace(_texts(found.get("projects", {}), f"{where}.projects"))
 
 
 def _to_mount(value: Any, where: str) -> Mount:

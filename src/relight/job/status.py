@@ -1,8 +1,12 @@
-"""The status of a job, and of each of its replicas."""
+"""The status of a job, and of each of its replicas.
+
+Properties that repeat a field have TorchX's names (nightly 2026-10).
+"""
 
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from relight.base.errors import RelightError
 from relight.core.status.goodput import Account
 from relight.core.status.snapshot import RankUse
 from relight.job.app import AppState
@@ -27,6 +31,23 @@ class ReplicaStatus(NamedTuple):
     last_line: str = ""
     use: RankUse | None = None
 
+    @property
+    def id(self) -> int:
+        """`replica`."""
+        return self.replica
+
+    @property
+    def hostname(self) -> str:
+        """`host`."""
+        return self.host
+
+
+class RoleStatus(NamedTuple):
+    """The replicas of one role."""
+
+    role: str
+    replicas: list[ReplicaStatus]
+
 
 class AppStatus(NamedTuple):
     """A job. It has failed when one replica has failed, and is over when all are; `restarts` is
@@ -41,12 +62,58 @@ class AppStatus(NamedTuple):
     account: Account | None = None
 
     @property
+    def msg(self) -> str:
+        """`message`."""
+        return self.message
+
+    @property
+    def num_restarts(self) -> int:
+        """`restarts`, 0 if unknown."""
+        return self.restarts or 0
+
+    @property
+    def ui_url(self) -> str | None:
+        """`url`."""
+        return self.url or None
+
+    @property
+    def roles(self) -> list[RoleStatus]:
+        """`replicas`, by role."""
+        found: dict[str, list[ReplicaStatus]] = {}
+        for each in self.replicas:
+            found.setdefault(each.role, []).append(each)
+        return [RoleStatus(*each) for each in found.items()]
+
+    def is_terminal(self) -> bool:
+        """Return whether the state is final."""
+        return self.state.is_over
+
+    def raise_for_status(self) -> None:
+        """Do nothing if the job has succeeded.
+
+        Raises:
+            AppStatusError: it has not, or not yet.
+        """
+        if self.state is not AppState.SUCCEEDED:
+            raise AppStatusError(self)
+
+    @property
     def exitcode(self) -> int:
         """The exit code that a command waiting for the job ends with."""
         if self.state is AppState.SUCCEEDED:
             return 0
         failed = [r.exitcode for r in by_cause(self.replicas) if r.exitcode]
         return (failed[0] if failed[0] > 0 else 128 - failed[0]) if failed else 1
+
+
+class AppStatusError(RelightError):
+    """A job that had to succeed has not; `status` is its status."""
+
+    def __init__(self, status: AppStatus) -> None:
+        why = f": {status.message}" if status.message else ""
+        super().__init__(f"the job is {status.state.name}{why}")
+        self.status = status
+        self.exit_code = status.exitcode
 
 
 def by_cause(replicas: Iterable[ReplicaStatus]) -> list[ReplicaStatus]:

@@ -1,14 +1,17 @@
 """Further names of TorchX's specs, so that files that use them need only one changed line."""
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from relight.job import handles
-from relight.job.app import AppState, Resource
+from relight.job.app import NOTHING, AppDef, AppState, Resource
 from relight.job.lookup import find_job
 from relight.job.resources import named_resources
 
+ALL = "all"
 MISSING = "<MISSING>"
 NONE = "<NONE>"
+UNKNOWN = "<UNKNOWN>"
 AppHandle = str
 CfgVal = Any
 ReplicaState = AppState
@@ -20,6 +23,26 @@ class ParsedAppHandle(NamedTuple):
     scheduler_backend: str
     session_name: str
     app_id: str
+
+
+class AppDryRunInfo:
+    """What `Role.pre_proc` is given: the request as the scheduler has rendered it, a dict that it
+    may change, and the app and the options from which it is made.
+    """
+
+    def __init__(
+        self,
+        request: Any,
+        fmt: Callable[[Any], str] = str,
+        *,
+        app: AppDef | None = None,
+        cfg: Mapping[str, CfgVal] = NOTHING,
+    ) -> None:
+        self.request, self.app, self.cfg = request, app, cfg
+        self._format = fmt
+
+    def __repr__(self) -> str:
+        return self._format(self.request)
 
 
 def make_app_handle(scheduler_backend: str, session_name: str, app_id: str) -> AppHandle:

@@ -1,11 +1,13 @@
 """The workspace of a job: which files of the working directory are copied, and its git state.
 
 Files listed in `.relightignore` are not copied or, if it does not exist, those in `.torchxignore`
-or `.dockerignore`: in the syntax of .gitignore (`patterns`), or TorchX's own (`torchxignore`).
+or `.dockerignore`: in the syntax of .gitignore (`patterns`), of TorchX (`torchxignore`) or of
+Docker (`dockerignore`).
 `.git`, `.venv` and `__pycache__` are not copied either, unless that file includes them with `!`.
 
 A workspace is one directory or several, each with its target directory in the copy, in TorchX's
-syntax: `a;b:sub`, or `{a: , b: sub}`.
+syntax: `a;b:sub`, or `{a: , b: sub}`, or a line `b: sub` for each. A file may take the place of a
+directory; its target is its path in the copy, or a directory if that ends with a slash.
 """
 
 import io
@@ -18,10 +20,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from relight.base.errors import MachineError, UsageError
-from relight.job import patterns, records, torchxignore
+from relight.job import dockerignore, patterns, records, torchxignore
 from relight.job.app import NOTHING
 
-IGNORE_FILES = (".relightignore", ".torchxignore", ".dockerignore")
 IGNORED_BY_DEFAULT = (".git", ".venv/", "__pycache__/")
 GIT_LIMIT_S = 2.0
 IsIgnored = Callable[[str, bool], bool]
@@ -37,7 +38,9 @@ class Entry(NamedTuple):
 
 
 class Project(NamedTuple):
-    """One directory of a workspace, and its target directory in the copy; empty for the root."""
+    """One directory of a workspace, and its target directory in the copy, empty for the root; or
+    one file, and its path in the copy.
+    """
 
     directory: str
     below: str
@@ -52,8 +55,10 @@ def projects(text: str) -> list[Project]:
     found = []
     for path, below in _pairs(text):
         folder = os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
-        if not os.path.isdir(folder):
+        if not os.path.isdir(folder) and not os.path.isfile(folder):
             raise UsageError(f"the workspace {path} is not a directory")
+        if os.path.isfile(folder) and (not below or below.endswith("/")):
+            below += os.path.basename(folder)
         inside = os.path.normpath(below) if below else ""
         if os.path.isabs(inside) or inside.split("/")[0] == "..":
             raise UsageError(f"the workspace {path}:{below} would be outside of the copy")
@@ -76,6 +81,8 @@ def find(text: str, path: str) -> str | None:
     """Return the present path of the file with this path in the copy; None if it does not exist."""
     for folder, below in reversed(projects(text)):
         inside = os.path.relpath(path, below) if below else path
+        if inside == "." and os.path.isfile(folder):
+            return folder
         if not inside.startswith("..") and os.path.exists(os.path.join(folder, inside)):
             return os.path.join(folder, inside)
     return None
@@ -83,16 +90,21 @@ def find(text: str, path: str) -> str | None:
 
 def _pairs(text: str) -> list[tuple[str, str]]:
     plain = text.removeprefix("file://")
-    if os.path.isdir(os.path.expanduser(plain)) or not any(mark in plain for mark in ";:{"):
+    if os.path.exists(os.path.expanduser(plain)) or not any(mark in plain for mark in ";:{\n"):
         return [(plain, "")]
+    text = text.strip()
     if text.startswith("{") and text.endswith("}"):  # the mapping of YAML that TorchX reads
         parts = [part.partition(": " if ": " in part else ":") for part in text[1:-1].split(",")]
+    elif "\n" in text:  # the same, in lines
+        lines = [line.partition(" #")[0].strip() for line in text.split("\n")]
+        parts = [line.rpartition(": " if ": " in line else ":") for line in lines if line]
+        parts = [each if each[1] else (each[2], "", "") for each in parts]
     else:
         parts = [
             (part, "", "") if part.startswith("file://") else part.partition(":")
             for part in text.split(";")
         ]
-    found = [(name.strip(" '\""), below.strip(" '\"")) for name, _, below in parts]
+    found = [(name.strip(" \n'\""), below.strip(" \n'\"")) for name, _, below in parts]
     return [(name, below) for name, below in found if name]
 
 
@@ -110,8 +122,14 @@ def entries(source: str) -> Iterator[Entry]:
     own = [_file(each) for each in (state, jobs, os.path.join(state, "token"))]
     for folder, below in projects(source):
         parts = below.split("/") if below else []
+        if os.path.isfile(folder):
+            *parts, _ = parts
+        parent = os.path.dirname(folder) if os.path.isfile(folder) else folder
         for depth in range(len(parts)):
-            yield Entry("/".join(parts[: depth + 1]), os.stat(folder), folder)
+            yield Entry("/".join(parts[: depth + 1]), os.stat(parent), parent)
+        if parent != folder:
+            yield Entry(below, os.stat(folder), folder)
+            continue
         for path, status, here in _below(folder, "", _ignored_below(folder), own):
             yield Entry(os.path.join(below, path), status, here)
 
@@ -209,7 +227,7 @@ def git_state(path: str) -> dict[str, Any]:
 
 
 def _ignored_below(source: str) -> IsIgnored:
-    for name in IGNORE_FILES:
+    for name in _RULES:
         path = os.path.join(source, name)
         try:
             with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -218,7 +236,7 @@ def _ignored_below(source: str) -> IsIgnored:
             continue
         except OSError as error:
             raise _unreadable(source, error) from None
-        return _of_torchx(lines) if name == ".torchxignore" else _of_git(lines)
+        return _RULES[name](lines)
     return _of_git(())
 
 
@@ -228,13 +246,30 @@ def _of_git(lines: Sequence[str]) -> IsIgnored:
 
 
 def _of_torchx(lines: Sequence[str]) -> IsIgnored:
-    rules, usual = torchxignore.parse(lines), _of_git(())
+    rules = torchxignore.parse(lines)
+    return _or_usual(lambda path, _: torchxignore.verdict(rules, path))
+
+
+def _of_docker(lines: Sequence[str]) -> IsIgnored:
+    rules = dockerignore.parse(lines)
+    return _or_usual(lambda path, is_directory: dockerignore.verdict(rules, path, is_directory))
+
+
+def _or_usual(verdict: Callable[[str, bool], bool | None]) -> IsIgnored:
+    usual = _of_git(())
 
     def is_ignored(path: str, is_directory: bool) -> bool:
-        found = torchxignore.verdict(rules, path)
+        found = verdict(path, is_directory)
         return usual(path, is_directory) if found is None else found
 
     return is_ignored
+
+
+_RULES: Mapping[str, Callable[[Sequence[str]], IsIgnored]] = {
+    ".relightignore": _of_git,
+    ".torchxignore": _of_torchx,
+    ".dockerignore": _of_docker,
+}
 
 
 def _file(path: str) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ The file's path is in TORCHELASTIC_ERROR_FILE; its format is that of torch 2.13
 import json
 import os
 import time
+from datetime import datetime
 
 from relight.core.diagnosis.failure_text import what_happened
 from relight.core.diagnosis.traceback_lines import clean
@@ -63,7 +64,7 @@ def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
                 "message": _message(failure),
                 "extraInfo": {
                     "py_callstack": "\n".join(failure.report.lines) if failure.report else "",
-                    "timestamp": str(int(time.time())),
+                    "timestamp": str(_second_of(failure)),
                 },
             }
         }
@@ -74,6 +75,16 @@ def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
         record["headline"] = headline
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     files.replace(path, json.dumps(record), 0o666)
+
+
+def _second_of(failure: Failure) -> int:
+    """Return when a worker failed: of several files, torch and TorchX take the earliest for the
+    cause.
+    """
+    try:
+        return int(datetime.strptime(failure.when, "%Y-%m-%d %H:%M:%S%z").timestamp())
+    except (ValueError, OverflowError):
+        return int(time.time())
 
 
 def _message(failure: Failure) -> str:

@@ -5,6 +5,7 @@ RELIGHT_REPLICA_ID, which TorchX does not have, is the number of an agent's repl
 """
 
 import os
+import re
 from dataclasses import replace
 
 from relight.base.env import Environment
@@ -17,6 +18,7 @@ from relight.runner.settings import ConfigFile
 TORCHX_SESSION = "torchx"
 """The session in TORCHX_JOB_ID where relight's handles have their own default."""
 _session_id = ""
+_FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")
 
 
 def with_job_env(
@@ -60,7 +62,7 @@ def with_job_env(
         ours["RELIGHT_JOB_ID"] = f"{scheduler}://{session}/{macros.app_id}"
         ours["RELIGHT_REPLICA_ID"] = macros.replica_id  # nodes are numbered as replicas are
         roles.append(replace(role, env={**variables, **ours}))
-    return replace(app, roles=tuple(roles))
+    return replace(app, roles=roles)
 
 
 def _own_session() -> str:
@@ -82,11 +84,12 @@ def trackers(env: Environment, settings: ConfigFile) -> dict[str, str]:
         return {}
     found = {"TORCHX_TRACKERS": ",".join(names)}
     for name in names:
-        if not name.isidentifier():
-            raise UsageError(f"{where} has a tracker named {name!r}: expected a word")
         variable = f"TORCHX_TRACKER_{name.upper()}_CONFIG"
         config = settings.section(f"tracker:{name}").get("config", "")
         config = env.variables.get(variable, config)
+        if not name.isidentifier() and (config or not _FUNCTION.fullmatch(name)):
+            what = "a word, or module:function without config"
+            raise UsageError(f"{where} has a tracker named {name!r}: expected {what}")
         if config:
             found[variable] = config
     return found

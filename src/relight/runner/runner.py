@@ -7,10 +7,13 @@
 All errors for the user are RelightErrors: one line and a hint.
 """
 
+import json
 import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -20,10 +23,11 @@ from relight.base.env import Environment
 from relight.base.errors import MachineError, RelightError, UsageError
 from relight.base.text import did_you_mean
 from relight.job import components, handles, launcher_file, serial
-from relight.job.app import AppDef, AppState
+from relight.job.app import AppDef, AppState, Role, Workspace
 from relight.job.components import arguments, loading
 from relight.job.handles import SESSION, Handle
 from relight.job.lookup import find_job
+from relight.job.torchx_names import AppDryRunInfo
 from relight.runner import options, settings
 from relight.runner.job_env import with_job_env
 from relight.runner.plugin_guard import guarded
@@ -31,7 +35,7 @@ from relight.runner.prepared import Prepared
 from relight.runner.settings import ConfigFile
 from relight.runner.validation import missing_script, validate
 from relight.schedulers import registry
-from relight.schedulers.api import AppStatus, LogQuery, Scheduler
+from relight.schedulers.api import AppStatus, LogQuery, Request, Scheduler
 
 if TYPE_CHECKING:
     from datetime import datetime  # 1 ms, and only logs need it
@@ -115,7 +119,7 @@ class Runner:
         *,
         scheduler: str = "",
         cfg: Mapping[str, Any] | str = "",
-        workspace: str = "",
+        workspace: str | Workspace = "",
         parent_run_id: str = "",
         launcher: str = components.AUTO,
     ) -> Prepared:
@@ -126,7 +130,8 @@ class Runner:
             args: the component's arguments: words of a command line, or values by name.
             scheduler: its name, or `auto`; if empty, that of the settings, or `local`.
             cfg: the scheduler's options, by name or as `k=v,k2=v2`.
-            workspace: a directory that is copied for the job, if the scheduler supports it.
+            workspace: a directory that is copied for the job, if the scheduler supports it; by
+                default that of the roles.
             parent_run_id: the id of the run that this one is part of, for trackers.
             launcher: one of `components.LAUNCHERS`. torchrun is for built-in components.
 
@@ -146,12 +151,14 @@ class Runner:
             )
         name = self.scheduler_name(scheduler)
         found = self.scheduler(name)
-        values, notes = self._cfg(name, found, cfg, workspace)
         words: tuple[str, ...] = ()
         script = ""
         if isinstance(app, str):
             words = (app, *(args if not isinstance(args, Mapping) else map(str, args.values())))
             app, script = self._component(app, args, launcher)
+        app = _own_copy(app)
+        workspace = str(workspace) or _workspace_of(app)
+        values, notes = self._cfg(name, found, cfg, workspace)
         app = launcher_file.with_bundled_launcher(app, launcher)
         app = with_job_env(
             validate(app), name, self.session, parent_run_id, self.env, self.settings
@@ -159,7 +166,7 @@ class Runner:
         from relight.job.records import new_id
 
         app_id = new_id(app.name)
-        request = found.render(app, values, app_id)
+        request = _as_the_roles_want(found.render(app, values, app_id))
         return Prepared(
             scheduler=name,
             session=self.session,
@@ -179,7 +186,7 @@ class Runner:
         *,
         scheduler: str = "",
         cfg: Mapping[str, Any] | str = "",
-        workspace: str = "",
+        workspace: str | Workspace = "",
         parent_run_id: str = "",
         launcher: str = components.AUTO,
     ) -> str:
@@ -457,6 +464,17 @@ class Runner:
             return {"handle": str(job), "state": found.state.name, "app": None, **known}
         return {**record, "state": submitted.state_now(self.scheduler, record).name}
 
+    def describe_native(self, handle: str | Handle) -> Any:
+        """Return what the scheduler itself keeps of a job, such as its objects on Kubernetes; None
+        if it keeps nothing more.
+
+        Raises:
+            UsageError: the job does not exist.
+        """
+        job = _parsed(handle)
+        native = getattr(self.scheduler(job.scheduler), "native", None)
+        return None if native is None else native(job.app_id)
+
     def _cfg_of_settings(self, name: str) -> dict[str, Any]:
         found = self.scheduler(name)
         optional = [each._replace(required=False) for each in found.options]
@@ -522,6 +540,41 @@ def compiled(regex: str) -> "re.Pattern[str] | None":
         return re.compile(regex) if regex else None
     except re.error as error:
         raise UsageError(f"--regex={regex}: {error}") from None
+
+
+def _own_copy(app: AppDef) -> AppDef:
+    """Return a copy that changes of the app do not reach; its overrides have their values."""
+    if not all(isinstance(role, Role) for role in app.roles):
+        return app  # `validate` refuses it
+    fixed = [replace(role, overrides={}) for role in app.roles]
+    return deepcopy(replace(app, roles=fixed))
+
+
+def _workspace_of(app: AppDef) -> str:
+    """Return the workspace that roles name, if they do.
+
+    Raises:
+        UsageError: they name different ones.
+    """
+    found = {str(role.workspace): role.name for role in app.roles if role.workspace}
+    if len(found) > 1:
+        raise UsageError(
+            f"the roles {' and '.join(found.values())} have different workspaces",
+            hint="all roles run in one; a Workspace can have several directories",
+        )
+    return next(iter(found), "")
+
+
+def _as_the_roles_want(request: Request) -> Request:
+    """Return a request with what the roles' own `pre_proc` make of it."""
+    for role in request.app.roles:
+        if type(role).pre_proc is Role.pre_proc:
+            continue
+        info = AppDryRunInfo(deepcopy(request.body), json.dumps, app=request.app, cfg=request.cfg)
+        body = role.pre_proc(request.scheduler, info).request
+        if body != request.body:
+            request = request._replace(body=body, text=json.dumps(body, indent=2))
+    return request
 
 
 def _parsed(handle: str | Handle) -> Handle:

@@ -184,6 +184,7 @@ def _record(job: "Prepared", env: Environment) -> Record:
 
     app_id = job.request.app_id or job.app_id
     folder = projects(job.workspace)[0].directory if job.workspace else os.getcwd()
+    folder = folder if os.path.isdir(folder) else os.path.dirname(folder)
     return {
         "id": job.app_id,
         "app_id": app_id,
@@ -247,10 +248,10 @@ def redact_app(app: AppDef) -> AppDef:
     roles = [
         replace(
             role,
-            args=tuple(redaction.redact_argv(role.args)),
+            args=redaction.redact_argv(role.args),
             env=redaction.redact_env(role.env),
             metadata=redaction.redact_value(role.metadata),
         )
         for role in app.roles
     ]
-    return replace(app, roles=tuple(roles), metadata=redaction.redact_value(app.metadata))
+    return replace(app, roles=roles, metadata=redaction.redact_value(app.metadata))

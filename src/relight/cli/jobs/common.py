@@ -106,7 +106,9 @@ def shown_time(text: str) -> str:
 
 
 def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
-    """Return a status as the JSON that `relight status --json` prints."""
+    """Return a status as the JSON that `relight status --json` and `submit --json` print. Keys are
+    only ever added; those of TorchX (nightly 2026.10.26) are among them.
+    """
     roles: dict[str, list[dict[str, Any]]] = {}
     for each in found.replicas:
         roles.setdefault(each.role, []).append(
@@ -129,8 +131,10 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
         "exitcode": found.exitcode if found.state.is_over else None,
         "num_restarts": found.restarts,
         "msg": found.message,
+        "structured_error_msg": next((each.error for each in found.replicas if each.error), None),
         "roles": [{"role": role, "replicas": replicas} for role, replicas in roles.items()],
         "ui_url": found.url,
+        "url": found.url,
         "goodput": plain(found.account) if found.account is not None else None,
     }
 

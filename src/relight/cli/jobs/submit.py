@@ -182,7 +182,7 @@ def _flag(name: str) -> Flag | None:
 
 
 def _check_only_stdin(words: list[str], rest: list[str]) -> None:
-    beside = ("--stdin", "--dryrun", "--json", "--launcher")
+    beside = ("--stdin", "--dryrun", "--json", "--launcher", "--scheduler")
     wrong = [word for word in words if word.partition("=")[0] not in beside] + rest
     if wrong:
         raise UsageError(f"--stdin reads all of this: {wrong[0]} can't be given with it")
@@ -204,6 +204,8 @@ def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
             raise UsageError(f"--stdin: there is no key {key}", hint=hint)
         if not isinstance(value, _STDIN[key]):
             raise UsageError(f"--stdin: {key} must be a {_STDIN[key].__name__}, not {value!r}")
+    if values["scheduler"]:  # --scheduler takes precedence
+        found["scheduler"] = values["scheduler"]
     for key in _NEEDED:
         if key not in found:
             raise UsageError(f"--stdin: {key} is missing", hint=f"needed: {', '.join(_NEEDED)}")

@@ -87,7 +87,7 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
         try:
             kind, flags = _kind(hints[each])
         except ValueError as error:
-            if parameter.default is parameter.empty or not isinstance(hints[each], type):
+            if parameter.default is parameter.empty or not _is_class(hints[each]):
                 raise _wrong(target, each, f"the parameter {each} of {name}: {error}") from None
             parameters.append(Parameter(each, ParameterKind(str), False, parameter.default, "", ()))
             continue
@@ -310,6 +310,14 @@ def _hints(target: Callable[..., Any], signature: inspect.Signature) -> Mapping[
         return get_type_hints(target, include_extras=True)
     except NameError as error:
         raise _wrong(target, "", f"a type of {target.__qualname__}: {error}") from None
+
+
+def _is_class(annotation: Any) -> bool:
+    """Return whether a type is a class, or Optional of one."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        inner = [each for each in get_args(annotation) if each is not type(None)]
+        return len(inner) == 1 and isinstance(inner[0], type)
+    return isinstance(annotation, type)
 
 
 def _kind(annotation: Any) -> tuple[ParameterKind, tuple[str, ...]]:

@@ -269,12 +269,12 @@ def _app(
         image=image,
         min_replicas=size.nodes.min_nodes,
         entrypoint="bash",
-        args=("-c", " ".join([program, *words])),
+        args=["-c", " ".join([program, *words])],
         env=variables,
         num_replicas=size.nodes.max_nodes,
         max_retries=max_retries,
         resource=resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
         port_map={"c10d": rdzv_port},
-        mounts=tuple(parse_mounts(mounts or [])),
+        mounts=parse_mounts(mounts or []),
     )
-    return AppDef(named.run, (role,), metadata or {})
+    return AppDef(named.run, [role], metadata or {})

@@ -12,6 +12,7 @@ from relight.job.app import (
     RetryPolicy,
     Role,
     VolumeMount,
+    Workspace,
 )
 
 
@@ -29,7 +30,7 @@ def to_app(found: Any, component: str) -> AppDef:
             hint="a component returns relight.job.AppDef",
         )
     try:
-        roles = tuple(_role(role) for role in found.roles)
+        roles = [_role(role) for role in found.roles]
         return AppDef(str(found.name), roles, dict(found.metadata or {}))
     except (AttributeError, TypeError, ValueError, KeyError) as error:
         raise UsageError(f"{component} returned an AppDef that can't be used: {error}") from None
@@ -38,14 +39,12 @@ def to_app(found: Any, component: str) -> AppDef:
 def _role(role: Any) -> Role:
     if isinstance(role.args, str):
         raise TypeError(f"args of the role {role.name}: expected a list, not {role.args!r}")
-    if getattr(role, "workspace", None):
-        raise ValueError(f"the role {role.name} has a workspace; --workspace says one for the job")
     return Role(
         name=str(role.name),
         image=str(role.image),
         min_replicas=role.min_replicas,
         entrypoint=str(role.entrypoint),
-        args=tuple(str(word) for word in role.args),
+        args=[str(word) for word in role.args],
         env={str(name): str(value) for name, value in role.env.items()},
         num_replicas=int(role.num_replicas),
         max_retries=int(role.max_retries),
@@ -53,7 +52,8 @@ def _role(role: Any) -> Role:
         resource=_resource(role.resource),
         port_map=dict(role.port_map),
         metadata=dict(role.metadata),
-        mounts=tuple(_mount(mount) for mount in role.mounts),
+        mounts=[_mount(mount) for mount in role.mounts],
+        workspace=_workspace(role),
     )
 
 
@@ -64,6 +64,11 @@ def _policy(role: Any) -> RetryPolicy:
         known = ", ".join(RetryPolicy.__members__)
         raise ValueError(f"the role {role.name} has the retry policy {name}; there are {known}")
     return RetryPolicy[name]
+
+
+def _workspace(role: Any) -> Workspace | None:
+    found = getattr(role, "workspace", None)
+    return Workspace(dict(found.projects)) if found else None
 
 
 def _resource(resource: Any) -> Resource:

@@ -4,13 +4,12 @@ import shlex
 
 from relight.base.env import read
 from relight.base.errors import UsageError
-from relight.job.app import AppDef, Resource, Role
+from relight.job.app import AppDef, Role
 from relight.job.components import IMAGE, TORCHRUN, launcher
 from relight.job.components.nodes import refuse_script
 from relight.job.mounts import parse_mounts
 from relight.job.resources import resource
 
-_SMALL = Resource(cpu=1, gpu=0, memMB=1024)
 _NO_IMAGE = "<NONE>"
 # Where the programs of `copy` and `booth` are, with relight in the image or with torchx.
 _OURS, _OF_TORCHX = "relight.job.apps.{}", "torchx.apps.utils.{}_main"
@@ -28,11 +27,11 @@ def echo(msg: str = "hello world", image: str = IMAGE, num_replicas: int = 1) ->
         name="echo",
         image=image,
         entrypoint="echo",
-        args=(msg,),
+        args=[msg],
         num_replicas=num_replicas,
-        resource=_SMALL,
+        resource=resource(cpu=1),
     )
-    return AppDef("echo", (role,))
+    return AppDef("echo", [role])
 
 
 def touch(file: str, image: str = IMAGE) -> AppDef:
@@ -42,8 +41,10 @@ def touch(file: str, image: str = IMAGE) -> AppDef:
         file: its path
         image: image of the container, for schedulers that have images
     """
-    role = Role(name="touch", image=image, entrypoint="touch", args=(file,), resource=_SMALL)
-    return AppDef("touch", (role,))
+    role = Role(
+        name="touch", image=image, entrypoint="touch", args=[file], resource=resource(cpu=1)
+    )
+    return AppDef("touch", [role])
 
 
 def sh(
@@ -80,14 +81,14 @@ def sh(
         name="sh",
         image=image,
         entrypoint=entrypoint or "sh",
-        args=args if entrypoint else ("-c", shlex.join(args)),
+        args=list(args) if entrypoint else ["-c", shlex.join(args)],
         env={"LOGLEVEL": read().get("LOGLEVEL", "WARNING"), **(env or {})},
         num_replicas=num_replicas,
         max_retries=max_retries,
         resource=resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
-        mounts=tuple(parse_mounts(mounts or [])),
+        mounts=parse_mounts(mounts or []),
     )
-    return AppDef("sh", (role,))
+    return AppDef("sh", [role])
 
 
 def python(
@@ -134,13 +135,13 @@ def python(
         name="python",
         image=image,
         entrypoint="python",
-        args=(*map(str, program), *args),
+        args=[*map(str, program), *args],
         env={"HYDRA_MAIN_MODULE": m} if m is not None else {},
         num_replicas=num_replicas,
         resource=resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
-        mounts=tuple(parse_mounts(mounts or [])),
+        mounts=parse_mounts(mounts or []),
     )
-    return AppDef(name, (role,))
+    return AppDef(name, [role])
 
 
 def binary(
@@ -169,11 +170,11 @@ def binary(
         name="binary",
         image=_NO_IMAGE,
         entrypoint=entrypoint,
-        args=args,
+        args=list(args),
         num_replicas=num_replicas,
         resource=resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
     )
-    return AppDef(name, (role,))
+    return AppDef(name, [role])
 
 
 def copy(src: str, dst: str, image: str = IMAGE, mounts: list[str] | None = None) -> AppDef:
@@ -189,11 +190,11 @@ def copy(src: str, dst: str, image: str = IMAGE, mounts: list[str] | None = None
         name="torchx-utils-copy",
         image=image,
         entrypoint="python",
-        args=("-m", _app("copy"), "--src", src, "--dst", dst),
-        resource=_SMALL,
-        mounts=tuple(parse_mounts(mounts or [])),
+        args=["-m", _app("copy"), "--src", src, "--dst", dst],
+        resource=resource(cpu=1),
+        mounts=parse_mounts(mounts or []),
     )
-    return AppDef("torchx-utils-copy", (role,))
+    return AppDef("torchx-utils-copy", [role])
 
 
 def booth(
@@ -216,14 +217,14 @@ def booth(
         name="torchx-utils-booth",
         image=image,
         entrypoint="python",
-        args=(
+        args=[
             *("-m", _app("booth")),
             *("--x1", str(x1), "--x2", str(x2)),
             *("--trial_idx", str(trial_idx), "--tracker_base", tracker_base),
-        ),
-        resource=_SMALL,
+        ],
+        resource=resource(cpu=1),
     )
-    return AppDef("torchx-utils-booth", (role,))
+    return AppDef("torchx-utils-booth", [role])
 
 
 def _app(name: str) -> str:

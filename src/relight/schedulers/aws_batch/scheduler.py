@@ -407,15 +407,15 @@ def _times(query: LogQuery) -> dict[str, int]:
 def _without_secrets(app: AppDef) -> AppDef:
     """Return the app with hidden values, as it is shown."""
     env = {request.TOKEN: redaction.HIDDEN}
-    roles = (
+    roles = [
         replace(
             role,
             args=redaction.redact_argv(role.args),
             env={**env, **redaction.redact_env(dict(role.env))},
         )
         for role in app.roles
-    )
-    return replace(app, roles=tuple(roles))
+    ]
+    return replace(app, roles=roles)
 
 
 def _text(body: Mapping[str, Any]) -> str:

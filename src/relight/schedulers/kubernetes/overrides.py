@@ -1,4 +1,5 @@
-"""The user's own part of each pod: a YAML or JSON file that is merged into the template.
+"""The user's own part of each pod, which is merged into the template: a YAML or JSON file (`-cfg
+pods=FILE`), and TorchX's overlays in the metadata `kubernetes` (`job/overlays.py`).
 
     spec:
       hostNetwork: true
@@ -7,7 +8,7 @@
           volumeMounts: [{name: scratch, mountPath: /scratch}]
       volumes: [{name: scratch, emptyDir: {}}]
 
-It is merged as by `kubectl patch`: mappings by their keys, lists of containers, volumes and
+The file is merged as by `kubectl patch`: mappings by their keys, lists of containers, volumes and
 variables by `name`, mounts by `mountPath`. Other lists replace those of relight; `null` removes.
 """
 
@@ -16,11 +17,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from relight.base.errors import UsageError
+from relight.job import overlays
+from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import cluster
 
 _KEYS = {"volumeMounts": "mountPath", "ports": "containerPort", "hostAliases": "ip"}
 """By what the entries of a list are told apart, where that is not their name."""
 _PARTS = ("metadata", "spec", "apiVersion", "kind")
+_NAMESPACE, _POD = "kubernetes", "V1Pod"
 
 
 def read(path: str) -> dict[str, Any]:
@@ -29,30 +33,64 @@ def read(path: str) -> dict[str, Any]:
     Raises:
         UsageError: it can't be read, or is no part of a pod.
     """
+    what = f"-cfg pods={path}"
+    return _checked(_loaded(path, what), what)
+
+
+def overlay(of: AppDef | Role) -> dict[str, Any]:
+    """Return the overlay of the pods of an app or a role; the metadata is a dict, or a file's path,
+    which may begin with `file://`.
+
+    Raises:
+        UsageError: it can't be read, or is no part of a pod.
+    """
+    found = of.metadata.get(_NAMESPACE)
+    if not found:
+        return {}
+    what = f"the metadata {_NAMESPACE} of {of.name}"
+    if isinstance(found, str):
+        what = f"{what}, {found}"
+        found = _loaded(found.removeprefix("file://"), what)
+    return _checked(overlays.of_kind(found, _POD, what), what)
+
+
+def _loaded(path: str, what: str) -> Any:
     try:
         with open(path) as file:
-            found = cluster.yaml().safe_load(file)
+            return cluster.yaml().load(file, _loader())
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
-        raise UsageError(f"-cfg pods={path}: {why}", hint="the path of a YAML file") from None
+        raise UsageError(f"{what}: {why}", hint="the path of a YAML file") from None
     except cluster.yaml().YAMLError as error:
         why = " ".join(str(error).split())
-        raise UsageError(f"-cfg pods={path} is no YAML: {why}") from None
+        raise UsageError(f"{what} is no YAML: {why}") from None
+
+
+def _loader() -> Any:
+    """Return YAML's safe loader, with the tuples that TorchX's overlays may have."""
+
+    class Loader(cluster.yaml().SafeLoader):  # type: ignore[misc]
+        pass
+
+    Loader.add_constructor(
+        "tag:yaml.org,2002:python/tuple",
+        lambda loader, node: tuple(loader.construct_sequence(node, deep=True)),
+    )
+    return Loader
+
+
+def _checked(found: Any, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise UsageError(
-            f"-cfg pods={path}: expected a mapping, as of a pod", hint="metadata: and spec:"
-        )
-    unknown = [str(name) for name in found if name not in _PARTS]
+        raise UsageError(f"{what}: expected a mapping, as of a pod", hint="metadata: and spec:")
+    unknown = [str(name) for name in found if overlays.field_of(str(name)) not in _PARTS]
     if unknown or found.get("kind", "Pod") != "Pod":
-        what = ", ".join(unknown) or f"kind {found['kind']}"
-        raise UsageError(
-            f"-cfg pods={path}: {what} is no part of a pod", hint="metadata: and spec:"
-        )
-    parts = {name: found[name] for name in ("metadata", "spec") if name in found}
+        wrong = ", ".join(unknown) or f"kind {found['kind']}"
+        raise UsageError(f"{what}: {wrong} is no part of a pod", hint="metadata: and spec:")
+    parts = {name: found[name] for name in found if name not in ("apiVersion", "kind")}
     try:
         json.dumps(parts)
     except TypeError as error:  # such as a date, which only YAML has
-        raise UsageError(f"-cfg pods={path}: {error}", hint="put the value in quotes") from None
+        raise UsageError(f"{what}: {error}", hint="put the value in quotes") from None
     return parts
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from relight import __version__
 from relight.base.errors import UsageError
-from relight.job import launcher_file, macros
+from relight.job import launcher_file, macros, overlays
 from relight.job.app import AppDef, BindMount, DeviceMount, Role, VolumeMount
 from relight.job.user import user_name
 from relight.schedulers.kubernetes import overrides
@@ -70,14 +70,14 @@ def template(
     """
     if not role.image or role.image.startswith("<"):
         raise UsageError(f"role {role.name} has no image", hint="--image=NAME")
-    values = {"img_root": "", "app_id": place.name, "replica_id": _REPLICA}
-    own = _escaped(macros.substitute(role, {**values, "rank0_env": _RANK0_ENV}))
+    values = {"img_root": "", "app_id": place.name, "rank0_env": _RANK0_ENV}
+    own = _escaped(macros.substitute(role, {**values, "replica_id": _REPLICA}))
     brings = launcher_file.needed(role)
     if brings:
         own = launcher_file.wrapped(own, LAUNCHER)
     seconds = _seconds(cfg)
     if seconds:
-        words = ("-c", _escape(_TELL_END.format(seconds)), "sh", own.entrypoint, *own.args)
+        words = ["-c", _escape(_TELL_END.format(seconds)), "sh", own.entrypoint, *own.args]
         own = replace(own, entrypoint="sh", args=words)
     volumes, mounts = _volumes(role, cfg, place, brings_launcher=brings)
     container: dict[str, Any] = {
@@ -116,7 +116,12 @@ def template(
         "labels": labels(app, place.name, role),
         "annotations": {"sidecar.istio.io/inject": "false"},
     }
-    found = {"metadata": metadata, "spec": spec}
+    found: dict[str, Any] = {"metadata": metadata, "spec": spec}
+    values["replica_id"] = f"$({_REPLICA_ENV})"
+    for each in (app, role):
+        user = {"pod": overrides.overlay(each)}
+        user = macros.substitute(replace(role, metadata=user), values).metadata
+        found = overlays.applied(found, user["pod"], f"the pod of {role.name}")
     if cfg.get("pods"):
         found = overrides.merged(found, overrides.read(cfg["pods"]))
     return found
@@ -132,7 +137,20 @@ def labels(app: AppDef, name: str, role: Role | None = None) -> dict[str, str]:
         USER: label_value(user_name()),
         "relight/version": label_value(__version__),
     }
-    return found if role is None else {**found, ROLE: label_value(role.name)}
+    if role is None:
+        return found
+    index = next(number for number, each in enumerate(app.roles) if each.name == role.name)
+    theirs = {
+        "version": label_value(__version__),
+        "app-name": label_value(app.name),
+        "role-index": str(index),
+        "role-name": label_value(role.name),
+    }
+    return {
+        **found,
+        ROLE: label_value(role.name),
+        **{f"torchx.pytorch.org/{name}": value for name, value in theirs.items()},
+    }
 
 
 def _escaped(role: Role) -> Role:

@@ -151,6 +151,19 @@ class Kubernetes:
                     found[app_id] = status
         return found
 
+    def native(self, app_id: str) -> list[dict[str, Any]]:
+        """Return the objects that make the pods of a job.
+
+        Raises:
+            UsageError: the job does not exist.
+        """
+        job = names.read_id(app_id)
+        with self._client(job) as client:
+            _, found = _makers(client, job)
+        if not found:
+            raise _unknown(app_id)
+        return [dict(each) for each in found]
+
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
         """Return the lines that the pods of a replica have written, also of those that took its
         place; both streams are one.

@@ -84,6 +84,14 @@ class Local:
         """Return the statuses of jobs of this machine."""
         return self._jobs.status(app_ids)
 
+    def native(self, app_id: str) -> dict[str, Any]:
+        """Return the state of a job: its processes, their files and exit codes.
+
+        Raises:
+            UsageError: the job does not exist.
+        """
+        return self._jobs.native(app_id)
+
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
         """Return the lines that a replica has written."""
         return self._jobs.logs(app_id, query)

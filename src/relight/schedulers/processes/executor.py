@@ -10,6 +10,7 @@ ended.
 """
 
 import errno
+import json
 import os
 import select
 import signal
@@ -22,6 +23,7 @@ from typing import Any, NoReturn
 from relight.base import env, fields
 from relight.base.errors import EXIT_INTERNAL, RelightError, describe_bug, signal_name
 from relight.events.event_types import SignalReceived, WorkerExited, WorkerStarted
+from relight.host import files
 from relight.host.descriptors import raise_limit
 from relight.host.loop import Loop
 from relight.job import records
@@ -132,20 +134,47 @@ class Executor:
         state = "CANCELLED" if self._stopped else "FAILED" if failed else "SUCCEEDED"
         why = self._stopped or (self._reason() if failed else "")
         lost = f"its logs are not complete: {self._log_error}" if self._log_error else ""
+        self._write_success(state)
         self._write(state, "; ".join(filter(None, (why, lost))))
+
+    def _write_success(self, state: str) -> None:
+        """Write the file by which TorchX (nightly 2026.10.26) says that logs are complete."""
+        roles: dict[str, list[dict[str, Any]]] = {}
+        for replica, now in zip(self._replicas, self._states, strict=True):
+            roles.setdefault(replica.role, []).append(
+                {
+                    "replica_id": replica.replica,
+                    "pid": now["pid"],
+                    "exitcode": now["exitcode"],
+                    "stdout": replica.stdout,
+                    "stderr": replica.stderr,
+                    "error_file": replica.env.get("TORCHELASTIC_ERROR_FILE", ""),
+                }
+            )
+        found = {
+            "app_id": self._order.app_id,
+            "log_dir": self._order.log_dir,
+            "final_state": state,
+            "last_updated": time.time(),
+            "roles": roles,
+        }
+        try:
+            files.replace(os.path.join(self._order.log_dir, "SUCCESS"), json.dumps(found), 0o666)
+        except OSError as error:
+            sys.stderr.write(f"{time.strftime('%F %T')} SUCCESS was not written: {error}\n")
 
     def _run_attempt(self) -> bool:
         """Run all replicas; return whether the job has failed."""
         streams: list[LogCopy] = []
-        files: list[int] = []
+        combined: list[int] = []
         plans = []
         for number, replica in enumerate(self._replicas):
             error_file = replica.env.get("TORCHELASTIC_ERROR_FILE", "")
             if self._restarts and os.path.isfile(error_file):
                 os.unlink(error_file)  # of the previous attempt
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            files.append(os.open(replica.combined, flags, 0o600))
-            pair = [LogCopy(path, files[-1]) for path in (replica.stdout, replica.stderr)]
+            combined.append(os.open(replica.combined, flags, 0o600))
+            pair = [LogCopy(path, combined[-1]) for path in (replica.stdout, replica.stderr)]
             streams += pair
             plans.append(self._plan(number, pair[0].writer, pair[1].writer))
         self._streams = list(zip(streams[::2], streams[1::2], strict=True))
@@ -172,7 +201,7 @@ class Executor:
             self._loop.forget(stream.reader)
             stream.close()
             self._log_error = self._log_error or stream.lost
-        for fd in files:
+        for fd in combined:
             os.close(fd)
         self._supervisor = None
         return supervisor.core.failed

@@ -239,6 +239,17 @@ class ProcessJobs:
             message, _, hint = said.partition("\t")
             raise MachineError(message or _last_line(record.executor_log), hint=hint)
 
+    def native(self, app_id: str) -> dict[str, Any]:
+        """Return the state of a job as its executor has written it.
+
+        Raises:
+            UsageError: the job does not exist.
+        """
+        found = _read(app_id)
+        if found is None:
+            raise self._unknown(app_id)
+        return found
+
     def _unknown(self, app_id: str) -> UsageError:
         return UsageError(
             f"no job {app_id} on this machine", hint=f"relight list -s {self._scheduler}"

@@ -20,7 +20,7 @@ from typing import Any
 from relight import __version__
 from relight.base.errors import MachineError, UsageError
 from relight.job import launcher_file, macros
-from relight.job.app import NOTHING, AppDef, Role
+from relight.job.app import AppDef, Role
 from relight.job.user import user_name
 
 GRACE_S = 40
@@ -196,7 +196,7 @@ def _meeting_port(role: Role) -> int | None:
     """Return the port at which the agents of a role meet; None if they do not, or elsewhere."""
     text = " ".join(role.args)
     found = _ENDPOINT.search(text)
-    is_ours = launcher_file.needed(replace(role, env=NOTHING))
+    is_ours = launcher_file.needed(replace(role, env={}))
     return int(found[1]) if found and is_ours and _BACKEND.search(text) else None
 
 

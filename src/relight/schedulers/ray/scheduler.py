@@ -313,13 +313,13 @@ def _workspace(cfg: Mapping[str, Any]) -> str | None:
 
 def _knowing_its_id(app: AppDef, app_id: str) -> AppDef:
     """Return the app with its whole id in RELIGHT_JOB_ID. TORCHX_JOB_ID stays as TorchX has it."""
-    roles = (
+    roles = [
         replace(role, env={**role.env, _JOB: role.env[_JOB].replace("${app_id}", app_id)})
         if _JOB in role.env
         else role
         for role in app.roles
-    )
-    return replace(app, roles=tuple(roles))
+    ]
+    return replace(app, roles=roles)
 
 
 def _job(cluster: Dashboard, app_id: str, name: str) -> dict[str, Any]:

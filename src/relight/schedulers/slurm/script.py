@@ -107,7 +107,7 @@ def render(
 def is_ours(role: Role) -> bool:
     """Return whether a role's command is `relight run`, by itself or in a shell."""
     if os.path.basename(role.entrypoint) == "relight":
-        return role.args[:1] == ("run",)
+        return role.args[:1] == ["run"]
     return len(role.args) == 2 and role.args[0] == "-c" and bool(_RELIGHT_RUN.match(role.args[1]))
 
 
