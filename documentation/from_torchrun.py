@@ -113,6 +113,7 @@ def all_differences() -> list[str]:
 
 _PAGES = {
     "checkpoints": "restarts.md",
+    "end-with-parent": "embedding.md",
     "failure-report": "failure-report.md",
     "hang-timeout": "hangs.md",
     "health-check": "health-check.md",

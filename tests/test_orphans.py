@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -171,6 +172,28 @@ def test_nothing_outlives_successful_job(
     result = launch("run", "--nproc-per-node=2", "--no-python", "sh", program)
     assert result.returncode == 0, result.stderr
     assert marked(marker) == []
+
+
+def test_background_process_of_successful_worker_is_named(
+    tmp_path: Path, launch: Launch, marker: str
+) -> None:
+    """Users may have meant it to go on. One that ends by itself, as those of multiprocessing do, is
+    not named.
+    """
+    program = tmp_path / "leaves.py"
+    program.write_text(
+        "import subprocess, sys\n"
+        "if sys.argv[2] == 'stays':\n"
+        "    subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "elif sys.argv[2] == 'ends':\n"
+        "    subprocess.Popen(['cat'], stdin=subprocess.PIPE, start_new_session=True)\n"
+    )
+    named = re.compile(r"relight: ended with the job: sleep \(pid \d+\), which the workers left")
+    for what in ("stays", "ends", "none"):
+        result = launch("run", program, marker, what)
+        assert result.returncode == 0, result.stderr
+        assert bool(named.search(result.stderr)) == (what == "stays"), result.stderr
+        assert ("ended with" in result.stderr) == (what == "stays"), result.stderr
 
 
 def test_nothing_outlives_killed_spawner(

@@ -72,6 +72,15 @@ def test_heartbeat_interval_ignores_long_keep_alive_interval() -> None:
     assert (values.lost_after_s, values.interval_s, values.ttl_s) == (15.0, 0.5, 3.0)
 
 
+def test_only_c10d_can_put_rank_0_at_the_endpoint() -> None:
+    """With static it is there, and a register is the host of no node."""
+    assert conf("rank0=endpoint") == (Conf(rank0="endpoint"), [])
+    (note,) = conf("rank0=endpoint", "static")[1]
+    assert note.startswith("--rdzv-conf: rank0 has no effect with --rdzv-backend=static")
+    with pytest.raises(UsageError, match="rank0=node1: expected endpoint"):
+        conf("rank0=node1")
+
+
 def test_each_value_lands_in_field_of_its_key() -> None:
     """Fractions of a second count."""
     values, notes = conf("join_timeout=2.5,keep_alive_max_attempt=8,takeover=alone,is_host=F")

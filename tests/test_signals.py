@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, Launch, Start
+from conftest import LIMIT_S, RELIGHT, Launch, Start
 from test_orphans import marked, marker  # noqa: F401
 
 Script = Callable[[str], Path]
@@ -46,6 +46,23 @@ def started(
     agent = start("run", "--nproc-per-node=2", *flags, script(RECORDER), variables=variables)
     wait_for(agent, b"ready\n", 2)
     return agent
+
+
+@pytest.mark.parametrize("how", ["flag", "variable"])
+def test_end_of_parent_stops_job_on_request(how: str, start: Start, script: Script) -> None:
+    """As SIGTERM does: workers may save."""
+    flags = ["--end-with-parent"] if how == "flag" else []
+    variables = {"CATCH": "SIGTERM", "LEAVE_ON": "SIGTERM"}
+    if how == "variable":
+        variables["RELIGHT_END_WITH_PARENT"] = "1"
+    words = ('"$@" & wait', "sh", *RELIGHT, "run", *flags, script(RECORDER))
+    shell = start("-c", *words, command=("sh",), variables=variables)
+    wait_for(shell, b"ready\n")
+    shell.kill()
+    out, errors = shell.communicate(timeout=LIMIT_S)  # until the job has closed them
+    assert b"got SIGTERM" in out
+    expected = f"relight: process {shell.pid}, which started this job, has ended: stopping"
+    assert expected.encode() in errors
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import relight
-from relight.agent import entrypoint
+from relight.agent import entrypoint, unused_variables
 from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.cli.coordinator import COORDINATOR_FLAGS
@@ -122,6 +122,21 @@ def test_absurd_numbers_are_rejected(argv: tuple[str, ...], refused: Refused) ->
         (("submit", "-s", "slurm", " ", "dist.ddp"), "follows a backslash"),
         ((" ", "run", "train.py"), "follows a backslash"),
         (("run", "", "train.py"), "a quoted variable that is not set?"),
+        (
+            ("run", "--standalone", "true", "train.py"),
+            "--standalone is a switch and takes no value: leave out true",
+        ),
+        (
+            ("run", "--standalone", "False", "train.py"),
+            "--standalone is a switch and takes no value: leave out --standalone False",
+        ),
+        (("run", "--nproc-per-node=a100:4", "train.py"), "type --nproc-per-node=4, or"),
+        (("run", "--nproc-per-node=gpu:a100:4(S:0)", "train.py"), "type --nproc-per-node=4, or"),
+        (("run", "--nproc-per-node=8(x2)", "train.py"), "type --nproc-per-node=8, or"),
+        (("run", "--nproc-per-node=0,1,2", "train.py"), "type --nproc-per-node=3, or"),
+        (("run", "--nproc-per-node=", "train.py"), "a variable that is not set?"),
+        (("run", "tain.py"), "did you mean train.py?"),
+        (("run", "pkg/trian.py"), "did you mean pkg/train.py?"),
     ],
 )
 def test_slip_suggests_intended_command_line(
@@ -129,6 +144,22 @@ def test_slip_suggests_intended_command_line(
 ) -> None:
     """A habit from elsewhere, or a slip, is answered with the command line that was meant."""
     assert hint in refused(*argv)
+
+
+@pytest.mark.parametrize("script", ["a.py", "chain.py", "train.json", "pkg/eval.py"])
+def test_missing_file_names_the_directory_unless_a_name_is_close(
+    script: str, refused: Refused
+) -> None:
+    """Of short names, the extension is most; and a script is no configuration."""
+    for name in ("b.py", "pkg/evaluation.py"):
+        Path(name).write_text("")
+    folder = Path(script).parent.resolve()
+    assert refused("run", script).endswith(f"hint: looked for it in {folder}\n")
+
+
+def test_missing_directory_is_named_in_full(refused: Refused) -> None:
+    folder = Path("scripts").resolve()
+    assert refused("run", "scripts/x.py").endswith(f"hint: there is no directory {folder}\n")
 
 
 @pytest.mark.parametrize(
@@ -265,6 +296,64 @@ def test_wrong_way_to_a_local_rank_is_noted(
     notes = entrypoint.local_rank_notes(spec, 2, is_passed=is_passed)
     assert len(notes) == bool(note)
     assert all(each.startswith(note) for each in notes)
+
+
+@pytest.mark.parametrize("flags", [["--max-restarts=1"], []])
+@pytest.mark.parametrize("script", ["-", "pipe"])
+def test_script_that_can_be_read_once_is_for_one_worker(
+    script: str, flags: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second worker, or a restart, would find it empty, and succeed."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    spec, _ = spec_of(*flags, script)
+    if not flags:
+        assert entrypoint.check_streams(spec, 1) == []
+    with pytest.raises(UsageError, match="would run an empty program"):
+        entrypoint.check_streams(spec, 1 if flags else 2)
+    assert entrypoint.check_streams(spec_of("--no-python", script)[0], 2) == []
+
+
+def test_pipe_of_the_shell_is_not_for_workers() -> None:
+    """Of `<(…)`, workers get the name and not the descriptor."""
+    readable, writable = os.pipe()
+    try:
+        path = f"/dev/fd/{readable}"
+        for argument in (path, f"--config={path}"):
+            (note,) = entrypoint.check_streams(spec_of("train.py", argument)[0], 1)
+            assert note.startswith(f"{path}, as <(…) makes it, is a pipe of the shell")
+        with pytest.raises(UsageError, match="pipe of the shell"):
+            entrypoint.check_streams(spec_of(path)[0], 1)
+    finally:
+        os.close(readable)
+        os.close(writable)
+    assert entrypoint.check_streams(spec_of("train.py", path)[0], 1) == []
+
+
+PLACE = {"MASTER_ADDR": "10.9.8.7", "MASTER_PORT": "29511"}
+DEVICES = {"CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "note"),
+    [
+        ("x.py", PLACE, "MASTER_ADDR=10.9.8.7, MASTER_PORT=29511: no effect, as in torchrun"),
+        ("--standalone x.py", PLACE, ""),
+        ("--master-port=1 x.py", PLACE, ""),
+        ("--nnodes=2 --rdzv-endpoint=a x.py", PLACE, ""),
+        ("x.py", {**PLACE, "LOCAL_RANK": "0"}, ""),
+        ("x.py", {**PLACE, "TORCHELASTIC_RUN_ID": "x"}, ""),
+        ("x.py", DEVICES, "1 worker, which sees all 2 devices of CUDA_VISIBLE_DEVICES"),
+        ("--nproc-per-node=1 x.py", DEVICES, ""),
+        ("x.py", {"CUDA_VISIBLE_DEVICES": "0"}, ""),
+        ("x.py", {"CUDA_VISIBLE_DEVICES": ""}, ""),
+    ],
+)
+def test_unused_variable_is_noted(words: str, variables: dict[str, str], note: str) -> None:
+    """Users expect the launcher to read it."""
+    found = unused_variables.notes(*spec_of(*words.split()), variables, 1)
+    assert len(found) == bool(note)
+    assert all(each.startswith(note) for each in found)
 
 
 def test_script_in_a_pipe_is_not_read(tmp_path: Path) -> None:

@@ -69,6 +69,22 @@ def test_lacks_nodes_only_before_first_generation() -> None:
     assert game.group.lacks_nodes_since() is None
 
 
+def test_node_that_comes_first_has_rank_0() -> None:
+    """Whatever its name, and in later generations; the others keep their order."""
+    game = table(3, 3)
+    game.step(Received("c", game.join("c", comes_first=True)))
+    game.play("""
+        0 c ready
+        1 b joins
+        2 a joins
+        -> form 0: c a b
+        3 b failed
+        -> stop 0: a b c
+        4 a b c ready
+        -> form 1 restart 1: c a b
+    """)
+
+
 def test_node_counts_once_ready() -> None:
     """A node that has come but is not ready is waited for, and is told so."""
     game = table(2, 2)

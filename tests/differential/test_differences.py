@@ -21,7 +21,9 @@ from differential.cases import CASES, Case, two
 from differential.differences import DIFFERENCES, SHOWN, shows
 from differential.recording import RELIGHT, TORCHRUN, Recording, Started, prepare, record
 from differential.sections import sections
+from relight.agent import entrypoint
 from relight.base.env import Environment
+from relight.base.errors import UsageError
 from relight.base.values import Endpoint, Nodes
 from relight.flags.arguments import parse, to_spec
 from relight.rendezvous.autodetect import take
@@ -186,6 +188,15 @@ def test_unserved_endpoint_times_out(tmp_path: Path) -> None:
     found = record(Case("", flags), RELIGHT, tmp_path / "ours")
     assert found.exit_code == 3
     assert any("no coordinator at 127.0.0.1:" in line for line in found.says), found.says
+
+
+@shows("script-in-a-pipe")
+def test_script_in_a_pipe_is_for_one_worker() -> None:
+    """The others would run an empty program."""
+    spec = to_spec(parse(["-"], Environment({})))
+    assert entrypoint.check_streams(spec, 1) == []
+    with pytest.raises(UsageError, match="would run an empty program"):
+        entrypoint.check_streams(spec, 2)
 
 
 @shows("static-port")

@@ -13,7 +13,8 @@ import pytest
 from conftest import LIMIT_S, clean_environment
 from store_server import NUM_KEYS, VALIDATE, Peer
 
-from relight.base.errors import UsageError
+from relight.base.errors import MachineError, UsageError
+from relight.base.values import parse_port_range
 from relight.host.loop import Loop
 from relight.net.store_port import StorePort
 
@@ -44,6 +45,45 @@ def address_of(host: str) -> tuple[int, str]:
     found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
     family, _, _, _, address = found[0]
     return family, address[0]
+
+
+def free_range(size: int) -> range:
+    """Ports that follow each other, of which no program has one now."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            ports = range(first.getsockname()[1], first.getsockname()[1] + size)
+        try:
+            for port in ports:
+                socket.create_server(("127.0.0.1", port)).close()
+        except (OSError, OverflowError):
+            continue
+        return ports
+
+
+@pytest.mark.parametrize("served", [True, False])
+def test_store_takes_first_free_port_of_range(loop: Loop, *, served: bool) -> None:
+    """Two jobs of a machine get different ports; when all are taken, the variable is named."""
+    ports = free_range(2)
+    stores = [StorePort(loop, "127.0.0.1", 0, served=served, among=ports) for _ in ports]
+    assert [store.port for store in stores] == list(ports)
+    with pytest.raises(MachineError, match=f"no port of RELIGHT_PORT_RANGE={ports[0]}-{ports[1]}"):
+        StorePort(loop, "127.0.0.1", 0, served=served, among=ports)
+    stores[0].close()
+    again = StorePort(loop, "127.0.0.1", 0, served=served, among=ports)
+    assert again.port == ports[0]
+    for store in (again, stores[1]):
+        store.close()
+
+
+@pytest.mark.parametrize("text", ["0", "2-1", "1-70000", "x", "-", "1-2-3", "0-5"])
+def test_invalid_port_range_is_rejected(text: str) -> None:
+    with pytest.raises(ValueError, match="port"):
+        parse_port_range(text)
+
+
+def test_port_range_includes_both_ends() -> None:
+    assert parse_port_range("29500-29502") == range(29500, 29503)
+    assert parse_port_range("29500") == range(29500, 29501)
 
 
 def only_port(family: int, port: int) -> socket.socket:

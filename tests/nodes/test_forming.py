@@ -65,6 +65,16 @@ def test_nodes_meet_at_endpoint_by_any_name(lab: Lab, tmp_path: Path, endpoint: 
     assert job.stop() == [0, 0, 0]
 
 
+def test_rank_0_is_at_the_endpoint_on_request(lab: Lab, tmp_path: Path) -> None:
+    """Otherwise it is on the host whose name is first."""
+    flags = c10d("node2", "3", "--rdzv-conf=rank0=endpoint")
+    job = Job(lab, tmp_path, *flags)
+    agents = [job.start(host) for host in ("node1", "node2", "node3")]
+    job.until_runs(agents, 3)
+    assert [agent.workers[0].rank for agent in agents] == [1, 0, 2]
+    assert job.stop() == [0, 0, 0]
+
+
 def test_uneven_nodes_and_roles_get_the_right_ranks(lab: Lab, tmp_path: Path) -> None:
     """Ranks, role ranks and local sizes are right where nodes differ."""
     job = Job(lab, tmp_path, *c10d("node1", "3"))
@@ -263,9 +273,9 @@ def test_jobs_waiting_at_one_endpoint_hear_of_each_other(lab: Lab, tmp_path: Pat
     for agent in agents:
         job.until_says(
             agent,
-            r"note: 2 jobs wait for nodes at this endpoint: train-7 \(1 of 2 nodes: node1\), "
-            r"train-8 \(1 of 2 nodes: node2\); if they are one job, give all its nodes the same "
-            "--rdzv-id",
+            r"note: 2 jobs with different --rdzv-id wait for nodes at this endpoint: "
+            r"train-7 \(1 of 2 nodes: node1\), train-8 \(1 of 2 nodes: node2\); if they are one "
+            "job, give all its nodes the same id",
         )
     late = [job.start("node3", "--rdzv-id=train-7"), job.start("node4", "--rdzv-id=train-8")]
     job.until_runs([*agents, *late], 2)

@@ -240,7 +240,9 @@ class Agent:
         job = self.job
         if self._store is None:
             served = job.command.agent_store
-            self._store = StorePort(self.loop, job.store_host, job.store_port, served=served)
+            self._store = StorePort(
+                self.loop, job.store_host, job.store_port, served=served, among=job.store_ports
+            )
         port = self._store.port
         if self._store.served:
             port = self.link.share_port(self._store) or port

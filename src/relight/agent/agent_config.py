@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 class AgentConfig(NamedTuple):
     """The workers' command and number, and how the nodes meet. Times in seconds.
 
-    `store_host` and `store_port` are where the workers' store listens. `meeting` is None for a job
+    `store_host` and `store_port` are where the workers' store listens: for port 0, at the first
+    free one of `store_ports`, or at any if that is empty. `meeting` is None for a job
     of one node; `settings` are then those of its group, and otherwise what this node joins with.
     `facts` should be equal on all nodes (`host/env_fingerprint`). Workers have `grace_s` between
     the request to stop and SIGKILL. A worker in an uninterruptible call for `stuck_after_s` has
@@ -35,3 +36,4 @@ class AgentConfig(NamedTuple):
     meeting: "Meeting | None"
     facts: dict[str, str]
     worker_program: "WorkerProgram | None"
+    store_ports: range = range(0)

@@ -4,6 +4,8 @@ It refuses only what certainly can't work; the rest is left to the workers.
 """
 
 import os
+import re
+import stat
 import sys
 from typing import TYPE_CHECKING
 
@@ -60,7 +62,7 @@ def check(spec: LaunchSpec, env: Environment, python: str) -> None:
     elif not os.path.exists(script):
         from relight.agent import not_found
 
-        raise not_found.no_script(script, spec.script_args)
+        raise not_found.no_script(script, spec)
     elif not os.access(script, os.R_OK):
         raise UsageError(f"the file {script} can't be read", hint="look at its permissions")
     elif script.endswith(_SHELL) and _is_for_shells(script):
@@ -68,6 +70,52 @@ def check(spec: LaunchSpec, env: Environment, python: str) -> None:
             f"{script} is a shell script, and workers run Python",
             hint=f"relight run [flags] --no-python bash {script} starts it for each worker",
         )
+
+
+def check_streams(spec: LaunchSpec, nproc: int) -> list[str]:
+    """Refuse a script from a pipe that a worker would find empty, and so succeed without running
+    it, or could not open; return a note for each argument that is such a pipe.
+
+    Raises:
+        UsageError: no worker, or only one, could read the script.
+    """
+    words = (*spec.script_args, *(word.partition("=")[2] for word in spec.script_args))
+    notes = [
+        f"{word}, as <(…) makes it, is a pipe of the shell that workers can't open: give them a "
+        "file"
+        for word in words
+        if _is_of_shell(word)
+    ]
+    script = spec.script
+    if spec.module or (spec.no_python and not spec.run_path):
+        return notes
+    if _is_of_shell(script):
+        raise UsageError(
+            f"the script {script}, as <(…) makes it, is a pipe of the shell that workers can't "
+            "open",
+            hint="write the script to a file",
+        )
+    several = nproc > 1 or spec.max_restarts.most > 0
+    if several and (script == "-" or _is_pipe(script)):
+        others = f"{nproc - 1} of {nproc} workers" if nproc > 1 else "after a restart it"
+        raise UsageError(
+            f"the script {script} can be read only once: {others} would run an empty program",
+            hint="write the script to a file",
+        )
+    return notes
+
+
+def _is_of_shell(path: str) -> bool:
+    """Return whether a path is an open descriptor of this process that workers do not get."""
+    found = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d{1,9})", path)
+    return found is not None and int(found[1]) > 2 and os.path.exists(path)
+
+
+def _is_pipe(path: str) -> bool:
+    try:
+        return stat.S_ISFIFO(os.stat(path).st_mode)
+    except OSError:
+        return False  # the name contains ${local_rank}
 
 
 def late_flags(spec: LaunchSpec, given: "set[str]") -> list[str]:

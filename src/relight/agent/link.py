@@ -418,7 +418,11 @@ class RemoteLink(finders.Seeker):
         if until != FOR_EVER:
             self.say("this node coordinates the group now")
         # A coordinator can't drop its own node, so no stop time is sent.
-        join = self.join._replace(announce=self._owner.announce(), stop_s=None)
+        join = self.join._replace(
+            announce=self._owner.announce(),
+            stop_s=None,
+            comes_first=self._meeting.endpoint_first,
+        )
         self._met_coordinator |= self._finder.follows_another()
         self.send(join._replace(met_coordinator=self._met_coordinator))
         for message in self._owner.messages_after_join():

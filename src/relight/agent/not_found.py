@@ -10,13 +10,22 @@ from collections.abc import Sequence
 
 from relight.base.errors import UsageError
 from relight.base.text import closest_match
+from relight.flags.arguments import FALSE, TRUE
+from relight.flags.spec import FLAGS, LaunchSpec
 
+_SIMILAR = 0.75
+"""Least similarity of a file's name, without its extension, to the name that was given."""
 _STARTERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun")
 
 
-def no_script(script: str, arguments: Sequence[str]) -> UsageError:
-    """Return the error for a script that does not exist."""
-    name = os.path.basename(script)
+def no_script(script: str, spec: LaunchSpec) -> UsageError:
+    """Return the error for a script that does not exist.
+
+    Args:
+        script: its path.
+        spec: the launch's options.
+    """
+    name, arguments = os.path.basename(script), spec.script_args
     if re.fullmatch(r"python[\d.]*", name):
         rest = [word for word in arguments if word != "-u"]
         shown = shlex.join(rest[:2] if rest[:1] == ["-m"] else rest[:1]) or "SCRIPT"
@@ -29,6 +38,8 @@ def no_script(script: str, arguments: Sequence[str]) -> UsageError:
         hint = "it begins with a typographic dash; type `--`"
     elif " " in script and os.path.isfile(script.split()[0]):
         hint = f"don't quote script and arguments together: {script}"
+    elif hint := value_of_switch(spec):
+        pass
     elif script.isdecimal() and arguments[:1] and os.path.exists(arguments[0]):
         hint = f"a value is joined to its flag by =, as in --keep-warm={script}"
     elif script.startswith(("dist.", "utils.")) and not script.endswith(".py"):
@@ -38,6 +49,19 @@ def no_script(script: str, arguments: Sequence[str]) -> UsageError:
     else:
         hint = similar_file(script)
     return UsageError(f"there is no file {script}", hint=hint)
+
+
+def value_of_switch(spec: LaunchSpec) -> str:
+    """Return a hint if a word that stands for the script was meant as the value of a switch."""
+    word = spec.script
+    if word.lower() not in (*FALSE, *TRUE):
+        return ""
+    on = [flag.name for flag in FLAGS if flag.parse is None and getattr(spec, flag.field, False)]
+    if not on:
+        return ""
+    switch = f"--{on[0]}" if len(on) == 1 else "--" + " or --".join(on)
+    leave = f"{switch} {word}" if word.lower() in FALSE else word
+    return f"{switch} is a switch and takes no value: leave out {leave}"
 
 
 def no_program(name: str) -> UsageError:
@@ -93,16 +117,22 @@ def no_module(
 
 
 def similar_file(path: str) -> str:
-    """Return a hint on an existing file with a similar name."""
+    """Return a hint on an existing file with a similar name, or where the file was looked for."""
     folder, name = os.path.split(path)
     if os.path.isfile(f"{path}.py"):
         return f"did you mean {path}.py?"
+    where = os.path.abspath(folder)
     try:
-        names = os.listdir(folder or ".")
+        names = os.listdir(where)
     except OSError:
-        return f"there is no directory {folder}"
-    meant = closest_match(name, names)
-    return f"did you mean {os.path.join(folder, meant)}?" if meant else "look at the path"
+        return f"there is no directory {where}"
+    # Of short names, the extension is most; and a configuration is not meant for its script.
+    stem, extension = os.path.splitext(name)
+    split = {known: os.path.splitext(known) for known in names}
+    fitting = (extension, extension or ".py")
+    stems = {own: known for known, (own, its) in split.items() if its in fitting}
+    meant = stems.get(closest_match(stem, list(stems), cutoff=_SIMILAR))
+    return f"did you mean {os.path.join(folder, meant)}?" if meant else f"looked for it in {where}"
 
 
 def _modules(folder: str, *, packages: bool) -> list[str]:

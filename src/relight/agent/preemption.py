@@ -50,6 +50,10 @@ class Interruption:
             from relight.processes.preemption_file import NoticeFile
 
             NoticeFile(loop, notice.file, self._on_preempted)
+        if self._spec.end_with_parent:
+            from relight.processes.parent_watch import ParentWatch
+
+            ParentWatch(loop, self._on_parent_ended)
 
     def stop(self) -> None:
         """Stop the job, as SIGTERM does."""
@@ -57,6 +61,13 @@ class Interruption:
             self._on_preempted("was asked to stop")
         else:
             self._stop_by(signal.SIGTERM)
+
+    def _on_parent_ended(self, pid: int) -> None:
+        if not (self.signals or self._node.preempted):
+            self._journal.say(
+                f"process {pid}, which started this job, has ended: stopping (--end-with-parent)"
+            )
+            self.stop()
 
     def _on_signal(self, number: int) -> None:
         self._journal.record(SignalReceived(number))

@@ -19,6 +19,7 @@ from relight.base.values import (
     STATUS_TOKEN,
     Endpoint,
     parse_grace,
+    parse_port_range,
     parse_status_token,
 )
 from relight.core.group.group_types import GroupSettings
@@ -26,6 +27,7 @@ from relight.core.ranks import visible_device
 from relight.core.workers.worker_command import Command
 from relight.flags.spec import DEFAULT_GRACE_S, UNSET_RUN_ID, LaunchSpec, check, check_ranks
 from relight.host import files, system
+from relight.net.ports import PORT_RANGE
 from relight.processes import interpreter
 
 _CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION_INDEX",
@@ -34,6 +36,7 @@ _CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION
 if TYPE_CHECKING:
     from relight.warm.warm_spawner import WorkerProgram
 
+_UNUSED = {"MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"}
 _WRITABLE = 0o022
 """Mode bits of a directory in which other users could rename or replace logs."""
 
@@ -77,8 +80,13 @@ def prepare(
     entrypoint.check(spec, env, python)
     entrypoint.check_preload(spec.preload, python)
     nproc = _count_workers(spec, env)
+    notes += entrypoint.check_streams(spec, nproc)
     notes += check_ranks(spec, nproc) + entrypoint.late_flags(spec, given)
     notes += entrypoint.local_rank_notes(spec, nproc, is_passed=local_rank_argument)
+    if not _UNUSED.isdisjoint(env.variables):
+        from relight.agent import unused_variables
+
+        notes += unused_variables.notes(spec, given, env.variables, nproc)
     if spec.verbose and not spec.no_python:
         notes += filter(None, [interpreter.explain(python, env)])
     if "TORCHELASTIC_HEALTH_CHECK_PORT" in env.variables:
@@ -162,7 +170,19 @@ def _job(
         meeting=meeting,
         facts=facts,
         worker_program=_worker_program(command, nproc),
+        store_ports=_store_ports(env),
     )
+
+
+def _store_ports(env: Environment) -> range:
+    """Return the ports for the workers' store, none for any."""
+    text = env.get(PORT_RANGE)
+    try:
+        return parse_port_range(text) if text else range(0)
+    except ValueError as error:
+        raise UsageError(
+            f"{PORT_RANGE}={text}: {error}", hint="it has the form FIRST-LAST: 29500-29599"
+        ) from None
 
 
 def _settings_alone(spec: LaunchSpec) -> GroupSettings:

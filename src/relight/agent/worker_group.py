@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from relight.agent.agent_config import AgentConfig
 from relight.base.errors import MachineError, signal_name
-from relight.base.text import format_duration
+from relight.base.text import format_duration, format_names
 from relight.core import ranks
 from relight.core.failure import Failure
 from relight.core.group.messages import (
@@ -46,6 +46,7 @@ from relight.events.event_types import (
     WorkerExited,
     WorkersFrozen,
 )
+from relight.host import system
 from relight.host.files import attempt_directory
 from relight.host.loop import Alarm, Loop
 from relight.host.scratch import Scratch
@@ -70,6 +71,8 @@ _FINISHED_S = 30.0
 """When to look first for ranks that have finished before others (core/group/early_exits)."""
 _AFTER_ERROR = (1, -signal.SIGABRT)
 """How a worker ends that blames a peer: by an exception, or by the watchdog of NCCL."""
+_LEFT_S = 0.3
+"""How long processes that successful workers have left may take to end by themselves."""
 _HELD_S = 5.0
 """How long a traceback is held back, on a terminal, after its worker has ended."""
 
@@ -202,6 +205,8 @@ class WorkerGroup:
         self._services.journal.clear_status()
         if supervisor.alive:
             self._services.journal.say(supervisor.explain())
+        if self.ended_well and self.stopped_by is None and not signals:
+            self._tell_left_running(supervisor)
         if not supervisor.workers.close(job.grace_s):
             self._tell_left(supervisor)
         arrivals.cancel()
@@ -229,6 +234,19 @@ class WorkerGroup:
         self._services.journal.say(
             f"no longer waiting for {left or 'the worker spawner'}, which can't be killed: what it "
             "holds is not free (memory, ports, devices)"
+        )
+
+    def _tell_left_running(self, supervisor: Supervisor) -> None:
+        """Say which processes of successful workers end now, as their users may not expect that.
+        Those of multiprocessing and torch end by themselves, soon after their worker.
+        """
+        left = supervisor.workers.left_running(_LEFT_S)
+        if not left:
+            return
+        names = [f"{system.name_and_user(pid)[0] or 'process'} (pid {pid})" for pid in left]
+        self._services.journal.say(
+            f"ended with the job: {format_names(names)}, which the workers left running; "
+            "systemd-run starts what is to outlive a job"
         )
 
     def _has_memory(self) -> bool:

@@ -286,6 +286,15 @@ def parse_port(text: str) -> int:
     return port
 
 
+def parse_port_range(text: str) -> range:
+    """Parse `PORT` or `FIRST-LAST`, both included."""
+    first, dash, last = text.strip().partition("-")
+    ports = range(parse_port(first), parse_port(last if dash else first) + 1)
+    if not ports or 0 in ports:
+        raise ValueError("expected two ports from 1 to 65535, the lower one first")
+    return ports
+
+
 def parse_conf(text: str) -> tuple[tuple[str, str], ...]:
     """Parse `KEY=VALUE,KEY=VALUE`; drop quotes around all of it that a shell has left."""
     text = text.strip()

@@ -14,7 +14,7 @@ from relight.base.errors import UsageError
 from relight.base.values import is_number
 from relight.flags.spec import FLAGS, Flag, LaunchSpec
 
-_FALSE, _TRUE = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
+FALSE, TRUE = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
 
 
 class ParsedFlags(NamedTuple):
@@ -104,7 +104,7 @@ def split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], l
                 typed = ""
         if flag.parse is None:
             if equals:
-                hint = "leave it out" if text.lower() in _FALSE else f"type --{flag.name}"
+                hint = "leave it out" if text.lower() in FALSE else f"type --{flag.name}"
                 raise UsageError(f"--{flag.name} is a switch and takes no value: {word}", hint=hint)
             texts[flag.name] = "1"
         elif equals:
@@ -144,9 +144,9 @@ def _unknown(word: str, table: Mapping[str, Flag]) -> UsageError:
 
 def _value(flag: Flag, text: str, source: str) -> object:
     if flag.parse is None:
-        if text.lower() not in _FALSE + _TRUE:
+        if text.lower() not in FALSE + TRUE:
             raise UsageError(f"{source}: expected 1 or 0")
-        return text.lower() in _TRUE
+        return text.lower() in TRUE
     try:
         return flag.parse(text)
     except ValueError as error:

@@ -95,6 +95,7 @@ class LaunchSpec(NamedTuple):
     run_path: bool
     signals_to_handle: tuple[int, ...]
     shutdown_timeout: float | None
+    end_with_parent: bool
     virtual_local_rank: bool
     numa_binding: str
     worker_store: str
@@ -231,6 +232,9 @@ FLAGS: tuple[Flag, ...] = (
          "signals that stop the job, passed on to the workers"),
     Flag("shutdown-timeout", parse_grace, None, "S",
          f"time from asking the workers to stop to killing them [{DEFAULT_GRACE_S}]"),
+    Flag("end-with-parent", None, False, "",
+         "stop the job when the process that started it has ended, as if it had got SIGTERM",
+         from_env=False, variable="RELIGHT_END_WITH_PARENT"),
     Flag("virtual-local-rank", None, False, "", "LOCAL_RANK is 0; a worker sees one GPU"),
     Flag("numa-binding", one_of("node", "socket", "exclusive", "core-complex"), "", "NAME",
          "bind workers to CPUs: node, socket, exclusive, core-complex", from_env=False),

@@ -1,6 +1,7 @@
 """Suggests corrections for an invalid command line; imported only on an error."""
 
 import os
+import re
 import shlex
 from collections.abc import Collection, Sequence
 
@@ -85,10 +86,27 @@ def bad_value(flag: Flag, source: str) -> str:
         flag: the flag.
         source: the flag or the variable with the value, as `NAME=VALUE`.
     """
+    name, _, value = source.partition("=")
+    if flag.name == "nproc-per-node" and (meant := _workers_of(value)):
+        what, count = meant
+        return f"{what}; type {name}={count}, or {name}=gpu for one worker per GPU"
     if flag.name not in EXAMPLES:
         return f"--{flag.name}: {flag.help}"
-    name = source.partition("=")[0]
     return "for example: " + ", ".join(f"{name}={value}" for value in EXAMPLES[flag.name])
+
+
+def _workers_of(text: str) -> tuple[str, str] | None:
+    """Return what a value is that was taken from another tool, and the number of workers in it."""
+    text = text.strip()
+    if not text:
+        return "the value is empty: a variable that is not set?", "8"
+    if found := re.fullmatch(r"([\w.-]+:)+(\d+)(\(.*\))?", text):
+        return f"{text} is TYPE:COUNT, as Slurm writes it in SLURM_GPUS_PER_NODE", found[2]
+    if found := re.fullmatch(r"(\d+)\(x\d+\)", text):
+        return f"{text} is COUNT(xNODES), as Slurm writes it in SLURM_TASKS_PER_NODE", found[1]
+    if re.fullmatch(r"\d+(,\d+)+", text):
+        return f"{text} is a list, as in CUDA_VISIBLE_DEVICES", str(text.count(",") + 1)
+    return None
 
 
 def blank(what: str, word: str) -> UsageError:

@@ -523,7 +523,7 @@ def _overwrite(field: int, data: bytes, *, exactly: bool) -> None:
 
 def children() -> list[int]:
     """Return the pids of this process's unreaped children, unordered."""
-    return _children_of(os.getpid())
+    return children_of(os.getpid())
 
 
 def kill_children() -> dict[int, bool]:
@@ -644,13 +644,13 @@ def _log_left(agent: int, pids: Collection[int]) -> None:
 
 def tree(pid: int) -> list[int]:
     """Return the pids of all descendants of a process, each after its parent."""
-    found = _children_of(pid)
+    found = children_of(pid)
     for each in found:  # the list grows in the loop
-        found += _children_of(each)
+        found += children_of(each)
     return found
 
 
-def _children_of(pid: int) -> list[int]:
+def children_of(pid: int) -> list[int]:
     """Return the children of a process, of all its threads."""
     found = []
     try:

@@ -7,7 +7,13 @@ import socket
 from relight.base.errors import MachineError, UsageError
 
 _BACKLOG = 4096
+PORT_RANGE = "RELIGHT_PORT_RANGE"
+"""The variable with the ports for the workers' store."""
 _RANGE = "/proc/sys/net/ipv4/ip_local_port_range"  # of IPv6 as well (ip-sysctl.rst)
+
+
+class PortTakenError(UsageError):
+    """Another program has the port."""
 
 
 def is_loopback(address: str) -> bool:
@@ -73,12 +79,35 @@ def listen(address: str, port: int) -> socket.socket | None:
     return sock
 
 
-def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
-    """Return a socket bound for the workers' store; port 0 is any free one.
+def bind(host: str, port: int, *, listen: bool = False, among: range = range(0)) -> socket.socket:
+    """Return a socket bound for the workers' store.
+
+    Args:
+        host: the address, or its name.
+        port: the port, 0 for any free one.
+        listen: whether it listens.
+        among: the ports of which port 0 is the first free one; empty for all.
 
     Raises:
         UsageError: the port is taken, or the address does not belong to this machine.
         MachineError: no socket can be opened, or no port is free.
+    """
+    for number in among if port == 0 else ():
+        try:
+            return _bind(host, number, listen=listen, alone=len(among) > 1)
+        except PortTakenError:
+            pass
+    if among and port == 0:
+        raise MachineError(
+            f"no port of {PORT_RANGE}={among[0]}-{among[-1]} is free for the workers' store",
+            hint="`ss -tan` shows by whom they are used; each job on a machine needs one",
+        )
+    return _bind(host, port, listen=listen)
+
+
+def _bind(host: str, port: int, *, listen: bool, alone: bool = False) -> socket.socket:
+    """Bind one port; `alone`: not if connections that have ended still have it, nor beside another
+    socket that does not listen.
     """
     host = host.strip("[]")
     hint = "--master-addr and --local-addr take an address of this machine"
@@ -96,8 +125,9 @@ def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
         raise MachineError(f"can't open a socket: {error.strerror}", hint=hint) from None
     try:
         # A restart on a given port must not wait for the old connections' TIME_WAIT.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, listen or not alone)
         bound.bind(address)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for the worker that serves
         if listen:
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
             bound.listen(_BACKLOG)
@@ -106,7 +136,7 @@ def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
         if error.errno == errno.EADDRINUSE and not port:
             raise no_free_port("the workers' store") from None
         if error.errno == errno.EADDRINUSE:
-            raise UsageError(
+            raise PortTakenError(
                 f"port {host}:{port} for the workers' store is taken by another program",
                 hint="leave out --master-port for a free port, or choose another",
             ) from None

@@ -28,17 +28,20 @@ class StorePort:
         host: the address to bind; a name is resolved.
         port: the port, 0 for any free one; the attribute `port` then has its number.
         served: whether the agent serves the store.
+        among: the ports of which port 0 is the first free one; empty for all.
 
     Raises:
         UsageError: the port is taken, or the address does not belong to this machine.
         MachineError: no socket can be opened.
     """
 
-    def __init__(self, loop: Loop, host: str, port: int, *, served: bool) -> None:
+    def __init__(
+        self, loop: Loop, host: str, port: int, *, served: bool, among: range = range(0)
+    ) -> None:
         self.served = served
         self._on_client: Callable[[int], None] = lambda _: None
         self._loop = loop
-        self._socket = bind(host, port, listen=served)
+        self._socket = bind(host, port, listen=served, among=among)
         self.port: int = self._socket.getsockname()[1]
         self._store: TCPStore | None = None
         if served:

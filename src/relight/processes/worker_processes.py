@@ -42,6 +42,7 @@ _LET_END_S = 0.5
 _ORPHANS_LIMIT_S = 10.0
 """How long the search for what a killed spawner has left may take."""
 _ORPHANS_LOOK_S = 0.01
+_LOOK_S = 0.02
 
 
 class Workers:
@@ -83,6 +84,8 @@ class Workers:
         self._loop = loop
         self._on_event = on_event
         self._buffer = b""
+        self._holder = 0
+        """The spawner's own pid, once it has told it."""
         try:
             pid, self._socket = (fork or spawner.fork)(plans, scratch)
             self._spawner = system.Child(pid)
@@ -150,6 +153,17 @@ class Workers:
         """
         self._command(f"lease {until!r}")
         self._expiry.set(until or None)
+
+    def left_running(self, limit_s: float) -> list[int]:
+        """Return the pids of processes that ended workers have left, and that do not end by
+        themselves within a time; for when all workers have ended.
+        """
+        until = self._loop.now() + limit_s
+        while left := system.children_of(self._holder) if self._holder else []:
+            if self._spawner_gone or self._loop.now() >= until:
+                break
+            self._loop.run_once(_LOOK_S)
+        return left
 
     def close(self, grace_s: float = 0.0) -> bool:
         """Kill all that is left; return True when it is gone, or False if it can't be killed and
@@ -248,7 +262,8 @@ class Workers:
             number, _, path = rest.partition(" ")
             raise _refused(int(number), path)
         if word == "holder":
-            self._spawner.guards(int(rest))
+            self._holder = int(rest)
+            self._spawner.guards(self._holder)
             return
         if word == "ended":  # the process stays for the next generation
             self._loop.forget(self._spawner)

@@ -43,6 +43,7 @@ class Conf(NamedTuple):
     checkpoint_timeout: float = 120.0
     store_type: str = "tcp"
     is_host: bool | None = None
+    rank0: str = ""
     rank: int | None = None
     timeout: float | None = None
     """Static and etcd: torchrun's name for `join_timeout`, which already has its value."""
@@ -156,6 +157,13 @@ def parse_takeover(text: str) -> str:
     return text
 
 
+def parse_rank0(text: str) -> str:
+    """Parse on which node rank 0 is; without it, nodes are in the order of their host names."""
+    if text != "endpoint":
+        raise ValueError("expected endpoint")
+    return text
+
+
 def parse_protocol(text: str) -> str:
     """Parse the protocol for etcd."""
     word = text.lower()
@@ -191,6 +199,7 @@ KEYS: tuple[Key, ...] = (
     Key("tls_key", str, is_file=True),
     Key("tls_ca", str, is_file=True),
     Key("is_host", parse_bool, ("c10d", *_REGISTERS), "with static, node rank 0 hosts it"),
+    Key("rank0", parse_rank0, ("c10d",), "only with c10d is the endpoint the host of a node"),
     Key("lease_ttl", parse_seconds, _REGISTERS, "the endpoint itself is the coordinator"),
     Key("store_type", parse_store_type, ("c10d",), "only the c10d rendezvous has it"),
     Key("read_timeout", parse_seconds, ("c10d", "etcd-v2"), "only c10d and etcd-v2 have it"),

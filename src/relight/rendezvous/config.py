@@ -40,7 +40,8 @@ class Meeting(NamedTuple):
     lasts for `ttl_s`. `hosted`: whether this node hosts the coordinator; None to find out.
     `local_addr` is the address that other nodes shall use, or empty. `fixed_port`: workers also
     find their store at the endpoint's port. `node_rank` is this node's rank in a static rendezvous,
-    otherwise the number of its replica or -1. Times in seconds.
+    otherwise the number of its replica or -1. `endpoint_first`: rank 0 is on the node that hosts
+    the endpoint. Times in seconds.
     """
 
     job: str
@@ -60,6 +61,7 @@ class Meeting(NamedTuple):
     seek_s: float
     close_s: float
     security: Security
+    endpoint_first: bool = False
 
     @property
     def who(self) -> str:
@@ -135,6 +137,7 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
         seek_s=2 * conf.read_timeout if hosts and conf.read_timeout else conf.join_timeout,
         close_s=conf.close_timeout,
         security=secured,
+        endpoint_first=conf.rank0 == "endpoint",
     )
     settings = GroupSettings(
         min_nodes=spec.nnodes.min_nodes,

@@ -44,9 +44,10 @@ def shared_machine(joins: Sequence[Join]) -> str:
         return ""
     fullest = max(counts, key=lambda machine: counts[machine])  # the first of these
     host, count = fullest[0], counts[fullest]
+    those = "all nodes" if count == len(joins) else f"{count} of {len(joins)} nodes"
     return (
-        f"{count} of {len(joins)} nodes are agents on one host, {host}, and share its CPUs "
-        "and GPUs; one agent on each host can start all workers there (--nproc-per-node)"
+        f"{those} are agents on one host, {host}, and share its CPUs and GPUs; one agent on each "
+        "host can start all workers there (--nproc-per-node)"
     )
 
 
@@ -109,8 +110,8 @@ def several_jobs(waiting: Mapping[str, tuple[Sequence[str], int]]) -> str:
         for job, (hosts, needed) in waiting.items()
     ]
     return (
-        f"note: {len(jobs)} jobs wait for nodes at this endpoint: {', '.join(jobs[:8])}; if they "
-        "are one job, give all its nodes the same --rdzv-id"
+        f"note: {len(jobs)} jobs with different --rdzv-id wait for nodes at this endpoint: "
+        f"{', '.join(jobs[:8])}; if they are one job, give all its nodes the same id"
     )
 
 

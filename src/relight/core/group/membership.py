@@ -31,7 +31,7 @@ Rules:
   (core/group/silence).
 - Survivors keep their order, a newcomer takes the place of a lost node, other newcomers come last.
   A first generation is in the natural order of host names. Nodes with a number are in the order of
-  their numbers; the group does not wait for missing numbers.
+  their numbers; the group does not wait for missing numbers. A node that `comes_first` is rank 0's.
 - `restart` counts failures of workers. A change of membership is not counted; where both happen
   during a stop, it counts as a change of membership. What a failure leads to is decided in
   core/group/restart_decision, which asks core/group/restart_budget.
@@ -1113,7 +1113,8 @@ class Membership:
         newcomers = [m.node for m in ready if m.node not in self.roster]
         order = ranks.arrange(survivors, newcomers, most)
         numbers = {m.node: m.join.node_rank for m in ready if m.join.node_rank >= 0}
-        return [self.members[node] for node in ranks.as_numbered(order, numbers)]
+        members = [self.members[node] for node in ranks.as_numbered(order, numbers)]
+        return sorted(members, key=lambda member: not member.join.comes_first)
 
     def _finish(self, end: JobEnded) -> None:
         self.state, self.end, self._ending.agreement = GroupState.ENDED, end, None

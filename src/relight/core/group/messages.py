@@ -59,7 +59,7 @@ class Join(NamedTuple):
     numbers the connections of this agent: what was sent over an earlier one may arrive later.
     `met_coordinator`: one has sent this agent a message before, so the one that it joins may be a
     successor. `machine`: nodes with the same one and the same `host` share a machine; empty if that
-    is unknown, or meant.
+    is unknown, or meant. `comes_first`: its workers have the first ranks.
     """
 
     node: str
@@ -80,6 +80,7 @@ class Join(NamedTuple):
     udp_port: int = 0
     connection: int = 0
     met_coordinator: bool = False
+    comes_first: bool = False
 
 
 class Target(NamedTuple):

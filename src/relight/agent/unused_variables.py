@@ -1,0 +1,40 @@
+"""Notes on variables of the environment that users expect to count, and that a launcher does not
+read; loaded only if one of them is set.
+"""
+
+from collections.abc import Mapping
+
+from relight.flags.spec import LaunchSpec
+
+_OF_A_WORKER = ("LOCAL_RANK", "TORCHELASTIC_RUN_ID")
+_PLACE = {"master-addr", "master-port", "rdzv-endpoint"}
+
+
+def notes(spec: LaunchSpec, given: set[str], variables: Mapping[str, str], nproc: int) -> list[str]:
+    """Return a note for each.
+
+    Args:
+        spec: the launch's options, with what the cluster says.
+        given: the flags that were given, or taken from the cluster.
+        variables: the environment.
+        nproc: workers on this node.
+    """
+    if any(name in variables for name in _OF_A_WORKER):
+        return []  # another launcher's; the workers' own launcher knows better
+    found = []
+    place = [name for name in ("MASTER_ADDR", "MASTER_PORT") if variables.get(name)]
+    if place and spec.runs_locally() and not spec.standalone and not _PLACE & given:
+        port = variables.get("MASTER_PORT") or "PORT"
+        shown = ", ".join(f"{name}={variables[name]}" for name in place)
+        found.append(
+            f"{shown}: no effect, as in torchrun; the workers of one node meet at a free port "
+            f"(--master-port={port} sets it)"
+        )
+    devices = [each for each in variables.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+    if len(devices) > 1 and nproc == 1 and "nproc-per-node" not in given:
+        found.append(
+            f"1 worker, which sees all {len(devices)} devices of CUDA_VISIBLE_DEVICES; "
+            f"--nproc-per-node={len(devices)} starts one for each, --nproc-per-node=1 hides this "
+            "note"
+        )
+    return found

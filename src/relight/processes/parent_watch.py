@@ -1,0 +1,30 @@
+"""Waits for the end of the process that has started this one (--end-with-parent)."""
+
+import os
+from collections.abc import Callable
+
+from relight.host.loop import Loop
+
+_LOOK_EVERY_S = 0.5
+
+
+class ParentWatch:
+    """Looks for a change of this process's parent. PR_SET_PDEATHSIG would tell of the end of the
+    thread that has started this process, which may end before the others of its program.
+
+    Args:
+        loop: the agent's loop.
+        on_end: called once, with the pid of the parent that has ended.
+    """
+
+    def __init__(self, loop: Loop, on_end: Callable[[int], None]) -> None:
+        self._loop = loop
+        self._pid = os.getppid()
+        self._on_end = on_end
+        loop.call_after(_LOOK_EVERY_S, self._look)
+
+    def _look(self) -> None:
+        if os.getppid() != self._pid:
+            self._on_end(self._pid)
+        else:
+            self._loop.call_after(_LOOK_EVERY_S, self._look)
