@@ -150,9 +150,16 @@ def test_filter_words_match_in_any_cell() -> None:
 @pytest.mark.parametrize(
     ("printed", "shown"),
     [
-        ("0, 97, 62641, 81559\n1, 0, 4, 81559\n", "GPUs here: 0: 97% 61/80 GiB, 1: 0% 0/80 GiB"),
-        ("0, [N/A], 512, 81559\n", "GPUs here: 0: 0/80 GiB"),
-        ("0, 3, [N/A], [N/A]\n", "GPUs here: 0: 3%"),
+        (
+            "0, NVIDIA H100, 97, 62641, 81559\n1, NVIDIA H100, 0, 4, 81559\n",
+            "GPUs here (NVIDIA H100): 0: 97% 61/80 GiB, 1: 0% 0/80 GiB",
+        ),
+        (
+            "0, A, 97, 62641, 81559\n1, B, 0, 4, 81559\n",
+            "GPUs here: 0 (A): 97% 61/80 GiB, 1 (B): 0% 0/80 GiB",
+        ),
+        ("0, A, [N/A], 512, 81559\n", "GPUs here (A): 0: 0/80 GiB"),
+        ("0, A, 3, [N/A], [N/A]\n", "GPUs here (A): 0: 3%"),
         ("No devices were found\n", ""),
         ("0, 97\n\n", ""),
     ],

@@ -19,6 +19,7 @@ from relight.core.status.goodput import Account, NodeFailures, Phases
 from relight.core.status.rates import Rates
 from relight.core.status.snapshot import NodeSnapshot, RankSnapshot, RankUse, WholeJob
 from relight.core.status.timeline import history
+from relight.host.gpus import Gpu
 from relight.inspect.page import metrics
 from relight.inspect.page.server import PageServer, Served
 from relight.inspect.page.view_model import Reading
@@ -51,7 +52,8 @@ def reading(exit_code: int | None = None) -> Reading:
 def samples(exit_code: int | None) -> dict[str, list[Any]]:
     from prometheus_client.parser import text_string_to_metric_families
 
-    kind, body = metrics.exposition(lambda: reading(exit_code))
+    gpus = [Gpu(0, "NVIDIA H100", 97, 62641, 81559), Gpu(1, "NVIDIA H100", None, None, 81559)]
+    kind, body = metrics.exposition(lambda: reading(exit_code), lambda: gpus)
     assert kind.startswith("text/plain")
     found: dict[str, list[Any]] = {}
     for family in text_string_to_metric_families(body.decode()):
@@ -76,6 +78,9 @@ def test_metrics_describe_the_job() -> None:
     assert [each.value for each in found["relight_job_restarts_total"]] == [1.0]
     phases = {each.labels["phase"]: each.value for each in found["relight_phase_seconds"]}
     assert phases == {"productive": 9.0, "imports": 1.0, "unknown": 0.0}
+    (busy,) = found["relight_gpu_busy_ratio"]
+    assert (busy.labels["gpu"], busy.labels["host"], busy.value) == ("0", "gpu-01", 0.97)
+    assert len(found["relight_gpu_memory_bytes"]) == 2
     own = {"job_name": "train", "job_id": "train-7"}
     assert all(own.items() <= sample.labels.items() for each in found.values() for sample in each)
 

@@ -13,6 +13,8 @@ import pytest
 from conftest import LIMIT_S, Launch, Start, clean_environment
 from test_orphans import marked, marker, wait_until_gone, wait_until_up  # noqa: F401
 
+import relight
+
 Script = Callable[..., Path]
 PYTHONPATH = os.environ.get("PYTHONPATH", "")
 SAYS_RAN = "print('ran', flush=True)"
@@ -214,6 +216,39 @@ for look in (
         check=False,
     )
     assert result.stdout.split() == [b"0", b"1", b"2"]
+
+
+LOOPS = """
+import os
+from relight.preload.env_tracer import Watch
+os.environ.update({f"OTHER_{number}": "" for number in range(100)})
+watch = Watch(["RANK"])
+dict((name, value) for name, value in os.environ.items() if name.startswith("TQDM_"))
+for value in os.environ.values():
+    pass
+dict(os.environ)
+watch.end()
+print(watch.reads, "TQDM_" in watch.prefixes["__main__"])
+"""
+
+
+@pytest.mark.parametrize("version", ["3.11.7", "3.12.1", "3.13.0", "3.14.0"])
+def test_loop_over_all_variables_reads_none_by_name(version: str) -> None:
+    """As tqdm's does when it is imported. A warm process does not depend on what such a loop skips:
+    TORCHELASTIC_RUN_ID differs between jobs.
+    """
+    python = Path.home() / ".pyenv" / "versions" / version / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"no Python {version}")
+    source = str(Path(relight.__file__).parents[1])
+    result = subprocess.run(
+        [python, "-c", LOOPS],
+        env=clean_environment(PYTHONPATH=source),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.stdout == "{} True\n", result.stderr
 
 
 BROKEN = {

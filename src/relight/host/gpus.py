@@ -4,17 +4,18 @@ import subprocess
 from contextlib import suppress
 from typing import NamedTuple
 
-_COMMAND = ("nvidia-smi", "--query-gpu=index,utilization.gpu,memory.used,memory.total",
-            "--format=csv,noheader,nounits")  # fmt: skip
+_QUERY = "--query-gpu=index,name,utilization.gpu,memory.used,memory.total"
+_COMMAND = ("nvidia-smi", _QUERY, "--format=csv,noheader,nounits")
 _LIMIT_S, _AFTER_KILL_S = 5.0, 0.5
 
 
 class Gpu(NamedTuple):
-    """A GPU: its number, the percentage of the time in which it was busy, and its memory in MiB,
-    used and in all. What the driver does not tell, as for a part of a GPU (MIG), is None.
+    """A GPU: its number and model, the percentage of the time in which it was busy, and its memory
+    in MiB, used and in all. What the driver does not tell, as for a part of a GPU (MIG), is None.
     """
 
     number: int
+    model: str
     busy: int | None
     used_mib: int | None
     total_mib: int | None
@@ -55,7 +56,9 @@ def _output() -> str | None:
 def _parsed(text: str) -> list[Gpu]:
     found = []
     for line in text.splitlines():
-        number, *rest = (int(word) if word.isdecimal() else None for word in line.split(", "))
-        if number is not None and len(rest) == 3:
-            found.append(Gpu(number, *rest))
+        number, _, rest = line.partition(", ")
+        model, *words = rest.rsplit(", ", 3)
+        if number.isdecimal() and len(words) == 3:
+            values = (int(word) if word.isdecimal() else None for word in words)
+            found.append(Gpu(int(number), model, *values))
     return found

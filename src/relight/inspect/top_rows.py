@@ -202,13 +202,19 @@ def totals(rows: Iterable[Row]) -> str:
 
 def gpus_line(gpus: Sequence[Gpu]) -> str:
     """Return how the GPUs of this machine are, empty if there are none."""
+    models = {gpu.model for gpu in gpus}
     texts = []
     for gpu in gpus:
-        text = f"{gpu.number}:" if gpu.busy is None else f"{gpu.number}: {gpu.busy}%"
+        text = f"{gpu.number}:" if len(models) == 1 else f"{gpu.number} ({gpu.model}):"
+        if gpu.busy is not None:
+            text += f" {gpu.busy}%"
         if gpu.used_mib is not None and gpu.total_mib is not None:
             text += f" {gpu.used_mib / 1024:.0f}/{gpu.total_mib / 1024:.0f} GiB"
         texts.append(text)
-    return f"GPUs here: {', '.join(texts)}" if texts else ""
+    if not texts:
+        return ""
+    head = f"GPUs here ({models.pop()})" if len(models) == 1 else "GPUs here"
+    return f"{head}: {', '.join(texts)}"
 
 
 def headline(job: JobLook) -> list[str]:

@@ -11,7 +11,7 @@ import os
 import random
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, ItemsView, Iterator, ValuesView
 from itertools import chain, compress, filterfalse, repeat
 from operator import is_
 from types import CodeType
@@ -19,6 +19,9 @@ from typing import Any
 
 _TRANSPARENT_MODULES = ("os", "collections.abc", "_collections_abc")
 _NAME = re.compile("[A-Z][A-Z0-9]*_[A-Z0-9_]*")
+_VIEWS = (ItemsView.__iter__.__code__, ValuesView.__iter__.__code__)
+"""What reads the values in a loop over `items()` or `values()`. Where such a loop is does not tell:
+once CPython 3.12 has specialized the loop, `f_lasti` is two bytes further on."""
 _CALLERS = 4
 _DIGITS = 18
 
@@ -113,7 +116,7 @@ class Watch:
                 return
             if not self._first[0]:
                 self._first = module_of(frame), name
-        elif frame is iterated and frame.f_lasti == at:
+        elif frame is iterated and (frame.f_lasti == at or sys._getframe(2).f_code in _VIEWS):
             return
         self.reads.setdefault(module_of(frame), set()).add(name)
 

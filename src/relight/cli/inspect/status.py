@@ -138,6 +138,12 @@ def main(argv: list[str]) -> int:
         last = "LAST LINE" if any(each.last_line for each in found.replicas) else "ERROR"
         print()
         print("\n".join(table(rows, ("REPLICA", "STATE", "EXIT", "HOST", last))))
+    if handle.scheduler in (handles.RUN, "local") and not found.state.is_over:
+        from relight.host.gpus import Gpus
+        from relight.inspect.top_rows import gpus_line
+
+        if text := gpus_line(Gpus().look()):
+            print(f"\n{text}")
     return EXIT_OK
 
 

@@ -29,6 +29,7 @@ from relight.cli.inspect import stacks
 from relight.cli.jobs.common import say
 from relight.core.status.snapshot import ENDED
 from relight.flags.arguments import ParsedFlags
+from relight.host.gpus import Gpus
 from relight.inspect.page import otel
 from relight.inspect.page.metrics import exposition
 from relight.inspect.page.server import PageServer, Served
@@ -141,7 +142,7 @@ def _serve_until(
 ) -> int:
     actions = _actions(jobs, job)
     watched = WatchedJob(jobs, job.app_id, actions if token.text else ())
-    metrics = partial(exposition, watched.reading)
+    metrics = partial(exposition, watched.reading, Gpus().look)
     served = Served(watched.look, watched.output, metrics, actions)
     server = _listening(where, token.text, served)
     threading.Thread(target=server.serve_forever, daemon=True).start()

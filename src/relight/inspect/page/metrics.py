@@ -4,11 +4,12 @@ Names and units are those that Prometheus asks for (https://prometheus.io/docs/p
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from relight.base.errors import UsageError
 from relight.core.status.snapshot import ranks_of
+from relight.host.gpus import Gpu
 from relight.inspect.page.view_model import Reading, shown_state, state_of
 
 HELP = {
@@ -27,6 +28,9 @@ HELP = {
     "relight_rank_steps_per_second": "Steps of the rank a second, over 15 seconds.",
     "relight_rank_cpu_seconds": "CPU time of the rank and all that it has started.",
     "relight_rank_memory_bytes": "Memory of the rank and all that it has started.",
+    "relight_gpu_busy_ratio": "Share of the time in which a GPU of this host was busy.",
+    "relight_gpu_memory_used_bytes": "Memory in use on it, by all processes.",
+    "relight_gpu_memory_bytes": "Memory that it has.",
     "relight_phase_seconds": "Time of the job by phase, as the node of rank 0 knows it.",
     "relight_goodput_ratio": "Share of the time that was productive.",
     "relight_job_failures": "Failures of the job.",
@@ -47,11 +51,14 @@ _STATES = ("waiting", "running", "stopping", "done", "succeeded", "failed", "can
 _RANK_STATES = ("running", "succeeded", "failed", "killed", "hung", "stopped", "unknown")
 
 
-def exposition(read: Callable[[], Reading]) -> tuple[str, bytes]:
+def exposition(
+    read: Callable[[], Reading], look: Callable[[], Sequence[Gpu]] = tuple
+) -> tuple[str, bytes]:
     """Return the content type and the text of the metrics of a job.
 
     Args:
         read: returns what is known of it.
+        look: returns the GPUs of this host.
 
     Raises:
         UsageError: prometheus-client is not installed.
@@ -65,22 +72,23 @@ def exposition(read: Callable[[], Reading]) -> tuple[str, bytes]:
             hint="pip install 'prometheus-client>=0.20', in the environment of relight",
         ) from None
     registry = CollectorRegistry()
-    registry.register(_Collector(read()))
+    registry.register(_Collector(read(), look()))
     return CONTENT_TYPE_LATEST, generate_latest(registry)
 
 
 class _Collector:
     """Gives what was read to prometheus-client."""
 
-    def __init__(self, reading: Reading) -> None:
-        self._reading = reading
+    def __init__(self, reading: Reading, gpus: Sequence[Gpu]) -> None:
+        self._reading, self._gpus = reading, gpus
 
     def collect(self) -> Iterator[Any]:
         """Yield the families of metrics that have samples."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         own = labels_of(self._reading)
-        for name, samples in families(self._reading):
+        host = self._reading.job.nodes[0].host
+        for name, samples in (*families(self._reading), *_of_gpus(host, self._gpus)):
             kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
             family = kind(name, HELP[name], labels=[*own, *samples[0][0]])
             for labels, value in samples:
@@ -127,6 +135,21 @@ def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
         if value is not None:
             yield name, [({}, float(value))]
     yield from _of_ranks(reading)
+
+
+def _of_gpus(host: str, gpus: Sequence[Gpu]) -> Iterator[tuple[str, Samples]]:
+    found: dict[str, Samples] = {}
+    for gpu in gpus:
+        values = (
+            ("relight_gpu_busy_ratio", gpu.busy, 0.01),
+            ("relight_gpu_memory_used_bytes", gpu.used_mib, 1 << 20),
+            ("relight_gpu_memory_bytes", gpu.total_mib, 1 << 20),
+        )
+        for name, value, unit in values:
+            if value is not None:
+                labels = {"gpu": str(gpu.number), "model": gpu.model, "host": host}
+                found.setdefault(name, []).append((labels, value * unit))
+    yield from found.items()
 
 
 def _of_ranks(reading: Reading) -> Iterator[tuple[str, Samples]]:
