@@ -21,7 +21,7 @@ from worker_ends import (
 
 from relight.core.diagnosis import blame, causes
 from relight.core.diagnosis.causes import Certainty, Role, Verdict, role
-from relight.core.diagnosis.stack_text import SHUTTING_DOWN
+from relight.core.diagnosis.stack_text import NO_CODE, SHUTTING_DOWN
 from relight.core.failure import ErrorReport, Failure, FailureKind, WorkerEnd, WorkerState
 
 OVER = WorkerState(SHUTTING_DOWN, (), False)
@@ -78,12 +78,14 @@ def test_failure_is_own_or_caused_by_peer_or_agent(failure: Failure, expected: R
         ({"doing": READS}, Role.STOPPED),
         ({"doing": READS._replace(in_program=False)}, Role.REPORTED),
         ({"doing": OVER}, Role.REPORTED),
+        ({"doing": WorkerState(NO_CODE, (), False)}, Role.REPORTED),
         ({"doing": OVER, "printed_s": 1.9}, Role.REPORTED),
         ({"doing": CLEANS_UP}, Role.REPORTED),
         ({"doing": CLEANS_UP._replace(handling="SystemExit: 1")}, Role.STOPPED),
         ({}, Role.STOPPED),
     ],
     ids=["printed before", "printed after", "was working", "was in an exit function", "was over",
+         "was in an exit function of C",
          "was over, read later", "was cleaning up",
          "was leaving", "nobody knows"],
 )  # fmt: skip

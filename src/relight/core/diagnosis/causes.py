@@ -24,7 +24,7 @@ from relight.base.text import format_ranks
 from relight.core.diagnosis import blame
 from relight.core.diagnosis.blame import Blame
 from relight.core.diagnosis.excerpts import headline
-from relight.core.diagnosis.stack_text import SHUTTING_DOWN, Frame, place
+from relight.core.diagnosis.stack_text import NO_CODE, SHUTTING_DOWN, Frame, place
 from relight.core.diagnosis.traceback_lines import frame_of
 from relight.core.failure import AT_EXIT, Failure, FailureKind, WorkerEnd, WorkerState
 
@@ -147,8 +147,8 @@ def had_failed_before(failure: Failure) -> bool | None:
         return failure.report is None and failure.exitcode != -failure.stop_signal
     if failure.printed_s is not None and failure.printed_s > failure.stopping_s:
         return True
-    if doing is not None and doing.place == SHUTTING_DOWN:
-        return True
+    if doing is not None and doing.place.startswith(NO_CODE):
+        return True  # it has printed something, so it does not just start
     if doing is not None and doing.place.startswith(_IN):
         return not doing.in_program  # its script ran, and nothing had been raised; else it was over
     return None if failure.printed_s is None else False
@@ -162,7 +162,7 @@ def ended_by_itself(failure: Failure) -> bool:
     if place.startswith(_ENDED):
         return failure.exitcode != -failure.stop_signal
     # While Python shuts down, a signal can't change its exit code.
-    return place == SHUTTING_DOWN and 0 < failure.exitcode != 128 + failure.stop_signal
+    return place.startswith(NO_CODE) and 0 < failure.exitcode != 128 + failure.stop_signal
 
 
 def doubt(failure: Failure) -> str:

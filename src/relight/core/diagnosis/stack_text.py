@@ -60,7 +60,9 @@ _RECEIVES = re.compile(r", system call (?:recv\w+|accept4?)$")
 _OUTERMOST = ("<module>", "_run_module_as_main")
 """The outermost function of a script, and of `python -m` (Lib/runpy.py)."""
 _IMPORTS = "<frozen importlib._bootstrap>"
-SHUTTING_DOWN = " runs no Python code any more"
+NO_CODE = " runs no Python code"
+"""The place of a process that starts, compiles its script, or is in an exit function of C."""
+SHUTTING_DOWN = f"{NO_CODE} any more"
 """The place of a process whose program is over, and its exit functions, too."""
 _STATES = {
     "T": " is stopped (SIGSTOP)",
@@ -342,7 +344,7 @@ def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]
         call = next((each.waits_in for each in stack.threads if each.is_main), "")
         return (condition, None, call), f"{condition}{_in_call(call)}", False
     if thread is None:
-        text = SHUTTING_DOWN if stack.is_finalizing else " runs no Python code"
+        text = SHUTTING_DOWN if stack.is_finalizing else NO_CODE
         text = f"{condition}, without Python code" if condition else text
         return (condition, None), text, False
     what, where = place(thread.frames)
