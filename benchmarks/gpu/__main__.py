@@ -2,7 +2,7 @@
 
 It takes three to four minutes, six at most, with the torch that this interpreter has. Prints a
 table; `--out FILE` writes it, `--logs DIR` writes one file with all commands and their output.
-`--device cpu` tries the script itself where there is no GPU.
+`--device cpu` tests the script itself without a GPU.
 
 Exit code: 0; 1 a check failed; 2 something is missing here.
 """
@@ -119,7 +119,7 @@ def torch_facts() -> dict[str, Any]:
 
 
 def find_card(device: str, facts: dict[str, Any]) -> tuple[Card | None, list[str]]:
-    """Return the card, or None and what is missing."""
+    """Return the card, or None and the missing parts."""
     problems = []
     if facts.get("error"):
         problems.append(f"{facts['error']} (in {sys.executable})")
@@ -136,7 +136,7 @@ def find_card(device: str, facts: dict[str, Any]) -> tuple[Card | None, list[str
 
 
 def machine(found: Card, facts: dict[str, Any]) -> list[str]:
-    """Return what the checks run on."""
+    """Return the lines about the machine."""
     nccl = f", NCCL {facts['nccl']}" if facts.get("nccl") else ""
     cuda = f", CUDA {facts['cuda']}" if facts.get("cuda") else ""
     driver = f", driver {found.driver}" if found.driver else ""
@@ -149,7 +149,7 @@ def machine(found: Card, facts: dict[str, Any]) -> list[str]:
 
 
 def as_text(heads: list[str], rows: list[Row], seconds: float) -> str:
-    """Return the table in Markdown, with what it was made on."""
+    """Return the table in Markdown, below the lines about the machine."""
     table = results.table("check | result | details", (row.as_text() for row in rows))
     lines = [*(f"{line}." for line in heads), f"{seconds:.0f} s in all.", "", *table]
     return "\n".join(lines) + "\n"

@@ -30,7 +30,7 @@ class Card(Protocol):
 
 
 class NoCard:
-    """Stands in for the card with `--device cpu`."""
+    """The card of `--device cpu`."""
 
     name = "no GPU"
     driver = ""
@@ -52,7 +52,7 @@ class NvmlCard:
     """The first GPU, read through NVML.
 
     Raises:
-        OSError: there is no driver library, or it finds no GPU.
+        OSError: the driver library is missing, or finds no GPU.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ def find() -> Card:
     """Return the first GPU.
 
     Raises:
-        OSError: there is none, or no driver.
+        OSError: no GPU, or no driver.
     """
     try:
         return NvmlCard()
@@ -134,8 +134,8 @@ class ComputeApps(NamedTuple):
 def compute_apps() -> ComputeApps:
     """Return the processes with a CUDA context.
 
-    In a container, the driver may list none, or pids of another namespace: that this list lacks a
-    pid is evidence only where it has the pid of a process with a context.
+    In a container the driver may list nothing, or pids of another namespace. A missing pid is
+    evidence only if the list has another process known to have a context.
     """
     try:
         lines = smi("--query-compute-apps=pid", "--format=csv,noheader,nounits")
@@ -148,7 +148,7 @@ def smi(*words: str) -> str:
     """Return the output of nvidia-smi.
 
     Raises:
-        OSError: it is missing, fails, or does not answer.
+        OSError: nvidia-smi is missing, fails, or hangs.
     """
     process = subprocess.Popen(
         ["nvidia-smi", *words],

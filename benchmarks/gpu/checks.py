@@ -1,4 +1,4 @@
-"""The checks, in the order in which they run: what matters most comes first, as time may end."""
+"""The checks, most important first: the time limit may cut the last ones."""
 
 import json
 import os
@@ -52,7 +52,7 @@ print("counts", json.dumps(found))
 
 
 def tutorial(bench: Bench) -> None:
-    """`examples/hello_ddp.py`, which is the DDP tutorial of torch, on one worker."""
+    """`examples/hello_ddp.py`, torch's DDP tutorial, on one worker."""
     job = Job(bench, bench.folder("tutorial"), ["--nproc-per-node=1"],
               [str(_ROOT / "examples" / "hello_ddp.py")])  # fmt: skip
     bench.expect(job.wait(60) == 0, "examples/hello_ddp.py ends with exit code 0")
@@ -166,7 +166,7 @@ def restart_memory(bench: Bench) -> None:
 
 
 def node_loss(bench: Bench) -> None:
-    """Two agents on this machine; one is killed: its worker's memory is free, the other goes on."""
+    """Kill one of two agents: its worker's memory is freed, and the other agent keeps running."""
     before = bench.card.used_mib()
     common = [
         "--nproc-per-node=1", "--nnodes=1:2", "--max-restarts=3", "--rdzv-backend=c10d",
@@ -238,7 +238,7 @@ def out_of_memory(bench: Bench) -> None:
 
 
 def device_assert(bench: Bench) -> None:
-    """A device-side assertion in rank 1 of 2: what the report says."""
+    """The report of a device-side assertion in rank 1 of 2."""
     job = bench.job(bench.folder("assert"), ["--nproc-per-node=2"], "assert", "--backend", "gloo")
     job.of_generation(0, 2)
     bench.expect(job.wait(45) != 0, "the job has failed")
@@ -476,7 +476,7 @@ def _ended(job: Job) -> bool:
 
 
 def _expect_right(bench: Bench, facts: Facts, who: str) -> None:
-    """Check what the worker has computed, and that nothing had used the device before."""
+    """Check the worker's results."""
     checked = ["math"]
     is_right = facts["right"]
     if "summed" in facts:
@@ -495,7 +495,7 @@ def _expect_warm(bench: Bench, facts: Facts, who: str) -> None:
 
 
 def _expect_no_context(bench: Bench, processes: dict[str, int], user: int) -> None:
-    """Check that processes have no CUDA context, while process `user` (0: none) has one."""
+    """Check processes for CUDA contexts; `user` is a process that has one, or 0."""
     if not bench.is_cuda:
         return
     apps = card.compute_apps()

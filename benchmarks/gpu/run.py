@@ -23,14 +23,14 @@ WORKER = str(Path(__file__).with_name("worker.py"))
 MODULES = "torch,torch._dynamo"
 POLL_S = 0.01
 END_S = 20.0
-"""For a job that has been told to end."""
+"""Limit for a job to end after its stop file appears."""
 SLACK_MIB = 48.0
-"""By which the memory in use may differ from before; a CUDA context alone takes several hundred."""
+"""Tolerated change of the memory in use; a CUDA context alone takes several hundred."""
 _MOST_LOGGED = 12_000
 """Characters of the output of one job in the log."""
 _MOST_EVENTS = 6_000
 _TOLD_S = 8.0
-"""For a job that SIGTERM was sent to."""
+"""Limit for a job to end after SIGTERM."""
 
 Facts = dict[str, Any]
 
@@ -40,11 +40,11 @@ class TimeLimitError(Exception):
 
 
 class FailedError(Exception):
-    """A check can't go on: something that the rest of it needs did not happen."""
+    """A precondition of the rest of a check failed."""
 
 
 class Check(NamedTuple):
-    """A check; `limit_s` is the time after which it has failed."""
+    """A check. It fails after `limit_s`."""
 
     name: str
     title: str
@@ -100,13 +100,13 @@ class Bench:
         self.log(f"  {text}")
 
     def expect(self, condition: bool, text: str) -> bool:
-        """Add a detail that should hold; if it does not, the check goes on, and has failed."""
+        """Add a detail. Unless it holds, the check fails, but continues."""
         self.note(text if condition else f"**not: {text}**")
         self.failed = self.failed or not condition
         return condition
 
     def require(self, condition: bool, text: str) -> None:
-        """Like `expect`, without a detail where it holds."""
+        """Like `expect`, but add the detail only on failure."""
         if not condition:
             self.expect(False, text)
 
@@ -154,7 +154,7 @@ class Bench:
             FailedError: it takes longer than `limit_s`.
         """
         begin = time.monotonic()
-        # Not a pipe: what the command leaves running would keep it open.
+        # Not a pipe, because processes left running would keep it open.
         with tempfile.TemporaryFile("w+", dir=self.place, errors="replace") as out:
             process = subprocess.Popen(
                 command, cwd=cwd or self.place, env={**self.env, **(env or {})},
@@ -260,11 +260,11 @@ class Job:
 
     @property
     def output(self) -> str:
-        """What the job has printed."""
+        """The output of the job."""
         return Path(self._output).read_text(errors="replace")
 
     def facts(self) -> list[Facts]:
-        """Return what the workers have found, in their order."""
+        """Return the facts that workers have appended, oldest first."""
         try:
             lines = Path(self.facts_file).read_text().splitlines()
         except OSError:
@@ -272,7 +272,7 @@ class Job:
         return [json.loads(line) for line in lines]
 
     def of_generation(self, restart: int, count: int = 1, limit_s: float = 60) -> list[Facts]:
-        """Wait for the facts of `count` workers after so many restarts, and return them by rank.
+        """Wait for the facts of `count` workers of a generation; return them by rank.
 
         Raises:
             FailedError: they do not come, or the job ends before.
@@ -352,7 +352,7 @@ class Job:
         return text.splitlines() if isinstance(text, str) else list(text)
 
     def end(self) -> None:
-        """End the job, by force if it must be, and write what it printed to the log."""
+        """End the job, with SIGKILL if necessary, and log its output."""
         for signum, limit_s in ((signal.SIGTERM, _TOLD_S), (signal.SIGKILL, 2.0)):
             if self.process.poll() is None:
                 self.process.send_signal(signum)
@@ -372,8 +372,8 @@ class Job:
 
 
 class Freed(NamedTuple):
-    """How soon the memory was free again: seconds after the event, and after the last process that
-    used it was gone; infinite if never. `used_mib` is what is still in use.
+    """Delays until the memory was free, in seconds: since the event, and since the last process
+    that used it exited. Infinite if it never was. `used_mib` is still in use.
     """
 
     after_event_s: float
@@ -391,7 +391,7 @@ class Freed(NamedTuple):
 def watch_memory(
     bench: Bench, before_mib: float, since: float, pids: Sequence[int], limit_s: float = 15
 ) -> Freed:
-    """Return how soon the memory in use is what it was before."""
+    """Return the delay until the memory in use is back to `before_mib`."""
     left, gone_at = set(pids), since
     used = 0.0
     while time.monotonic() - since < limit_s:
@@ -439,7 +439,7 @@ def kill(pid: int) -> float:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeLimitError in the block after so many seconds."""
+    """Raise TimeLimitError in the block when the time is up."""
 
     def expire(_number: int, _frame: FrameType | None) -> None:
         raise TimeLimitError(f"the check did not end within {seconds:.0f} s")
@@ -454,7 +454,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def run_check(bench: Bench, check: Check, left_s: float) -> Row:
-    """Run a check within its limit and what is left of the whole; clean up after it."""
+    """Run a check within its own limit and the remaining time; clean up afterwards."""
     if check.needs_gpu and not bench.is_cuda:
         return Row(check.title, "skipped", ["needs a GPU"])
     limit_s = min(check.limit_s, left_s)
@@ -486,7 +486,7 @@ def run_check(bench: Bench, check: Check, left_s: float) -> Row:
 
 
 def remove(bench: Bench) -> None:
-    """Remove what the checks have written."""
+    """Remove the files of the checks."""
     shutil.rmtree(bench.place, ignore_errors=True)
 
 

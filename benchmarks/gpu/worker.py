@@ -165,7 +165,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _append(path: str, facts: dict[str, object]) -> None:
-    """Write one line at once: ranks share the file."""
+    """Append a line in one write, because ranks share the file."""
     sys.stdout.flush()
     line = json.dumps(facts) + "\n"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

@@ -82,18 +82,17 @@ class Collective(NamedTuple):
 class Failure(NamedTuple):
     """How one worker ended, and all that is known about it.
 
-    `exitcode` is negative for a signal. `asked` is the signal that the agent had sent before, or 0.
-    `evidence` are findings of the machine, such as an out-of-memory kill. `last_lines` is the end
-    of stderr. `doing` is known if the agent looked before it stopped the worker, `collectives` if
-    torch's flight recorder has left a dump.
+    `exitcode` is negative for a signal. `stop_signal` is the signal that the agent had sent before,
+    or 0. `evidence` are findings of the machine, such as an out-of-memory kill. `last_lines` is the
+    end of stderr. `doing` is known if the agent looked before it stopped the worker, `collectives`
+    if torch's flight recorder has left a dump.
 
     `when` is the time of day on that host at which it ended, `2026-07-01 12:00:00+0200`. `at`
     orders the failures of one node, in seconds: monotonic in an agent; in a message and in a
     `relight.RunResult` relative to the time of sending, and so negative, as nodes have no common
-    clock. `stopping_s`: how many seconds before its end it was asked to stop. `printed_s`: how many
-    seconds before its end the exception of `report` was printed, None if nobody has seen that;
-    `went_on` whether its program ran on after that. `words` is the line of its other output that
-    tells most.
+    clock. `stopping_s`: seconds from the stop signal to its end. `printed_s`: seconds from the
+    exception of `report` to its end, or None if unknown; `went_on`: whether its program kept
+    running after that. `words` is the most informative line of its other output.
     """
 
     rank: int

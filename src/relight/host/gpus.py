@@ -11,7 +11,7 @@ _LIMIT_S, _AFTER_KILL_S = 5.0, 0.5
 
 class Gpu(NamedTuple):
     """A GPU: its number and model, the percentage of the time in which it was busy, and its memory
-    in MiB, used and in all. What the driver does not tell, as for a part of a GPU (MIG), is None.
+    in MiB, used and total. Values that the driver withholds, as for MIG partitions, are None.
     """
 
     number: int

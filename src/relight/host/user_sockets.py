@@ -21,7 +21,7 @@ JOBS, OF_JOB = "jobs", ".sock"
 _CREDENTIALS = struct.Struct("3i")
 _BACKLOG = 16
 NEW = ".new"
-"""How the name of a socket ends that does not listen yet."""
+"""Suffix of sockets that do not listen yet."""
 _OTHERS = 0o077
 _SHARED = "/tmp"  # noqa: S108  # files.own_directory checks what it finds there
 
@@ -61,8 +61,8 @@ def directory(variables: Mapping[str, str], below: str = "") -> str:
 
 
 def listen(path: str) -> socket.socket:
-    """Return a listening socket. It has its name only once it listens: `connect` takes one that
-    refuses connections for a dead process's, and removes it.
+    """Return a listening socket, which gets its name only once it listens: `connect` removes
+    sockets that refuse connections as leftovers of dead processes.
 
     Raises:
         OSError: it can't be made, or this system does not say who connects (macOS).

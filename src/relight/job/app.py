@@ -1,8 +1,8 @@
 """Describes a job independently of its scheduler: an app of roles, each with replicas of a command.
 
 Names and meanings are those of TorchX's specs (nightly 2026-10), so that a component file needs
-only one changed line. The types are plain dataclasses, which code that uses TorchX copies, pickles
-and changes; a runner works on a copy. `to_json` and `from_json` are in `job/serial.py`.
+only one changed line. The types are plain dataclasses, because TorchX code copies, pickles and
+modifies them; a runner works on a copy. `to_json` and `from_json` are in `job/serial.py`.
 """
 
 import inspect
@@ -71,7 +71,7 @@ class Resource:
 
 
 def unspecified() -> Resource:
-    """Return the resource of a role that has none."""
+    """Return a resource without requirements."""
     return Resource(-1, -1, -1)
 
 

@@ -1,7 +1,7 @@
-"""The patterns of a .dockerignore file: which paths of a directory are not copied.
+"""The patterns of a .dockerignore file, for paths to leave out of a copy.
 
-The rules are Docker's (github.com/moby/patternmatcher): a pattern is matched with the whole path,
-so that `data` does not match `x/data`; it also matches what is below. `*` does not match slashes,
+The rules are Docker's (github.com/moby/patternmatcher): a pattern is matched against the whole path
+and its parents, so `data` does not match `x/data` but matches `data/x`. `*` does not match slashes,
 `**` does. The last pattern that matches decides, `!` includes a path again, also below an ignored
 directory.
 """
@@ -44,7 +44,7 @@ def verdict(patterns: Sequence[Pattern], path: str, is_directory: bool) -> bool 
     Args:
         patterns: in the order of the file.
         path: relative to the directory of the file.
-        is_directory: an ignored directory is visited where `!` may include what is below.
+        is_directory: an ignored directory is visited if `!` may re-include paths below it.
     """
     last = next((each for each in reversed(patterns) if each.regex.fullmatch(path)), None)
     if last is None:

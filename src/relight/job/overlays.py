@@ -1,4 +1,4 @@
-"""Overlays: the user's own part of what a scheduler is sent, in the metadata of a role or an app.
+"""Overlays: the user's additions to a scheduler's request, in the metadata of a role or an app.
 
     set_overlay(role, "kubernetes", "V1Pod", {"spec": {"nodeSelector": {"gpu": "a100"}}})
     set_overlay(role, "kubernetes", "V1Pod", {"spec": {JOIN("containers", on="name"): [
@@ -36,7 +36,7 @@ def DEL(key: str) -> str:  # noqa: N802
 
 
 def field_of(key: str) -> str:
-    """Return the field that a key of an overlay is about."""
+    """Return the field of an overlay's key."""
     for mark in (_PUT, _DEL):
         if key.startswith(mark):
             return key.removeprefix(mark)

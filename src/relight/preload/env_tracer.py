@@ -20,8 +20,8 @@ from typing import Any
 _TRANSPARENT_MODULES = ("os", "collections.abc", "_collections_abc")
 _NAME = re.compile("[A-Z][A-Z0-9]*_[A-Z0-9_]*")
 _VIEWS = (ItemsView.__iter__.__code__, ValuesView.__iter__.__code__)
-"""What reads the values in a loop over `items()` or `values()`. Where such a loop is does not tell:
-once CPython 3.12 has specialized the loop, `f_lasti` is two bytes further on."""
+"""Code that reads values in a loop over `items()` or `values()`. `f_lasti` of the loop does not
+identify it: CPython 3.12 moves it by two bytes when it specializes the loop."""
 _CALLERS = 4
 _DIGITS = 18
 

@@ -465,8 +465,7 @@ class Runner:
         return {**record, "state": submitted.state_now(self.scheduler, record).name}
 
     def describe_native(self, handle: str | Handle) -> Any:
-        """Return what the scheduler itself keeps of a job, such as its objects on Kubernetes; None
-        if it keeps nothing more.
+        """Return the scheduler's own record of a job, such as its Kubernetes objects, or None.
 
         Raises:
             UsageError: the job does not exist.
@@ -551,10 +550,10 @@ def _own_copy(app: AppDef) -> AppDef:
 
 
 def _workspace_of(app: AppDef) -> str:
-    """Return the workspace that roles name, if they do.
+    """Return the common workspace of the roles, or an empty text.
 
     Raises:
-        UsageError: they name different ones.
+        UsageError: the roles have different workspaces.
     """
     found = {str(role.workspace): role.name for role in app.roles if role.workspace}
     if len(found) > 1:
@@ -566,7 +565,7 @@ def _workspace_of(app: AppDef) -> str:
 
 
 def _as_the_roles_want(request: Request) -> Request:
-    """Return a request with what the roles' own `pre_proc` make of it."""
+    """Return a request after the roles' own `pre_proc`."""
     for role in request.app.roles:
         if type(role).pre_proc is Role.pre_proc:
             continue

@@ -85,8 +85,8 @@ def _lasting_state_of(pid: int) -> str:
 
 def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None, bool]:
     """Return the threads of a process, read again if the list has changed so much meanwhile that it
-    has lost the main thread, which is the last; the exception that the main thread handles; and
-    whether Python is shutting down.
+    has lost the main thread, the last one; the exception that the main thread handles; and whether
+    Python is shutting down.
     """
     symbols = elf.addresses(pid)
     fd = open_memory(pid)

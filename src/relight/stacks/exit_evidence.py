@@ -78,7 +78,7 @@ def bus_error(env: Environment, shm: str = _SHM) -> str:
 
 
 def full_shared_memory(texts: Iterable[str], env: Environment, shm: str = _SHM) -> str:
-    """Tell the size of `shm` if torch found no room there; what the worker had there is free again.
+    """Return the size of `shm` if torch ran out of room there. The worker's share is already free.
 
     Args:
         texts: what the worker printed.
@@ -104,7 +104,7 @@ def cpu_limit() -> str:
 
 
 def hard_cpu_limit() -> str:
-    """Tell of a hard limit on CPU time, at which the kernel sends SIGKILL (setrlimit(2))."""
+    """Return the hard CPU time limit, at which the kernel sends SIGKILL (setrlimit(2))."""
     try:
         import resource
 
@@ -153,8 +153,8 @@ def closed_output(report: ErrorReport | None, exitcode: int, *, is_closed: bool)
 
 
 def local_rank(texts: Iterable[str], command: Command, nproc: int) -> str:
-    """Explain the failure of a script that takes its local rank as an argument, as the old
-    torch.distributed.launch passed it.
+    """Explain the failure of a script written for the `--local-rank` argument of
+    torch.distributed.launch.
 
     Args:
         texts: what the worker printed.

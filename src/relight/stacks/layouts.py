@@ -30,8 +30,8 @@ class Layout(NamedTuple):
     that field leads to a structure with the address at `frame_in_cframe`, else it is -1.
     `code_start` is the offset of the first instruction, `ascii_size` and `compact_size` those of
     the characters of a str, `tuple_items` that of a tuple's first item. `exc_info` leads from a
-    thread to the exceptions that it handles. `finalizing` is the thread that shuts Python down, 0
-    before.
+    thread to the exceptions that it handles. `finalizing` is the thread that shuts down
+    Python, or 0.
     """
 
     finalizing: int

@@ -22,8 +22,8 @@ from relight.warm.warm_sockets import Description, SocketDirectory
 from relight.warm.warm_spawner import SpawnerHandle, WorkerProgram
 
 ANSWER_S = 5.0
-"""How long warm processes may take, all together, to describe themselves. It takes milliseconds,
-and seconds on a machine under load, where imports without them take longer still."""
+"""Total time for warm processes to describe themselves: milliseconds normally, seconds under load,
+where cold imports take even longer."""
 _MOST = 3
 """Warm processes of a user; each has the memory of its modules."""
 _LONGEST = 16 << 20

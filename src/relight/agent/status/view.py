@@ -1,4 +1,4 @@
-"""What an agent's answers are made from: its view of the job, and who the job is."""
+"""The source of an agent's answers: the job's identity and the agent's view of it."""
 
 import os
 from collections.abc import Callable
@@ -36,13 +36,13 @@ class ServedJob:
 
     Args:
         loop: the agent's loop.
-        config: what it runs.
-        began: when it began, in seconds since 1970.
+        config: command, number of workers, rendezvous.
+        began: start time, in seconds since 1970.
         look: returns the agent's view of the job.
 
     Attributes:
         end: the exit code and why, once the job has ended here.
-        uses: what the latest workers used when somebody last asked, by pid.
+        uses: last known resource use of the latest workers, by pid.
     """
 
     def __init__(

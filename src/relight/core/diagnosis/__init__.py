@@ -1,4 +1,4 @@
-"""From what is known of the ends of workers to one account of the failure.
+"""Turns the evidence about workers' ends into one account of the failure.
 
 Text comes in as lines: `tracebacks` finds the exception in them (`traceback_lines`), `last_words`
 the most telling other line, `excerpts` shortens. `causes.judge` weighs the evidence by rules and

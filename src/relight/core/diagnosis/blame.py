@@ -2,8 +2,8 @@
 other facts.
 
 The patterns are the messages of gloo, NCCL, TCPStore (torch 2.13) and the kernel about a peer that
-is gone or late. Other libraries speak of connections and time-outs, too: what may be theirs blames
-a peer only if torch.distributed has raised it.
+is gone or late. Connections and time-outs of other libraries have similar messages; ambiguous ones
+blame a peer only if torch.distributed raised them.
 """
 
 import re

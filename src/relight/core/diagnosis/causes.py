@@ -288,8 +288,8 @@ def _raised(failure: Failure) -> str:
 
 
 def _shares(failure: Failure, handled: str) -> bool:
-    """Return whether a worker has handled the same exception as another one, and failed later, or
-    was stopped meanwhile.
+    """Return whether a worker handled the same exception as another one, and failed later or was
+    stopped while doing so.
     """
     report, doing = failure.report, failure.doing
     if report is not None and report.cause.partition("\n")[0] == handled:
@@ -416,13 +416,13 @@ def left_early(known: Known) -> Verdict | None:
 def had_succeeded(end: WorkerEnd, first_at: float, doing: WorkerState | None) -> bool:
     """Return whether a worker had come to the end of its script before the first failure.
 
-    A process closes its connections before it can be reaped, so another one may be reaped earlier
-    that failed because of that, and this one is asked to stop, too.
+    A process closes its connections before it can be reaped. A peer that fails because of that may
+    be reaped first, and then this worker gets a stop signal although it had finished.
 
     Args:
-        end: how it ended.
-        first_at: when the first worker failed, on the same clock.
-        doing: what it did when it was asked to stop, if somebody has looked.
+        end: its end.
+        first_at: time of the first failure, on the same clock.
+        doing: its last known state before the stop signal.
     """
     if end.exitcode:
         return False
@@ -475,13 +475,13 @@ def elsewhere(known: Known) -> Verdict | None:
 
 
 def _printed(failures: Sequence[Failure]) -> str:
-    """Return what the first of these workers to do so had printed before: its exception, such as
-    that of a thread, or else the line that tells most.
+    """Return the last output of the first of these workers that printed anything: an exception,
+    such as a thread's, or else the most informative line.
     """
     for failure in failures:
         report, said = failure.report, failure.words
         if report is not None and (report.others or report.kind is FailureKind.CRASHED):
-            report = None  # it tells nothing of the end
+            report = None  # unrelated to the end
         if report is not None and report.type:
             at = f" at {report.where}" if report.where else ""
             said = f"{report.type}: {headline(report, _MOST_PRINTED)}{at}"
@@ -491,7 +491,7 @@ def _printed(failures: Sequence[Failure]) -> str:
 
 
 def _was_handling(failure: Failure, known: Known) -> str:
-    """Return what a worker was handling, if no other one was."""
+    """Return the exception that only this worker was handling."""
     doing = failure.doing
     others = [each for each in known.ends if each is not failure]
     if doing is None or not doing.handling or any(_shares(f, doing.handling) for f in others):

@@ -34,9 +34,9 @@ _OF_CHILD = re.compile(
     r"(?:worker|process)\b.*\b(?:exited|died|ended|is killed|terminated)\b",
     re.IGNORECASE,
 )
-"""What an exception says if another process has failed that may have told why."""
+"""Messages that point to the failure of another process."""
 _IMPLICIT = "During handling of the above exception"
-"""Only `raise … from` names a cause; what is raised in an `except` block may have another one."""
+"""Only `raise … from` names a cause; an exception raised in an `except` block may have another."""
 _AT_ONCE_S = 2.0
 """A worker that has been killed later than that had not ended when it was asked to."""
 _SIGCHLD_HANDLER = "/torch/utils/data/_utils/signal_handling.py"
@@ -48,9 +48,9 @@ _RECORDED = 1000
 _MAX_LINES, _MAX_LAST = 200, 10
 _MOST_OTHERS = 100
 _NOTED_S = 0.3
-"""An exception that was printed so long before a worker exited is told with that time."""
+"""Exceptions printed longer than this before the exit are reported with that time."""
 _OLD_S = 5.0
-"""It did not end the worker at once, even if torch takes long to shut down."""
+"""Exceptions older than this did not cause the exit, even with a slow shutdown of torch."""
 _SHARED = 256 * 1024
 """Most characters of all failures of a node, so that they fit into a message."""
 
@@ -301,8 +301,8 @@ def _where(failure: Failure) -> str:
 
 
 def _may_have_ended(failure: Failure) -> bool:
-    """Return whether the last thing that a worker printed, just before it exited, is an exception
-    that has not ended it by itself, as far as can be seen.
+    """Return whether a worker printed an exception right before its exit that, on the evidence, did
+    not end it.
     """
     report, age_s = failure.report, failure.printed_s
     if report is None or report.others or failure.exitcode < 0:
@@ -448,7 +448,7 @@ def what_happened(failure: Failure, *, many: bool = False, most: int = _WHAT) ->
 
 
 def _after_printing(failure: Failure, most: int) -> str:
-    """Return what a worker had printed before it exited, and when, if that was some time before."""
+    """Return the last output of a worker before its exit, with its age if that is long."""
     report = failure.report
     if failure.words:
         return f" after printing: {failure.words}"

@@ -146,8 +146,8 @@ def diagnose(
 
 
 def raised_before(failure: Failure) -> ErrorReport | None:
-    """Return the exception, other than that a peer is late, that has ended the program of a worker
-    which could not end itself, such as because of a thread that still ran. None if there is none.
+    """Return the exception, other than a late peer, that ended the program of a worker whose
+    process could not exit, for example because of a running thread; or None.
     """
     doing, report = failure.doing, failure.report
     if doing is None or doing.in_program or report is None:

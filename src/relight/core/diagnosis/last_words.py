@@ -73,12 +73,11 @@ _IN_JSON = re.compile(r'^\{.*?"(?:msg|message|event)": ?"((?:[^"\\]|\\.)++)"')
 
 
 def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -> str:
-    """Return the line that tells most of what a worker printed last besides tracebacks; empty if it
-    printed nothing.
+    """Return the most informative line of a worker's last output, tracebacks excluded; empty
+    without output.
 
     It is the first error after the last traceback, or before it if nothing follows; else the last
-    line of stderr; else that of stdout. Lines that ranks print which go on tell little if others
-    follow.
+    line of stderr; else that of stdout. Lines that healthy ranks print as well count less.
 
     Args:
         stderr_tail: the end of stderr.
@@ -96,8 +95,7 @@ def words(stderr_tail: str, stdout_tail: str, elsewhere: Collection[str] = ()) -
 
 
 def after_traceback(stderr_tail: str, program: ProgramFacts, late: int = 0) -> str:
-    """Return the last line that a worker printed after its last traceback; empty if there is none,
-    or it tells nothing.
+    """Return the last informative line after a worker's last traceback, or an empty text.
 
     Args:
         stderr_tail: the end of stderr.
@@ -127,7 +125,7 @@ def lines_of(texts: Iterable[str]) -> frozenset[str]:
 
 
 def record(line: str) -> str:
-    """Return what a line says that stands directly before a traceback: `ERROR:root:it failed`."""
+    """Return the text of the line directly before a traceback: `ERROR:root:it failed`."""
     return (_from_json(line) or line.strip()).rstrip(" :")
 
 

@@ -61,9 +61,9 @@ _OUTERMOST = ("<module>", "_run_module_as_main")
 """The outermost function of a script, and of `python -m` (Lib/runpy.py)."""
 _IMPORTS = "<frozen importlib._bootstrap>"
 NO_CODE = " runs no Python code"
-"""The place of a process that starts, compiles its script, or is in an exit function of C."""
+"""The place of a process that is starting, compiling its script, or running a C exit function."""
 SHUTTING_DOWN = f"{NO_CODE} any more"
-"""The place of a process whose program is over, and its exit functions, too."""
+"""The place of a process past its program and its exit functions."""
 _STATES = {
     "T": " is stopped (SIGSTOP)",
     "t": " is stopped by a debugger",

@@ -64,12 +64,12 @@ class _Raised(NamedTuple):
 
 
 class ProgramFacts(NamedTuple):
-    """What is known of the program of a worker.
+    """Known facts about a worker's program.
 
-    `went_on`: whether it ran on after the last traceback; False if it was seen to have ended by
-    then, None if nobody knows. `is_function`: it is a function of the user: an uncaught exception
-    begins there, and not in a module. `script`: the name of its file, empty if that is not known:
-    a traceback that begins in another one is that of another process.
+    `went_on`: whether it kept running after the last traceback; None if unknown. `is_function`: the
+    program is a function of the user, so uncaught exceptions begin there and not in a module.
+    `script`: its file name, or empty if unknown; tracebacks that begin in another file are those of
+    other processes.
     """
 
     went_on: bool | None = None
@@ -89,9 +89,9 @@ class _Chain(NamedTuple):
 
 
 _OF_WORKER = re.compile(r"/relight/worker/\w+\.py$")
-"""What runs a script in a process that was started before."""
+"""Modules that run a script in an existing process."""
 _WRAPPERS = ("ProcessRaisedException", "RayTaskError")
-"""Exceptions that stand for that of another process."""
+"""Exceptions that wrap another process's exception."""
 _FROM_TEXT = ("<string>", "<stdin>", "<dynamic-code>")
 """Files of code without a file; the last is that of cloudpickle, for functions of a notebook."""
 _RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
@@ -201,10 +201,10 @@ def keep(head: str, tail: str, newlines: int) -> str:
 
 
 def from_stderr(text: str, program: ProgramFacts = _UNKNOWN) -> ErrorReport | None:
-    """Return the exception that ended a worker, from the end of its stderr; None if there is none.
+    """Return the exception that ended a worker, from the end of its stderr, or None.
 
-    The last exception counts. Exceptions that do not end a process (in threads, in destructors, in
-    a log, of another process, handled by the program) are used only if there is no other.
+    The last exception counts. Exceptions that do not end a process (in threads, destructors, logs
+    or other processes, or handled by the program) are a fallback.
     """
     lines = _lines(text)
     return _ending(lines, _chains(lines), program)[1]
@@ -349,8 +349,8 @@ def _raised(lines: Sequence[str], group: Sequence[tuple[_Traceback, bool]]) -> l
 
 
 def _raises_again(lines: Sequence[str], outer: _Raised, traceback: _Traceback) -> bool:
-    """Return whether an exception is the one whose traceback its message quotes, as another process
-    or thread has raised it; if not, it merely tells of that one.
+    """Return whether an exception re-raises the one whose traceback its message quotes, on behalf
+    of another process or thread, or merely reports it.
     """
     if lines[traceback.start].startswith(ORIGINAL):
         return True
@@ -457,10 +457,9 @@ def _end_of_message(lines: Sequence[str], exception: int) -> int:
 
 
 def _is_whole(lines: Sequence[str], exception: int) -> bool:
-    """Return whether the message of an exception certainly has one line at most: there is none, or
-    Python itself has written it, or it is the literal with which the source above raises it, or
-    ends as that does. A program that has caught the exception may print anything after that; notes
-    (PEP 678) would follow as well, but are rare.
+    """Return whether the message of an exception certainly has at most one line: it is empty,
+    written by Python itself, or matches the literal in the source line above. Programs that caught
+    the exception may print anything after it. Notes (PEP 678) would follow there, but are rare.
     """
     line = lines[exception].rstrip()
     message = split_exception(line)[1]
@@ -555,8 +554,8 @@ def _report(lines: Sequence[str], chain: _Chain, program: ProgramFacts = _UNKNOW
 def _with_quoted(
     lines: Sequence[str], chain: _Chain, following: Sequence[_Chain], report: ErrorReport
 ) -> ErrorReport:
-    """Return a report with the traceback that stands in the message of its exception: that of
-    another process or machine, with no word between, and without an outermost frame.
+    """Return a report with the traceback quoted in its exception's message, from another process or
+    machine: directly after it and without an outermost frame.
     """
     if not following or following[0].start != chain.end or report.kind is not FailureKind.RAISED:
         return report
@@ -581,8 +580,8 @@ def _was_handled(
     followed: bool,
     program: ProgramFacts,
 ) -> bool:
-    """Return whether the program itself, a logger or another process has printed an exception, and
-    so the program was able to go on: it was caught in a function, or logged, and something follows.
+    """Return whether an exception was printed by the program itself, a logger or another process,
+    so that the program could continue: caught in a function, or logged, with more output after it.
     """
     if before and _LOGGED.match(before[-1]) and followed:
         return True

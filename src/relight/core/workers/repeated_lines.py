@@ -1,17 +1,16 @@
-"""Decides which lines a terminal shows: one that several ranks print is shown once, with a note.
+"""Deduplicates lines on a terminal: one that several ranks print is shown once, with a note.
 
     Loading tokenizer           shown when it comes; the same line of ranks 1-7 is dropped
     Loading weights
     [ranks 1-7] the same 2 lines
 
-A line is never delayed. One that another rank has printed in the last 0.1 s is dropped; what a rank
-itself repeats is shown. The note comes 0.1 s after the first line, so that it can stand for a
-block, and names a line if other output has come between.
+Lines are never delayed. A line that another rank printed within the last 0.1 s is dropped; a rank's
+own repetitions are shown. The note follows 0.1 s after the first line, so that one note covers a
+block, and quotes the line if other output has come between.
 
-Only whole lines are compared, and only those that look the same wherever they are: text, tabs and
-colours. What moves the cursor, such as a progress bar, passes. In a window of 0.1 s, lines after
-the first 2000 and after 256 kB pass as well, so memory and time are bounded. Loaded on terminals
-only.
+Only whole lines of text, tabs and colours are compared; cursor movements, such as progress bars,
+pass unchanged. Per window of 0.1 s, at most 2000 lines and 256 kB are compared, which bounds memory
+and time. Loaded on terminals only.
 """
 
 import re
@@ -58,7 +57,7 @@ class RepeatedLines:
         self._due: float | None = None
 
     def output(self, rank: int, data: bytes, now: float, *, inside: bool) -> bytes:
-        """Take output of a rank; return what to show of it.
+        """Filter the output of a rank; return the part to show.
 
         Args:
             rank: the rank.

@@ -1,5 +1,5 @@
-"""The user's own part of each pod, which is merged into the template: a YAML or JSON file (`-cfg
-pods=FILE`), and TorchX's overlays in the metadata `kubernetes` (`job/overlays.py`).
+"""The user's additions to the pod template: a YAML or JSON file (`-cfg pods=FILE`), and TorchX's
+overlays in the metadata `kubernetes` (`job/overlays.py`).
 
     spec:
       hostNetwork: true
@@ -38,11 +38,11 @@ def read(path: str) -> dict[str, Any]:
 
 
 def overlay(of: AppDef | Role) -> dict[str, Any]:
-    """Return the overlay of the pods of an app or a role; the metadata is a dict, or a file's path,
-    which may begin with `file://`.
+    """Return the pod overlay of an app or a role, from its metadata: a dict, a path or a `file://`
+    URL.
 
     Raises:
-        UsageError: it can't be read, or is no part of a pod.
+        UsageError: unreadable, or not part of a pod.
     """
     found = of.metadata.get(_NAMESPACE)
     if not found:
