@@ -47,8 +47,8 @@ WORKER = str(Path(__file__).with_name("warm_worker.py"))
 MODULES = "torch,torch.nn.parallel,torch.distributed,torch._dynamo"
 LEARN_S = 6
 _SOONER = (
-    "from relight.cli.main import entry; from relight.warm import watched_worker; "
-    f"watched_worker._LEARN_S = {LEARN_S}; entry()"
+    "from relight.cli.main import entry; from relight.core.workers import import_ahead; "
+    f"import_ahead.LEARN_S = {LEARN_S}; entry()"
 )
 LAUNCHERS = {
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],

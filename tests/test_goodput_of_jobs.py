@@ -53,10 +53,12 @@ if not rank and restart == "0":
 """
 
 
-def run(launch: Launch, folder: Path, scale: float) -> "subprocess.CompletedProcess[str]":
+def run(
+    launch: Launch, folder: Path, scale: float, *flags: str
+) -> "subprocess.CompletedProcess[str]":
     (folder / "phases.py").write_text(PHASES)
     return launch("run", "--nproc-per-node=2", "--max-restarts=1", "--checkpoints=saved-*",
-                  "--log-dir=logs", "phases.py", str(scale), cwd=folder)  # fmt: skip
+                  "--log-dir=logs", *flags, "phases.py", str(scale), cwd=folder)  # fmt: skip
 
 
 def account(folder: Path) -> dict[str, Any]:
@@ -139,6 +141,16 @@ def test_slow_restart_is_reported_with_remedy(launch: Launch, tmp_path: Path) ->
     assert re.search(
         r"relight: the restart took \d+ s, 3 s of them from the start of the workers to "
         r"init_process_group; --preload=auto saves what they import there", done.stderr
+    ), done.stderr  # fmt: skip
+
+
+@pytest.mark.long
+def test_slow_restart_without_preloaded_modules_says_why(launch: Launch, tmp_path: Path) -> None:
+    done = run(launch, tmp_path, 1.6, "--preload=auto")
+    assert done.returncode == 0
+    assert re.search(
+        r"relight: the restart took \d+ s, 3 s of them from the start of the workers to "
+        r"init_process_group, where they import: it is not known yet", done.stderr
     ), done.stderr  # fmt: skip
 
 

@@ -168,6 +168,12 @@ def test_nodes_with_most_failures_come_first() -> None:
     assert (len(nodes), nodes[0].failures) == (16, 49)
 
 
+def test_cost_of_a_start_is_known_until_a_restart() -> None:
+    told = [*failure(20, 0, 8, 17), *generation(22.5, 1, 1)]
+    assert ledger(generation(0, 0)).cold_start_s() == 3.0
+    assert ledger([*generation(0, 0), *told]).cold_start_s() is None
+
+
 def test_restart_cost_is_known_once_all_workers_met() -> None:
     told = [*generation(0, 0), *failure(20, 0, 8, 17), *generation(22.5, 1, 1)]
     assert ledger(told[:-1]).cold_restart() is None

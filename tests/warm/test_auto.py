@@ -15,8 +15,8 @@ from conftest import LIMIT_S, Start, clean_environment
 Script = Callable[..., Path]
 SOON = (
     sys.executable, "-c",
-    "from relight.warm import watched_worker as watched\n"
-    "watched._LEARN_S, watched._QUIET_S = 0.3, 0.5\n"
+    "from relight.core.workers import import_ahead\n"
+    "import_ahead.LEARN_S, import_ahead.QUIET_S = 0.3, 0.5\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 
@@ -254,8 +254,8 @@ def test_script_known_to_set_variables_starts_cold(
     (tmp_path / "go").unlink()
     for entry in first.iterdir():
         entry.rename(tmp_path / entry.name)
-    crowded = SOON[2].replace("watched._LEARN_S", "from relight.warm import preloading\n"
-        "preloading.os.sched_getaffinity = lambda pid: {0}\nwatched._LEARN_S", 1)  # fmt: skip
+    crowded = SOON[2].replace("import_ahead.LEARN_S", "from relight.warm import preloading\n"
+        "preloading.os.sched_getaffinity = lambda pid: {0}\nimport_ahead.LEARN_S", 1)  # fmt: skip
     second = run(text, launcher=(*SOON[:2], crowded), workers=2)
     assert [event["warm"] for event in events(second, "WorkersWarm")] == [False, True]
 
@@ -306,3 +306,121 @@ print(os.sched_getscheduler(0), os.getpriority(0, 0) - usual, flush=True)
     assert result.stdout.decode().split() == [
         str(word) for word in (idle, 0, usual, 5, usual, 5, usual, 0, usual, 0)
     ]
+
+
+TORCH = {
+    "torch/__init__.py": "from torch import optim",
+    "torch/optim/__init__.py": "from torch.optim import optimizer, sgd",
+    "torch/optim/optimizer.py": """
+hooks = []
+def register_optimizer_step_post_hook(hook):
+    hooks.append(hook)
+""",
+    "torch/optim/sgd.py": """
+from torch.optim import optimizer
+def step():
+    for hook in optimizer.hooks:
+        hook(None, (), {})
+""",
+    **{
+        f"{x}/{y}.py": "" for x in ("late", "more") for y in ("__init__", "part0", "part1", "part2")
+    },
+}
+"""A stand-in: the part of torch that tells of the first step."""
+STEPS = """
+import os, sys, time
+restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+names = {"late.part0", "more.part0"}
+print(*sorted(names & {*getattr(sys.meta_path[0], "_hidden", ())}), flush=True)
+
+def wait_for(name):
+    while not os.path.exists(name):
+        time.sleep(0.01)
+
+import torch
+"""
+
+
+class Steps:
+    """A job of a script that does steps, with a launcher that learns soon.
+
+    Args:
+        text: what the script does after it has imported torch.
+    """
+
+    def __init__(self, start: Start, script: Script, tmp_path: Path, text: str) -> None:
+        packages = tmp_path / "site-packages"
+        for name, source in TORCH.items():
+            (packages / name).parent.mkdir(parents=True, exist_ok=True)
+            script(source, str(packages / name))
+        path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(packages)])
+        self.logs = tmp_path / "logs"
+        self._folder = tmp_path
+        self._agent = start(
+            "run", "--preload=auto", "--max-restarts=2", f"--log-dir={self.logs}", "-r1",
+            script(STEPS + text), command=SOON, variables={"PYTHONPATH": path},
+        )  # fmt: skip
+
+    def await_ready(self, times: int) -> None:
+        """Wait until so many processes have imported the modules."""
+        deadline = time.monotonic() + LIMIT_S
+        while not (list(self.logs.glob("*/events.jsonl")) and self.ready() >= times):
+            assert time.monotonic() < deadline and self._agent.poll() is None
+            time.sleep(0.02)
+
+    def ready(self) -> int:
+        return len(events(self.logs, "PreloadReady"))
+
+    def go(self, name: str) -> None:
+        (self._folder / name).touch()
+
+    def preloaded(self, attempts: int) -> "list[str]":
+        """Wait for the end; return the modules that each attempt had from its beginning."""
+        assert self._agent.wait(LIMIT_S) == 0
+        paths = [next(self.logs.glob(f"*/attempt_{n}/0/stdout.log")) for n in range(attempts)]
+        return [path.read_text().strip() for path in paths]
+
+
+def test_imports_after_a_long_silence_are_learned_at_first_step(
+    start: Start, script: Script, tmp_path: Path
+) -> None:
+    """A script that reads its data before it builds its model is silent for longer than any other
+    that has imported all.
+    """
+    job = Steps(start, script, tmp_path, """
+if restart == "0":
+    time.sleep(2)
+    import late.part0, late.part1, late.part2
+    torch.optim.sgd.step()
+    wait_for("go")
+    sys.exit(1)
+""")  # fmt: skip
+    job.await_ready(1)
+    job.go("go")
+    assert job.preloaded(2) == ["", "late.part0"]
+    assert len(events(job.logs, "PreloadStarted")) == 1
+
+
+def test_modules_imported_after_the_first_step_are_added(
+    start: Start, script: Script, tmp_path: Path
+) -> None:
+    """In a cold generation, and in a warm one, whose process must stay until its end."""
+    job = Steps(start, script, tmp_path, """
+torch.optim.sgd.step()
+if restart == "0":
+    wait_for("first")
+    import late.part0, late.part1, late.part2
+elif restart == "1":
+    import more.part0, more.part1, more.part2
+if restart != "2":
+    wait_for("go" + restart)
+    sys.exit(1)
+""")  # fmt: skip
+    job.await_ready(1)
+    job.go("first")
+    job.await_ready(2)
+    job.go("go0")
+    job.await_ready(3)
+    job.go("go1")
+    assert job.preloaded(3) == ["", "late.part0", "late.part0 more.part0"]
+    assert [event["warm"] for event in events(job.logs, "WorkersWarm")] == [False, True, True]

@@ -245,6 +245,70 @@ def test_only_one_warm_process_is_made_at_a_time(shell: Shell) -> None:
     assert shell.takes(modules="slow")
 
 
+def test_variable_set_by_a_library_is_found_once(shell: Shell) -> None:
+    """A library that is not preloaded, as it reads RANK, sets a variable in its own import. The
+    second job finds that out; the process that it leaves has the value.
+    """
+    (shell.packages / "setter.py").write_text(
+        "import os\nos.environ['RANK']\nos.environ['LIBRARY_MODE'] = 'new'\n"
+    )
+    (shell.packages / "library.py").write_text("import os\nv = os.environ.get('LIBRARY_MODE')\n")
+    shell.script.write_text("import setter, library\nprint(library.v)\n")
+    shell.relight("run", "--keep-warm", shell.script)
+    wait(shell.list)
+    first = shell.pids()
+    second = shell.relight("run", "--keep-warm", "-v", shell.script)
+    assert second.stdout == "new\n" and TOOK in second.stderr
+    assert "setter sets LIBRARY_MODE before it imports library" in second.stderr
+    assert "this worker restarts without preloaded modules" in second.stderr
+    wait(lambda: shell.pids() and shell.pids() != first)
+    third = shell.relight("run", "--keep-warm", "-v", shell.script)
+    assert third.stdout == "new\n" and TOOK in third.stderr
+    assert "restarts without" not in third.stderr
+
+
+IMPATIENT = (
+    sys.executable, "-c",
+    "from relight.core.workers import import_ahead; import_ahead.UNKNOWN_S = 0.0\n"
+    "from relight.cli.main import entry; entry()",
+)  # fmt: skip
+"""relight, which waits for no imports whose length it does not know."""
+
+
+def test_restart_takes_process_that_was_not_ready_at_the_start(shell: Shell) -> None:
+    """A job that starts cold beside another one's imports takes them when they are done."""
+    (shell.packages / "slow.py").write_text(
+        "import os, time\nopen('began', 'w')\n"
+        "while not os.path.exists('go'):\n    time.sleep(0.02)\n"
+    )
+    shell.script.write_text(
+        "import os, sys, time\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n"
+        "    open('runs', 'w')\n"
+        "    while not os.path.exists('fail'):\n        time.sleep(0.02)\n"
+        "    sys.exit(1)\n"
+    )
+    making = subprocess.Popen(
+        [*RELIGHT, "warm", "start", "--preload=slow", shell.script], cwd=shell.folder,
+        env=clean_environment(**shell.variables), stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait((shell.folder / "began").exists)
+    job = subprocess.Popen(
+        [*IMPATIENT, "run", "--preload=slow", "--keep-warm", "-v", "--max-restarts=1",
+         shell.script],
+        cwd=shell.folder, env=clean_environment(**shell.variables), text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    wait((shell.folder / "runs").exists)
+    (shell.folder / "go").touch()
+    assert making.wait(LIMIT_S) == 0
+    (shell.folder / "fail").touch()
+    said = job.communicate(timeout=LIMIT_S)[1]
+    assert "without preloaded modules" in said and TOOK in said, said
+    assert "workers start with preloaded modules" in said
+    assert len(shell.list()) == 1
+
+
 @pytest.mark.parametrize("how", ["stop", "stop by pid", "while"])
 def test_warm_process_stuck_in_imports_is_ended(shell: Shell, how: str) -> None:
     """By its user, or when the process has ended that it must not outlive: the job that has started
@@ -526,6 +590,47 @@ def test_file_changed_while_imported_spoils_warm_process(shell: Shell) -> None:
     assert made.returncode == 4
     assert "self_writing.py was changed while it was imported" in made.stderr
     assert not shell.list()
+
+
+def test_module_reading_a_changing_file_is_left_out(shell: Shell) -> None:
+    """It alone: the process with the others stays."""
+    (shell.packages / "busy.py").write_text(
+        "open('status', 'w').write('new')\nopen('status').read()\n"
+    )
+    made = shell.relight("warm", "start", "--preload=busy,json", shell.script)
+    assert made.returncode == 0, made.stderr
+    assert "busy is not preloaded: busy reads " in made.stderr
+    assert "status, which was changed meanwhile" in made.stderr
+    assert shell.pids()
+
+
+def test_only_new_content_of_data_counts(shell: Shell) -> None:
+    """What a package manager or an update writes anew, and is the same, changes nothing."""
+    data = shell.packages / "settings.json"
+    data.write_text("1")
+    (shell.packages / "reader.py").write_text(
+        f"with open({str(data)!r}) as file:\n    value = file.read()\n"
+    )
+    shell.make(modules="reader")
+    data.unlink()
+    data.write_text("1")
+    assert shell.takes(modules="reader")
+    data.write_text("2")
+    assert "settings.json has changed" in shell.job(modules="reader").stderr
+
+
+def test_only_libraries_in_use_count_in_the_linkers_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, libc = tmp_path / "ld.so.cache", next(file_tracer._mapped())
+    monkeypatch.setattr(file_tracer, "_CACHE", str(cache))
+    cache.write_bytes(f"\0x\0{libc}\0".encode())
+    inputs = file_tracer.Inputs(time.time_ns())
+    assert not inputs.end()
+    cache.write_bytes(f"\0libother.so\0/usr/lib/libother.so\0{libc}\0".encode())
+    assert not inputs.changed()
+    cache.write_bytes(f"\0x\0/opt/{os.path.basename(libc)}\0{libc}\0".encode())
+    assert inputs.changed() == f"{cache} has other files for libraries in use"
 
 
 def test_import_reading_arguments_is_left_to_each_worker(shell: Shell) -> None:

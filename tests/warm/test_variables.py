@@ -72,6 +72,16 @@ def test_putenv_is_respected_by_compiled_code(launch: Launch, script: Script) ->
     assert "restarts without preloaded modules" in result.stderr
 
 
+def test_variable_of_torch_is_harmless_to_other_compiled_modules(
+    launch: Launch, script: Script
+) -> None:
+    """Lightning sets PYTORCH_NVML_BASED_CUDA_CHECK before matplotlib is imported."""
+    path = script("import os\nos.environ['PYTORCH_X'] = '1'\nimport numpy\nprint('trains')")
+    result = launch("run", "--preload=numpy", "-v", path)
+    assert "workers start with preloaded modules" in result.stderr
+    assert (result.stdout, "restarts without" in result.stderr) == ("trains\n", False)
+
+
 @pytest.mark.parametrize(
     "text",
     ['os.environ["MINE"] = "1"', 'import library\nos.environ["LIBRARY_MODE"] = "late"',

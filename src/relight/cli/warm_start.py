@@ -148,10 +148,7 @@ class _Start:
         if self._learned is not None:
             self._learned.write(self._modules, unfit, directories)
 
-    def wrote(self, name: str, value: str | None) -> None:
-        """Do nothing: no worker runs."""
-
-    def others(self, names: list[str]) -> None:
+    def wrote(self, name: str, value: str | None, *, by_library: bool) -> None:
         """Do nothing: no worker runs."""
 
     def lost(self, reason: str, *, retry: bool) -> None:

@@ -23,6 +23,9 @@ class Arguments:
         script: the first element, as the interpreter sets it.
     """
 
+    is_lasting = True
+    """What it finds is the same in the next job."""
+
     def __init__(self, script: str) -> None:
         self._real = sys.argv
         self._read_by = ""

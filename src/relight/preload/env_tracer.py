@@ -37,6 +37,9 @@ class Watch:
         prefixes: prefixes of names, by the modules that iterated over all variables.
     """
 
+    is_lasting = True
+    """What it finds is the same in the next job."""
+
     def __init__(self, own: Collection[str]) -> None:
         self.reads: dict[str, set[str]] = {}
         self.prefixes: dict[str, set[str]] = {}

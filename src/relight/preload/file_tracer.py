@@ -1,6 +1,8 @@
 """The files that imports have read: if one of them changes, a fresh process would import otherwise.
 
-    files           of modules, of the interpreter, and all others that an import has opened
+    files           of modules, of the interpreter, and all others that an import has opened. Of
+                    others that are not code, the content counts, and of the linker's cache what it
+                    says of the libraries in use: both are often written anew without a change
     directories     where modules are looked for: the names in them that can be imported, so that an
                     edit of a file that no import has read changes nothing; of others that an import
                     has listed: all names
@@ -9,6 +11,7 @@ Not noticed: a file that an import has only asked for with stat(2), and what com
 itself, except shared libraries.
 """
 
+import hashlib
 import os
 import re
 import sys
@@ -17,9 +20,14 @@ from collections.abc import Iterable, Iterator
 from importlib.machinery import all_suffixes
 from typing import Any, NamedTuple
 
+from relight.preload.env_tracer import module_of
+
 _SYSTEM = ("/proc/", "/dev/", "/sys/")
 _WRITES = os.O_WRONLY | os.O_RDWR
-_LINKER = ("/etc/ld.so.cache", "/etc/ld.so.preload")
+_CACHE = "/etc/ld.so.cache"
+_LINKER = ("/etc/ld.so.preload",)
+_MOST_DATA = 1 << 20
+"""Bytes of a file whose content is compared."""
 _LISTINGS = ("os.listdir", "os.scandir")
 _EVENTS = ("open", "os.exec", "os.posix_spawn", "os.system", "subprocess.Popen", *_LISTINGS)
 """Audit events: files are opened, directories listed, or programs run."""
@@ -54,12 +62,18 @@ class Inputs:
             object could see it.
     """
 
+    is_lasting = False
+    """What `problem` finds may be another in the next job."""
+
     def __init__(self, began_ns: int) -> None:
         self.variables: set[str] = {"COVERAGE_"}
         self.words = _words_of_modules()
         self._began_ns = began_ns - _CLOCK_NS
         self._opened: set[str] = set()
+        self._new: dict[str, str] = {}  # data that was opened since `problem`, and by which module
         self._files: dict[str, _File | None] = {}
+        self._contents: dict[str, str] = {}
+        self._libraries = ""
         self._directories: dict[str, tuple[int, frozenset[str]]] = {}
         self._listed: dict[str, frozenset[str]] = {}
         self._records = True
@@ -70,7 +84,9 @@ class Inputs:
         self._records = False
         paths = {os.path.abspath(path) for path in self._opened}
         paths.update(_of_modules(), _of_interpreter(), _LINKER)
+        paths.discard(_CACHE)
         self._files = {path: _file(path) for path in sorted(paths) if _counts(path)}
+        self._libraries = _linked()
         self._directories = {path: _directory(path) for path in sorted(_searched())}
         lists = {path for path in self._listed if _counts(path, is_file=False)}
         self._listed = {path: _names(path) for path in sorted(lists - self._directories.keys())}
@@ -78,17 +94,37 @@ class Inputs:
         for path, file in self._files.items():
             if path.endswith(".pth"):
                 self.variables.update(_VARIABLE.findall(_text(path)))
-            if file is not None and file.modified_ns > self._began_ns:
+            is_new = file is not None and file.modified_ns > self._began_ns
+            if is_new and self._contents.get(path) != _content(path):
                 return f"{path} was changed while it was imported"
         return ""
+
+    def problem(self) -> tuple[str, str]:
+        """Return the module that has opened a file which changes meanwhile, and describe that;
+        empty if none has. Only what was opened since the last call counts.
+        """
+        new, self._new = self._new, {}
+        for path, module in new.items():
+            file = _file(path)
+            if file is None or not _counts(path):
+                continue
+            self._contents.setdefault(path, _content(path))
+            if file.modified_ns > self._began_ns:
+                return module, f"{module} reads {path}, which was changed meanwhile"
+        return "", ""
 
     def changed(self) -> str:
         """Describe what has changed since; empty if nothing has."""
         for path, file in self._files.items():
             now = _file(path)
             if now != file:
+                if now is not None and self._contents.get(path) == _content(path):
+                    self._files[path] = now
+                    continue
                 what = "was removed" if now is None else "is new" if file is None else "has changed"
                 return f"{path} {what}"
+        if _linked() != self._libraries:
+            return f"{_CACHE} has other files for libraries in use"
         for path, (modified_ns, names) in self._directories.items():
             if _modified_ns(path) != modified_ns:
                 modified_ns, now_names = _directory(path)
@@ -113,7 +149,10 @@ class Inputs:
         elif event == "open":
             path, _, flags = arguments
             if isinstance(path, (str, bytes)) and not (isinstance(flags, int) and flags & _WRITES):
-                self._opened.add(os.fsdecode(path))
+                name = os.fsdecode(path)
+                self._opened.add(name)
+                if _is_data(name):
+                    self._new[os.path.abspath(name)] = module_of(sys._getframe(1))
         else:
             self.variables.add("PATH")
 
@@ -122,6 +161,32 @@ def _counts(path: str, *, is_file: bool = True) -> bool:
     """Return whether a file can differ from job to job. Compiled modules have their sources."""
     is_other = path.startswith(_SYSTEM) or "__pycache__" in path
     return not is_other and os.path.isdir(path) != is_file
+
+
+def _is_data(path: str) -> bool:
+    return not path.endswith((*all_suffixes(), ".pth")) and ".so." not in path
+
+
+def _content(path: str) -> str:
+    """Return a digest of a small file; of a large one, something that no other file has."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MOST_DATA + 1)
+    except OSError:
+        data = b""
+    return hashlib.sha256(data).hexdigest() if len(data) <= _MOST_DATA else os.urandom(16).hex()
+
+
+def _linked() -> str:
+    """Return a digest of where the linker's cache finds the libraries that are in use."""
+    try:
+        with open(_CACHE, "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError:
+        return ""
+    used = {os.fsencode(os.path.basename(path)) for path in _mapped()}
+    found = [word for word in words if word[:1] == b"/" and os.path.basename(word) in used]
+    return hashlib.sha256(b"\0".join(found)).hexdigest()
 
 
 def _words_of_modules() -> set[str]:
@@ -150,6 +215,13 @@ def _of_interpreter() -> Iterator[str]:
     """Yield the program, its shared libraries, and the files that set its path."""
     yield os.path.realpath("/proc/self/exe")
     yield os.path.join(sys.prefix, "pyvenv.cfg")
+    yield from _mapped()
+    for folder in _searched():
+        yield from (os.path.join(folder, name) for name in _listed(folder) if name.endswith(".pth"))
+
+
+def _mapped() -> Iterator[str]:
+    """Yield the files that are mapped: shared libraries, for example."""
     with open("/proc/self/maps") as file:
         for line in file:
             words = line.split(maxsplit=5)
@@ -157,8 +229,6 @@ def _of_interpreter() -> Iterator[str]:
                 path = words[5].rstrip("\n")
                 if not path.startswith("/memfd:") and not path.endswith(" (deleted)"):
                     yield path
-    for folder in _searched():
-        yield from (os.path.join(folder, name) for name in _listed(folder) if name.endswith(".pth"))
 
 
 def _searched() -> set[str]:

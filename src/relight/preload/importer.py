@@ -26,6 +26,7 @@ from relight.preload.temp_dirs import Temporary
 
 if TYPE_CHECKING:
     from relight.preload.argv_tracer import Arguments
+    from relight.preload.file_tracer import Inputs
 
 Tell = Callable[[str], None]
 """Sends a line to the agent."""
@@ -46,7 +47,7 @@ def preload(
     loaded: set[str],
     tell: Tell,
     watch: Watch,
-    others: "Sequence[Temporary | Arguments]",
+    others: "Sequence[Temporary | Arguments | Inputs]",
     guard: Guard,
     descriptors: Collection[int],
 ) -> tuple[tuple[bytes, bytes], dict[str, set[str]]]:
@@ -65,8 +66,8 @@ def preload(
         loaded: the modules that any worker has loaded by now.
         tell: sends the agent a line.
         watch: finds modules that depend on a variable that differs between workers.
-        others: find modules that have made a temporary file that workers would share, and those
-            that have read the arguments of the script.
+        others: find modules that have made a temporary file that workers would share, those that
+            have read the arguments of the script, and those that have read a file which changes.
         guard: the guard of this process.
         descriptors: those that are open, besides the guard's.
 
@@ -238,7 +239,7 @@ class _Baseline:
         setup: dict[str, Any],
         loaded: set[str],
         watch: Watch,
-        others: "Sequence[Temporary | Arguments]",
+        others: "Sequence[Temporary | Arguments | Inputs]",
     ) -> None:
         self._descriptors = descriptors
         self._directory = os.readlink("/proc/self/cwd")
@@ -298,7 +299,7 @@ class _Baseline:
         for watched in (*self._others, self._watch):
             culprit, reason = watched.problem()
             if reason:
-                raise UnfitError(culprit, reason)
+                raise UnfitError(culprit, reason, lasting=watched.is_lasting)
         new = sys.modules.keys() - self._known
         check_shadows(self._setup["argv"], new)
         if not self.is_asked:

@@ -2,14 +2,14 @@
 keeps nothing of the job that has started it.
 """
 
-import json
+import contextlib
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from relight.base import fields
 from relight.host import linux
 from relight.host.process_handle import ProcessHandle
 from relight.preload.argv_tracer import Arguments
@@ -30,6 +30,7 @@ class Lasting:
         until: processes that this one does not outlive.
         lock: the descriptor of a file that is locked until jobs can find this process.
         arguments: finds modules that have read the arguments of the script.
+        inputs: finds modules that have read a file which changes meanwhile.
 
     Args:
         setup: the agent's instructions (`warm/preloading.py`).
@@ -44,10 +45,11 @@ class Lasting:
         self._loaded = loaded
         self.until = _open(setup["keep"]["until"])
         self.lock: int = setup["keep"]["lock"]
-        self._inputs = Inputs(setup["keep"]["began_ns"])
+        self.inputs = Inputs(setup["keep"]["began_ns"])
         self.arguments = Arguments(sys.argv[0])
         self._variables = fork_compat.NOTHING
         self._modules = 0
+        self._shown = b""
 
     def show(self, guard: int) -> None:
         """Write into the locked file who imports, for `relight warm`.
@@ -55,12 +57,23 @@ class Lasting:
         Args:
             guard: the pid of the guard of this process.
         """
-        being_made = BeingMade(guard, self._setup["keep"]["script"])
-        try:
+        being_made = BeingMade(
+            guard,
+            self._setup["keep"]["script"],
+            len(self._setup["modules"]),
+            time.monotonic(),
+            self._setup["low_priority"],
+        )
+        self._shown = being_made.text()
+        with contextlib.suppress(OSError):  # a full disk; the lock itself holds
             os.truncate(self.lock, 0)
-            os.pwrite(self.lock, json.dumps(fields.plain(being_made)).encode(), 0)
-        except OSError:
-            pass  # a full disk; the lock itself holds
+            os.pwrite(self.lock, self._shown, 0)
+
+    def show_progress(self) -> None:
+        """Write there how many modules are imported."""
+        with contextlib.suppress(OSError):
+            imported = len(sys.modules) - len(self._loaded)
+            os.pwrite(self.lock, b"%9d" % imported, len(self._shown))
 
     def end_imports(self, variables: Mapping[str, str], watch: Watch) -> None:
         """Note what the imports depend on, and remove the environment of this process.
@@ -73,13 +86,13 @@ class Lasting:
             UnfitError: a file has changed meanwhile.
         """
         self.arguments.end()
-        if changed := self._inputs.end():
+        if changed := self.inputs.end():
             raise UnfitError("", changed, lasting=False)
         mine = {*self._setup["own"], *self._setup["writes"]}
         self._variables = fork_compat.of_imports(
             {name: value for name, value in variables.items() if name not in mine},
-            self._inputs.words.union(*watch.reads.values()) - mine,
-            {*fork_compat.NATIVE, *NATIVE, *self._inputs.variables}.union(*watch.prefixes.values()),
+            self.inputs.words.union(*watch.reads.values()) - mine,
+            {*fork_compat.NATIVE, *NATIVE, *self.inputs.variables}.union(*watch.prefixes.values()),
             LATER,
         )
         self._modules = len(sys.modules) - len(self._loaded)
@@ -101,6 +114,9 @@ class Lasting:
             self._describe,
             is_ahead=keep["is_ahead"],
         )
+        for path in keep["replaces"]:  # that process ends: it takes no other job
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         warm_sockets.unlock(self.lock)
         return process.run(control, agent)
 
@@ -114,7 +130,7 @@ class Lasting:
             writes=tuple(self._setup["writes"]),
             facts=fork_compat.collect(),
             variables=self._variables,
-            why_not=self._inputs.changed() or self._shadow(),
+            why_not=self.inputs.changed() or self._shadow(),
             age_s=0.0,
             idle_s=0.0,
             stays_s=0.0,

@@ -24,7 +24,11 @@ NATIVE = (
 """Variables that compiled code reads by `getenv` when it is loaded; found by interposing `getenv`
 with LD_PRELOAD while torch, numpy and others were imported.
 """
-LATER = ("TORCH_NCCL_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_OF_TORCH = ("TORCH_", "PYTORCH_", "ATEN_", "KINETO_")
+"""Those of them that only modules read which need torch."""
+LATER = (
+    "TORCH_NCCL_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NVML_BASED_CUDA_CHECK",
+)  # fmt: skip
 """Variables that it reads only when an accelerator or a process group is set up."""
 _IRREVERSIBLE = frozenset({
     "os.chdir", "os.fork", "os.forkpty", "os.kill", "os.link", "os.mkdir", "os.posix_spawn",
@@ -72,6 +76,7 @@ class Deferred:
         self._pid = os.getpid()
         self._expected = {**os.environ, **imports.values}
         self._putenv: dict[str, str | None] = {}
+        self._set_by: dict[str, str] = {}
         self._irreversible = False
         if self._hidden:
             sys.meta_path.insert(0, self)
@@ -160,9 +165,15 @@ class Deferred:
         """Return whether one of these modules is compiled and reads a variable."""
         if not variable.startswith(NATIVE) or variable.startswith(LATER):
             return False
+        if variable.startswith(_OF_TORCH):
+            names = {name for name in names if self._needs_torch(name)}
         specs = [getattr(self._hidden[name], "__spec__", None) for name in names]
         origins = [str(getattr(spec, "origin", None)) for spec in specs]
         return any(origin.endswith(tuple(EXTENSION_SUFFIXES)) for origin in origins)
+
+    def _needs_torch(self, name: str) -> bool:
+        needs = {name, *self._imports.needs.get(name, ())}
+        return any(other.partition(".")[0].startswith(("torch", "functorch")) for other in needs)
 
     def _found_instead(self, name: str, origin: str | None) -> str:
         """Return where a cold worker would find another package of this name, because the script
@@ -175,11 +186,13 @@ class Deferred:
         return "" if os.path.realpath(found) == os.path.realpath(str(origin)) else found
 
     def _on_changed_variable(self, variable: str, name: str, value: str | None) -> None:
+        library = self._set_by.get(variable, "")
+        assignment = variable if value is None else f"{variable}={value}"
         self._restart_cold(
-            f"the script sets {variable} before it imports {name}, which was preloaded without "
-            "that",
+            f"{library or 'the script'} sets {variable} before it imports {name}, which was "
+            "preloaded without that",
             "continues with the value at import time",
-            report=variable if value is None else f"{variable}={value}",
+            report=("library " if library else "script ") + assignment,
         )
         if value is None:
             del self._expected[variable]
@@ -208,6 +221,8 @@ class Deferred:
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Notice actions that can't be repeated, and changes of the environment."""
+        if event in ("os.putenv", "os.unsetenv"):
+            self._set_by[os.fsdecode(arguments[0])] = _importing_library()
         if event == "os.putenv":
             self._putenv[os.fsdecode(arguments[0])] = os.fsdecode(arguments[1])
         elif event == "os.unsetenv":
@@ -251,14 +266,18 @@ class _Loader:
         return getattr(self._loader, name)
 
 
-def installed() -> list[str]:
-    """Return the modules in `sys.modules` of installed packages, without the standard library."""
-    found = []
-    for name, module in list(sys.modules.items()):
-        path = getattr(module, "__dict__", {}).get("__file__")
-        if isinstance(path, str) and f"-packages{os.sep}" in path:
-            found.append(name)
-    return found
+def _importing_library() -> str:
+    """Return the installed package whose import is running and has called us; empty if the script,
+    or a function of a package that it calls, has.
+    """
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if frame.f_code.co_name == "<module>":
+            name = str(frame.f_globals.get("__name__")).partition(".")[0]
+            return name if f"-packages{os.sep}" in path else ""
+        frame = frame.f_back
+    return ""
 
 
 def third_party(loaded: set[str]) -> list[str]:

@@ -29,6 +29,9 @@ class _Made(NamedTuple):
 class Temporary:
     """Records temporary files and directories from now on."""
 
+    is_lasting = True
+    """What it finds is the same in the next job."""
+
     def __init__(self) -> None:
         self._made: dict[str, _Made] = {}
         self._renewed: list[tuple[Any, _Made]] = []

@@ -16,7 +16,6 @@ When the agent is gone, it kills all workers and exits.
 """
 
 import atexit
-import contextlib
 import gc
 import io
 import os
@@ -24,7 +23,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from relight.base.errors import EXIT_INTERNAL, describe_bug
@@ -34,7 +33,7 @@ from relight.host.files import remove_tree
 from relight.preload.env_tracer import Watch
 from relight.preload.guard import AgentProcess, Guard, stand_guard
 from relight.preload.importer import preload
-from relight.preload.lazy_modules import Deferred, Imports, installed, references, third_party
+from relight.preload.lazy_modules import Deferred, Imports, references, third_party
 from relight.preload.random_state import RandomState
 from relight.preload.speculative_import import UnfitError
 from relight.preload.temp_dirs import Temporary
@@ -44,6 +43,7 @@ from relight.processes.spawner import Spawner
 
 if TYPE_CHECKING:
     from relight.preload.argv_tracer import Arguments
+    from relight.preload.file_tracer import Inputs
     from relight.preload.keep_warm import Lasting
 
 _END_LIMIT_S = 10.0
@@ -81,8 +81,7 @@ class _GenerationSpawner(Spawner):
 
 
 class _Notes:
-    """Workers' notes for the agent: about variables that made the preloaded modules unusable, and
-    about modules that were not preloaded. They are messages of the types `wrote` and `others`.
+    """Workers' notes for the agent, about variables that made the preloaded modules unusable.
 
     Args:
         control: the socket to the agent.
@@ -95,25 +94,12 @@ class _Notes:
         self._end = 0
 
     def write(self, variable: str) -> None:
-        """Report, in a worker, the value to which the script sets a variable before it imports."""
-        self._add(b"wrote " + variable.encode("unicode_escape"))
-        os.kill(self._pid, signal.SIGCHLD)
-
-    def write_others(self, worker: int, preloaded: Collection[str]) -> None:
-        """Report, at the end of a worker, the installed modules that were not preloaded.
-
-        Args:
-            worker: its pid: processes that it has forked say nothing.
-            preloaded: those that were.
+        """Report, in a worker, the value to which the script or a library sets a variable before an
+        import: `script NAME=VALUE`.
         """
-        names = [] if os.getpid() != worker else [x for x in installed() if x not in preloaded]
-        if names:
-            with contextlib.suppress(OSError):  # the job is over
-                self._add(" ".join(("others", *names)).encode(errors="replace"))
-
-    def _add(self, line: bytes) -> None:
         with open(f"/proc/{self._pid}/fd/{self._fd}", "ab", buffering=0) as file:
-            file.write(line + b"\n")
+            file.write(b"wrote " + variable.encode("unicode_escape") + b"\n")
+        os.kill(self._pid, signal.SIGCHLD)
 
     def pass_on(self) -> None:
         """Send new notes to the agent."""
@@ -142,6 +128,7 @@ def serve(
     loaded: set[str],
     variables: dict[str, str],
     watch: Watch,
+    record: Callable[[MutableMapping[str, str]], None],
 ) -> None:
     """Import the modules, then fork workers for the agent. Returns in workers only.
 
@@ -151,6 +138,7 @@ def serve(
         loaded: the names of the modules that any worker has loaded by now.
         variables: the environment that this process was started with. It is cleared.
         watch: finds modules that depend on a variable that differs between workers.
+        record: records the imports of a worker, if its variables say so, which it removes.
     """
     control = socket.socket(fileno=control_fd)
     short = _read("comm").rstrip(b"\n")
@@ -167,15 +155,17 @@ def serve(
         restore = priority.lower() if setup["low_priority"] else None
         random_state = RandomState()
         descriptors: list[int] = [control_fd]
-        watches: list[Temporary | Arguments] = [random_state.temporary]
+        watches: list[Temporary | Arguments | Inputs] = [random_state.temporary]
         if agent is not None:
             descriptors += agent.process.descriptors
         if lasting is not None:
             descriptors.append(lasting.lock)
             descriptors += (fd for each in lasting.until for fd in each.descriptors)
-            watches.append(lasting.arguments)
+            watches += (lasting.arguments, lasting.inputs)
 
         def tell(line: str) -> None:
+            if lasting is not None:
+                lasting.show_progress()
             _send(control, line, must_arrive=lasting is None)
 
         printed, needs = preload(setup, loaded, tell, watch, watches, guard, descriptors)
@@ -216,10 +206,10 @@ def serve(
         os._exit(EXIT_INTERNAL)
     try:
         control.detach()
-        _become(plan, changes, short, printed, random_state)
+        variables = dict(plan.variables)
+        record(variables)
+        _become(plan._replace(variables=variables), changes, short, printed, random_state)
         Deferred(hidden, imports, notes.write, (plan.argv, plan.variables))
-        if setup["learned"] and plan.local_rank == 0:
-            atexit.register(notes.write_others, os.getpid(), {*hidden, *loaded})
         linux.restore_signals(mask)
     except Exception as error:
         os.write(2, f"relight: this worker could not be forked: {error!r}\n".encode())

@@ -3,7 +3,7 @@ those that workers of earlier jobs with the same script have imported (warm/impo
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,6 @@ class ImportList:
         self.is_auto = tuple(modules) == (AUTO,)
         self.names = [] if self.is_auto else list(modules)
         self._worker_program = worker_program
-        self._more: list[str] = []
 
     @cached_property
     def learned(self) -> "LearnedFile | None":
@@ -37,19 +36,21 @@ class ImportList:
 
         return LearnedFile(self._worker_program)
 
-    def note_more(self, names: Iterable[str]) -> None:
-        """Note modules that a worker has imported although they are not in the list."""
-        if self.is_auto:
-            known = {*self.names, *self._more}
-            self._more += [name for name in names if name not in known]
+    def add(self, imports: Iterable[str]) -> None:
+        """Add what workers have imported, as far as it can be preloaded."""
+        if self.learned is not None:
+            names = dict.fromkeys((*self.names, *imports))
+            self.names = self.learned.known.without_unfit(names)
 
-    def has_more(self) -> bool:
-        """Return whether workers have imported modules that are not in the list."""
-        return bool(self._more)
-
-    def add_more(self) -> None:
-        """Add the modules that `note_more` has noted."""
-        self.names = [*self.names, *self._more]
+    def lacking(self, imports: Iterable[str], asked: Collection[str]) -> list[str]:
+        """Return the installed modules that workers have imported, and a process that imports
+        `asked` has not.
+        """
+        learned = self.learned
+        if learned is None:
+            return []
+        new = learned.known.without_unfit(name for name in imports if name not in asked)
+        return [name for name in new if learned.is_installed(name)]
 
     def write(self, unfit: dict[str, str], directories: list[str]) -> None:
         """Store, for the next job with this script, which modules can be imported before a fork.

@@ -22,7 +22,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from relight.base import fields
@@ -56,7 +56,7 @@ class Learned(NamedTuple):
     `script` is its path, or `-m MODULE in DIRECTORY`. `imports` identifies its lines that import
     something. `modules` were imported by workers, in this order, or looked for. `culprits` make the
     `unfit` ones unfit. `writes` are the names of variables that the script sets. `directories` are
-    those in which packages are installed.
+    those in which packages are installed. `import_s` is how long the imports take at most, or 0.
     """
 
     script: str
@@ -66,13 +66,18 @@ class Learned(NamedTuple):
     culprits: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     directories: tuple[PackageDirectory, ...] = ()
+    import_s: float = 0.0
 
     @property
     def fit(self) -> list[str]:
         """The modules to preload."""
+        return self.without_unfit(self.modules)
+
+    def without_unfit(self, names: Iterable[str]) -> list[str]:
+        """Return those of these modules that can be preloaded, as far as that is known."""
         unfit = {each.module for each in self.unfit}
         below = tuple(f"{name}." for name in unfit)
-        return [x for x in self.modules if x not in unfit and not x.startswith(below)]
+        return [x for x in names if x not in unfit and not x.startswith(below)]
 
 
 class LearnedFile:
@@ -91,8 +96,10 @@ class LearnedFile:
         self._packages = [path for path in sys.path if is_own and path.endswith("-packages")]
         self._notes: dict[str, UnfitModule] = {}
         self._endless: UnfitModule | None = None
+        self._installed: dict[str, bool] = {}
         self.known = self._read(script_scan.import_lines(worker.argv))
         """What is known about the script: nothing, if that is not valid any more."""
+        self._import_s = self.known.import_s
 
     def note_unfit(self, module: str, reason: str, seconds: float) -> None:
         """Note why a module is not preloaded, in case it never will be."""
@@ -101,6 +108,23 @@ class LearnedFile:
     def note_endless(self, module: str, reason: str, seconds: float) -> None:
         """Note a module whose import does not end, in case it does not until the end of the job."""
         self._endless = UnfitModule(module, reason, seconds)
+
+    def note_seconds(self, seconds: float) -> None:
+        """Note how long the imports take at most; the shortest time counts."""
+        self._import_s = min(seconds, self._import_s or seconds)
+
+    def is_installed(self, name: str) -> bool:
+        """Return whether a module's package seems to be in a directory of installed packages."""
+        top = name.partition(".")[0]
+        if top not in self._installed:
+            places = [each.path for each in self.known.directories] or self._packages
+            self._installed[top] = any(
+                top == entry.partition(".")[0]
+                for place in places
+                if place.endswith("-packages")
+                for entry in _entries(place)
+            )
+        return self._installed[top]
 
     def write(
         self, modules: Sequence[str], unfit: Mapping[str, str], directories: Sequence[str]
@@ -121,25 +145,29 @@ class LearnedFile:
                 unfit=tuple(found.values()),
                 culprits=tuple(sorted({*known.culprits, *unfit.values()})),
                 directories=_directories(directories),
+                import_s=self._import_s,
             )
         )
 
-    def add(self, modules: Sequence[str], writes: Sequence[str]) -> None:
+    def add(self, modules: Sequence[str], writes: Sequence[str], *, are_all: bool = True) -> None:
         """Add, at the end of the job, what is known by then.
 
         Args:
-            modules: all that a watched worker has imported; none if no worker was watched.
+            modules: what watched workers have imported.
             writes: the names of the variables that the script has set.
+            are_all: a worker that started cold was watched, so these are all.
         """
         known, endless = self.known, self._endless
         if not known.modules:
             known = known._replace(directories=_directories(self._packages if modules else ()))
         if not known.directories:
             return
-        if not modules:  # a variable may have been set where nobody has noticed it
+        if not (modules and are_all):  # a variable may have been set where nobody has noticed it
             writes = sorted({*known.writes, *writes})
         known = known._replace(
-            modules=tuple(dict.fromkeys((*known.modules, *modules))), writes=tuple(writes)
+            modules=tuple(dict.fromkeys((*known.modules, *modules))),
+            writes=tuple(writes),
+            import_s=self._import_s,
         )
         if endless is not None:
             unfit, culprits = (*known.unfit, endless), (*known.culprits, endless.module)
@@ -244,6 +272,13 @@ def _directories(paths: Collection[str]) -> tuple[PackageDirectory, ...]:
     return tuple(found)
 
 
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
 def _read(path: str) -> Learned | None:
     try:
         with files.opened(path) as file:
@@ -256,10 +291,9 @@ def _read(path: str) -> Learned | None:
 
 
 def _files(folder: str) -> Iterator[str]:
-    with contextlib.suppress(OSError):
-        for name in os.listdir(folder):
-            if name.endswith(_SUFFIX):
-                yield os.path.join(folder, name)
+    for name in _entries(folder):
+        if name.endswith(_SUFFIX):
+            yield os.path.join(folder, name)
 
 
 def _remove_oldest(folder: str) -> None:

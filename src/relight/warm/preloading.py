@@ -8,10 +8,14 @@ it is ready; otherwise they start cold. There is at most one warm spawner.
                     of the first generation, which starts cold, is watched; when it imports the
                     first of these modules, the warm spawner starts beside it at the lowest priority
     being made      another job's warm process for the same script imports its modules: this job
-                    waits until that is done, and takes it
+                    waits as long as that may end before its own imports would, and takes it; else
+                    it starts cold, and its next generation takes it
     auto            the modules are those of an earlier job with the same script
-                    (warm/import_profile). If there was none, that worker is watched; when it has
-                    imported nothing new for a while, the warm spawner starts at the lowest priority
+                    (warm/import_profile). If there was none, that worker is watched; after its
+                    first optimizer step the warm spawner starts at the lowest priority
+    more            the first worker of each generation is watched (auto). If it imports modules
+                    that the warm spawner lacks, another one imports all, when that pays
+                    (core/workers/import_ahead), and takes its place between two generations
     waiting         while this node waits, as a spare or for other nodes, the warm spawner starts if
                     its modules are known: no workers run here that it could disturb
     lost            it starts again, at the lowest priority, when the next generation has begun
@@ -25,11 +29,14 @@ next warm spawner imports with these.
 
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from relight.base.errors import MachineError
 from relight.base.text import format_duration
+from relight.core.workers import import_ahead
+from relight.core.workers.import_ahead import ImportProgress
 from relight.events.event_types import (
     Event,
     PreloadReady,
@@ -42,11 +49,18 @@ from relight.host import linux
 from relight.host.loop import Alarm, Loop
 from relight.processes.generation_pipe import WorkerPlan
 from relight.processes.spawner import SpawnerProcess
-from relight.warm import script_scan, warm_spawner
+from relight.warm import script_scan, warm_processes, warm_spawner
 from relight.warm.import_list import ImportList
 from relight.warm.script_variables import ScriptVariables
 from relight.warm.warm_processes import WarmProcesses
-from relight.warm.warm_spawner import ANSWER_S, SpawnerHandle, WarmSpawner, WorkerProgram
+from relight.warm.warm_sockets import BeingMade
+from relight.warm.warm_spawner import (
+    ANSWER_S,
+    SpawnerHandle,
+    WarmSpawner,
+    WarmSpawnerOwner,
+    WorkerProgram,
+)
 from relight.warm.watched_worker import WatchedWorker
 
 if TYPE_CHECKING:
@@ -60,11 +74,9 @@ _PATIENCE_S = 120.0
 """How long the first generation waits for named modules. Cold workers import them as well."""
 _TRIES = 3
 _LOOK_S = 0.02
-_OTHER_S = 20.0
-"""How long a job waits for the warm process of another one: that may import at the lowest priority,
-and a cold start takes ten seconds.
-"""
 _LONG_S = 2.0
+_LONGEST_START_S = 120.0
+"""A cold start that took longer says nothing about how long its imports take."""
 
 
 class _Leftovers:
@@ -72,24 +84,42 @@ class _Leftovers:
 
     def __init__(self) -> None:
         linux.adopt_orphans()  # a process that an import has started must not outlive this one
-        self._guard = 0  # of a stopped warm spawner, which is to be waited for
+        self._guards: set[int] = set()  # of stopped warm spawners, which are to be waited for
 
     def await_guard(self, guard: int) -> None:
         """Note the guard of a warm spawner that was stopped."""
-        self._guard = guard
+        self._guards.add(guard)
 
     def reap(self) -> None:
-        """Reap the guard of a stopped warm spawner, unless a generation has done so."""
-        if self._guard:
-            try:
-                linux.reap(self._guard, _GUARD_S)
-            except ChildProcessError:
-                pass
-            self._guard = 0
+        """Reap the guards of stopped warm spawners, unless a generation has done so."""
+        while self._guards:
+            if guard := self._guards.pop():
+                try:
+                    linux.reap(guard, _GUARD_S)
+                except ChildProcessError:
+                    pass
 
     def end(self) -> None:
         """End what imports have started."""
         linux.end_children(_END_LIMIT_S, linux.own_children)
+
+
+class _Successor:
+    """Receives the messages of a warm spawner that is to replace another one."""
+
+    def __init__(self, preload: "Preload") -> None:
+        self._preload = preload
+        self.without, self.learned, self.wrote = preload.without, preload.learned, preload.wrote
+
+    def ready(self, event: PreloadReady) -> None:
+        """Note that it can fork workers."""
+        self._preload.ready(event)
+        self._preload.replace_if_ready()
+
+    def lost(self, reason: str, *, retry: bool) -> None:
+        """End it: the other one stays."""
+        del retry
+        self._preload.give_up_successor(reason)
 
 
 class Preload:
@@ -121,6 +151,9 @@ class Preload:
         self._record = record
         self._say = say
         self._spawner: WarmSpawner | None = None
+        self._asked: tuple[str, ...] | None = None  # what the newest process imports
+        self._next: WarmSpawner | None = None
+        self._replaced = 0
         self._lent = False
         self._processes = WarmProcesses(worker_program)
         self._why_not = ""
@@ -129,13 +162,16 @@ class Preload:
         self._generations = 0
         self._watched: WatchedWorker | None = None
         self._is_taken = False
+        self._first_cold = False
         self._files = warm_spawner.files()
-        self._is_held_up = self._processes.are_being_made()
+        self._is_held_up, _ = self._processes.are_being_made()
         if not self._is_held_up:
             self._take_or_start()
 
     def _take_or_start(self) -> None:
         self._is_taken = self._take()
+        if self._modules.is_auto:
+            self._watch()
         if self._is_taken:
             return
         modules = self._modules
@@ -144,7 +180,15 @@ class Preload:
             for unfit in modules.learned.known.unfit:
                 self._record(PreloadWithout(*unfit, asked=False))
         self._why_not = "" if modules.names else "it is not known yet what the script imports"
-        if not (modules.names and _waits(self._worker_program, modules.learned)):
+        if modules.names and _waits(self._worker_program, modules.learned):
+            self._start(low_priority=False)
+            return
+        self._watch()
+        self._why_not = self._why_not or "so few workers import as fast by themselves"
+
+    def _watch(self) -> None:
+        """Make memory for the first worker to report its imports."""
+        if self._watched is None:
             try:
                 self._watched = WatchedWorker(self._loop)
             except OSError as error:
@@ -152,17 +196,16 @@ class Preload:
                     f"can't make memory for the names of preloaded modules: {error.strerror}",
                     hint="look at `ulimit -n`",
                 ) from None
-            self._why_not = self._why_not or "so few workers import as fast by themselves"
-        else:
-            self._start(low_priority=False)
 
     def _take(self) -> bool:
         """Take a process that an earlier job has left, if one fits."""
-        taken = self._processes.take(self._modules.names, self._record)
+        asked = [] if self._modules.is_auto else self._modules.names
+        taken = self._processes.take(asked, self._record)
         if taken is None:
             return False
         origin, description = taken
         self._modules.names = self._modules.names or list(description.asked)
+        self._asked = description.asked
         self._spawner = WarmSpawner(self._loop, origin, self)
         return True
 
@@ -188,28 +231,45 @@ class Preload:
 
     def _await_other(self, otherwise: Callable[[], bool]) -> None:
         """Wait until no warm process is being made; take one, or start a warm spawner."""
+        began = self._loop.now()
 
         def look() -> None:
-            self._is_held_up = self._processes.are_being_made()
+            is_made, made = self._processes.are_being_made()
+            self._is_held_up = is_made and self._pays_to_wait(made, self._loop.now() - began)
             if self._is_held_up:
                 alarm.set_after(_LOOK_S)
 
         alarm = Alarm(self._loop, look)
         silent = self._loop.call_after(_LONG_S, self._tell_held_up)
         look()
-        self._loop.run_until(lambda: not self._is_held_up or otherwise(), _OTHER_S)
+        self._loop.run_until(lambda: not self._is_held_up or otherwise())
         silent.cancel()
         alarm.set(None)
         self._is_held_up = False
         if not otherwise():
             self._take_or_start()
 
+    def _pays_to_wait(self, made: BeingMade | None, waited_s: float) -> bool:
+        """Return whether to wait for another job's process that imports its modules."""
+        if made is None:  # it is just starting, or another version of relight
+            return waited_s < import_ahead.UNKNOWN_S
+        learned = self._modules.learned
+        import_s = (learned.known.import_s if learned is not None else 0.0) or None
+        progress = ImportProgress(
+            modules=made.modules,
+            imported=made.imported,
+            elapsed_s=max(0.0, time.monotonic() - made.began_s),
+            expected_s=import_s,
+            is_low_priority=made.is_low_priority,
+        )
+        return import_ahead.pays_to_wait(progress, waited_s, import_s)
+
     def while_idle(self) -> None:
         """Start the warm spawner if its modules are known: this node waits for a generation. The
         first workers of a script that sets variables are watched instead.
         """
         modules = self._modules
-        if not modules.names or self._spawner is not None or not self._tries:
+        if not modules.names or (self._spawner or self._next) is not None or not self._tries:
             return
         if self._generations or not _sets_variables(self._worker_program, modules.learned):
             self._take_leave()
@@ -218,9 +278,9 @@ class Preload:
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that make a worker report its imports, if it is to be watched."""
         is_ready = self._spawner is not None and self._spawner.is_ready
-        if self._watched is None or local_rank or self._generations or is_ready:
+        if self._watched is None or local_rank or self._is_upgraded():
             return {}
-        if self._is_upgraded():
+        if not self._modules.is_auto and (self._generations or is_ready):
             return {}
         return self._watched.variables(variables)
 
@@ -233,59 +293,142 @@ class Preload:
         self._take_leave()
         self._take_over()
         self._generations += 1
+        if self._watched is not None:
+            self._watched.begin()
+        self.replace_if_ready()
+        self._take_other()
         warm = self._spawner
         if warm is not None and warm.is_ready:
             connection = self._fork_warm(warm, plans, scratch)
             if connection is not None:
                 self._lent = True
                 self._record(WorkersWarm(True, ""))
+                self._learn_from_worker()
                 return warm.guard, connection
         why_not = self._why_not
         if self._spawner is not None and not why_not:
             why_not = self._spawner.describe_progress("it is not ready")
         self._record(WorkersWarm(False, why_not))
+        self._first_cold = self._first_cold or self._generations == 1
         held = self._cold.fork(plans, scratch)
-        if self._watched is not None and self._generations == 1:
-            if not self._modules.names:
-                self._watched.when_quiet(lambda: self._generations == 1, self._learn)
-            else:
-                self._watched.when_imports(self._modules.third_party(), self._learn)
-        elif self._modules.names:
-            self._start_again()
+        if self._watched is not None and self._generations == 1 and self._modules.names:
+            self._watched.when_imports(self._modules.third_party(), self._learn)
+        else:
+            if self._generations > 1 and self._modules.names:
+                self._start_again()
+            self._learn_from_worker()
         return held
+
+    def _learn_from_worker(self) -> None:
+        """Look again and again whether the first worker imports what is not preloaded."""
+        if self._watched is not None and self._modules.is_auto:
+            self._watched.poll(self._look)
+
+    def _look(self) -> None:
+        watched, modules = self._watched, self._modules
+        assert watched is not None
+        seen = watched.seen()
+        if self._asked is None:
+            if import_ahead.are_complete(seen):
+                self._learn()
+        elif self._spawner is not None and self._spawner.is_ready and self._next is None:
+            lacking = modules.lacking(watched.imports(), set(self._asked))
+            if import_ahead.pays_to_replace(
+                len(lacking), len(self._asked), seen.quiet_s, self._replaced
+            ):
+                self._begin_successor()
+
+    def _begin_successor(self) -> None:
+        """Start a warm spawner that has all modules, to replace the one that lacks some."""
+        assert self._watched is not None
+        self._replaced += 1
+        self._modules.add(self._watched.imports())
+        try:
+            self._next = self._begin_spawner(_Successor(self), low_priority=True)
+        except OSError:
+            pass  # the other one does; `_replaced` has counted, so the next try comes later
+
+    def replace_if_ready(self) -> None:
+        """Replace the warm spawner by its successor, unless workers are its children."""
+        if self._next is not None and self._next.is_ready and not self._lent:
+            successor, self._next = self._next, None
+            self._stop()
+            self._leftovers.reap()
+            self._spawner = successor
+
+    def give_up_successor(self, reason: str) -> None:
+        """End a successor that is unusable."""
+        if self._next is not None:
+            self._record(PreloadUnfit(reason, not self._modules.is_auto))
+            self._end(self._next)
+            self._next = None
+
+    def _take_other(self) -> None:
+        """Take a warm process that was not ready when this job started."""
+        if self._generations > 1 and self._spawner is self._next is None and self._tries:
+            self._is_taken = self._take()
+            if self._spawner is not None:
+                self._loop.run_until(
+                    lambda: self._spawner is None or self._spawner.is_ready, ANSWER_S
+                )
 
     def close(self) -> None:
         """End the warm spawner and return when it is gone. Its workers must be gone by now. A warm
         process stays for the next job, or starts now.
         """
+        self._remember()
         if self._worker_program.keep is not None and self._generations:
             self._keep()
         self._stop()
+        if self._next is not None:
+            self._end(self._next, is_kept=self._worker_program.keep is not None)
         self._take_leave()
         self._leftovers.end()
         watched, self._watched = self._watched, None
+        if watched is not None:
+            watched.close()
+
+    def _remember(self) -> None:
+        """Store what was learned, for the next job with this script."""
+        learned, watched = self._modules.learned, self._watched
+        if learned is None:
+            return
         imports, writes = list[str](), self._script.names()
         if watched is not None:
             imports = watched.imports()
             writes |= watched.writes().keys()
-            watched.close()
-        learned = self._modules.learned
-        if (writes or not self._is_taken) and learned is not None:
-            learned.add(imports, sorted(writes))
+            if self._first_cold and (start_s := watched.first_start_s()) < _LONGEST_START_S:
+                learned.note_seconds(start_s)
+        if imports or writes or not self._is_taken:
+            learned.add(imports, sorted(writes), are_all=self._first_cold)
 
     def _keep(self) -> None:
-        """Start a process for the next job, if this one leaves none that has all modules."""
+        """Leave a process for the next job that has all modules."""
         self._record = lambda _: None  # this job is over
-        if self._modules.has_more() and self._spawner is not None:
-            self._stop()
+        stale, can_help = self._script.adopt()
+        imports = [] if self._watched is None else self._watched.imports()
+        newest = self._next or self._spawner
+        if newest is None and not stale:
+            other = self._processes.find([])
+            if other is not None and not self._modules.lacking(imports, other.asked):
+                return
+        elif not stale and not self._modules.lacking(imports, self._asked or ()):
+            return
+        for spawner in (self._next, self._spawner):
+            if spawner is not None:
+                self._end(spawner)
+        self._next = self._spawner = None
+        self._tries = _TRIES if can_help else 0
+        if stale:
             self._processes.discard()
-            self._modules.add_more()
-        if self._spawner is None:
-            self._learn(low_priority=False)
+        self._modules.add(imports)
+        self._learn(low_priority=False)
 
     def ready(self, event: PreloadReady) -> None:
         """Note that the warm spawner can fork workers."""
         self._tries = _TRIES
+        if self._modules.learned is not None and not self._is_taken:
+            self._modules.learned.note_seconds(event.seconds)
         self._record(event)
 
     def without(self, module: str, reason: str, seconds: float) -> None:
@@ -298,13 +441,9 @@ class Preload:
         """Store, for the next job with this script, what its workers import."""
         self._modules.write(unfit, directories)
 
-    def others(self, names: list[str]) -> None:
-        """Note modules that a worker has imported although they were not preloaded."""
-        self._modules.note_more(names)
-
-    def wrote(self, name: str, value: str | None) -> None:
-        """Note a variable that a worker's script has set before an import."""
-        self._script.report(name, value)
+    def wrote(self, name: str, value: str | None, *, by_library: bool) -> None:
+        """Note a variable that was set before an import, by a worker's script or a library."""
+        self._script.report(name, value, by_library=by_library)
 
     def lost(self, reason: str, *, retry: bool) -> None:
         """End a warm spawner that is unusable; the next generation starts another if `retry`."""
@@ -327,10 +466,9 @@ class Preload:
                 learned.note_endless(warm.importing, reason, seconds)
 
     def _tell_held_up(self) -> None:
-        left = format_duration(_OTHER_S - _LONG_S)
         self._say(
             "preload: another job's process for this script is importing its modules; the workers "
-            f"start when that is done, or in {left} without it"
+            "start when that is done, or without it when a cold start is faster"
         )
 
     def _tell_slow(self) -> None:
@@ -366,44 +504,58 @@ class Preload:
         """Start the warm spawner with what the watched worker has imported."""
         modules = self._modules
         if not modules.names and self._watched is not None:
-            modules.names = self._watched.imports()
+            modules.add(self._watched.imports())
         if modules.names:
             self._start_again(low_priority=low_priority)
         else:
             self._why_not = "no worker could be watched"
+        if self._generations == 1:
+            self._learn_from_worker()
 
     def _take_over(self) -> None:
         """End a warm spawner that has imported with other variables than the script sets."""
         reason, can_help = self._script.adopt()
         if reason:
             self._processes.discard()
+            self.give_up_successor(reason)
             self.lost(reason, retry=can_help)
 
     def _start_again(self, *, low_priority: bool = True) -> None:
-        if self._spawner is None and self._tries:
+        if self._spawner is self._next is None and self._tries:
             self._start(low_priority=low_priority)
 
     def _start(self, *, low_priority: bool) -> None:
-        if self._watched is not None:
-            self._script.add(self._watched.stop())
+        if self._watched is not None and self._asked is None:
+            self._script.add(self._watched.writes())
+            self._watched.stop()
         self._tries -= 1
         self._why_not = ""
         if self._is_upgraded():
             self.lost("the files of relight have changed since this job started", retry=False)
             return
-        worker, names, learned = self._worker_program, self._modules.names, self._modules.learned
-        setup = instructions(worker, names, learned, self._script.values, low_priority=low_priority)
         try:
-            self._spawner = WarmSpawner(self._loop, self._begin(setup), self)
+            self._spawner = self._begin_spawner(self, low_priority=low_priority)
         except BlockingIOError:
             self._why_not = "a warm process for another job is importing these modules"
             return
         except OSError as error:
             self._why_not = f"it can't be started: {error.strerror or error}"
             self._record(PreloadUnfit(self._why_not, not self._modules.is_auto))
-            return
+
+    def _begin_spawner(self, owner: WarmSpawnerOwner, *, low_priority: bool) -> WarmSpawner:
+        """Start a process that imports all modules that are known.
+
+        Raises:
+            BlockingIOError: another job has started one that outlives it, which imports now.
+            OSError: no process can be forked, or no descriptor is left.
+        """
+        worker, names, learned = self._worker_program, self._modules.names, self._modules.learned
+        setup = instructions(worker, names, learned, self._script.values, low_priority=low_priority)
+        spawner = WarmSpawner(self._loop, self._begin(setup), owner)
+        self._asked = tuple(names)
         what = ",".join(names) if learned is None else f"{len(names)} modules"
-        self._record(PreloadStarted(self._spawner.pid, what))
+        self._record(PreloadStarted(spawner.pid, what))
+        return spawner
 
     def _is_upgraded(self) -> bool:
         """Return whether a new process would run another version of relight than this one."""
@@ -423,9 +575,18 @@ class Preload:
 
     def _stop(self) -> None:
         if self._spawner is not None:
-            self._spawner.stop()
-            self._leftovers.await_guard(self._spawner.guard)
+            self._end(self._spawner, is_kept=True)
             self._spawner = None
+
+    def _end(self, spawner: WarmSpawner, *, is_kept: bool = False) -> None:
+        """End a warm spawner, and the process behind it if that still imports and is not kept."""
+        if spawner.is_lasting and not spawner.guard and not is_kept:
+            warm_processes.stop_imports(spawner.pid)
+            end = self._loop.now() + _GUARD_S
+            while self._processes.are_being_made()[0] and self._loop.now() < end:
+                time.sleep(_LOOK_S)
+        spawner.stop()
+        self._leftovers.await_guard(spawner.guard)
 
     def _take_leave(self) -> None:
         self._lent = False

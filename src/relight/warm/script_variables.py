@@ -14,13 +14,18 @@ class ScriptVariables:
     def __init__(self) -> None:
         self.values: dict[str, str | None] = {}
         self._reported: dict[str, str | None] = {}
+        self._of_libraries: set[str] = set()
 
     def names(self) -> set[str]:
-        """Return the names of all of them."""
-        return {*self.values, *self._reported}
+        """Return the names of those that the script itself sets."""
+        return {*self.values, *self._reported} - self._of_libraries
 
-    def report(self, name: str, value: str | None) -> None:
+    def report(self, name: str, value: str | None, *, by_library: bool) -> None:
         """Note what a worker has set; it is adopted later."""
+        if by_library:
+            self._of_libraries.add(name)
+        else:
+            self._of_libraries.discard(name)
         if self._reported.setdefault(name, value) != value:
             self.values.setdefault(name, None)  # workers set different values
 
@@ -42,4 +47,6 @@ class ScriptVariables:
         self.values.update(self._reported)
         self._reported.clear()
         end = "not always to the same value" if again else "and imports with that next time"
-        return f"the script sets {names} before it imports, {end}", not again
+        libraries = not self._of_libraries.isdisjoint(names.split(", "))
+        who = "a library" if libraries else "the script"
+        return f"{who} sets {names} before it imports, {end}", not again

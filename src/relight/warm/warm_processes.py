@@ -18,7 +18,7 @@ from relight.base import fields
 from relight.events.event_types import Event, WarmProcessTaken, WarmProcessUnfit
 from relight.host import linux, user_sockets
 from relight.warm import fork_compat, warm_sockets, warm_spawner
-from relight.warm.warm_sockets import Description, SocketDirectory
+from relight.warm.warm_sockets import BeingMade, Description, SocketDirectory
 from relight.warm.warm_spawner import SpawnerHandle, WorkerProgram
 
 ANSWER_S = 5.0
@@ -45,13 +45,11 @@ class WarmProcesses:
     Args:
         worker: the program.
 
-    Attributes:
-        path: the socket of the one that was taken or started last; empty if there is none.
     """
 
     def __init__(self, worker: WorkerProgram) -> None:
         self._worker = worker
-        self.path = ""
+        self._mine: list[str] = []  # of those that were taken or started
 
     def take(
         self, asked: Sequence[str], record: Callable[[Event], None]
@@ -64,7 +62,8 @@ class WarmProcesses:
         """
         for found in self._fitting(asked, record):
             if _sends(found.connection, b"take\n"):
-                self.path, known = found.path, found.description
+                self._mine.append(found.path)
+                known = found.description
                 record(WarmProcessTaken(known.pid, known.modules, known.age_s, known.uses))
                 return SpawnerHandle(known.pid, found.connection, is_lasting=True), known
             found.connection.close()
@@ -92,15 +91,16 @@ class WarmProcesses:
         finally:
             questions.close()
 
-    def are_being_made(self) -> bool:
-        """Return whether one is importing its modules."""
+    def are_being_made(self) -> tuple[bool, BeingMade | None]:
+        """Return whether one is importing its modules; and what is known of it."""
         try:
             return SocketDirectory(self._worker.variables).is_being_made(_name(self._worker))
         except OSError:
-            return False
+            return False, None
 
     def start(self, setup: dict[str, Any], *, is_ahead: bool = False) -> SpawnerHandle:
-        """Start one; with too many of them, the one that was not used for longest ends.
+        """Start one, which takes the place of those that were taken or started before when it is
+        ready; with too many of them, the one that was not used for longest ends.
 
         Args:
             setup: instructions for `preload/warm_fork.py`, without how it is to last.
@@ -115,9 +115,9 @@ class WarmProcesses:
         directory = SocketDirectory(worker.variables)
         path, lock = directory.new(_name(worker))
         _end_oldest(directory)
-        self.path = path
         lasting = {
             "socket": path,
+            "replaces": list(self._mine),
             "lock": lock,
             "script": script(worker.argv),
             "stays_s": keep.stays_s,
@@ -126,15 +126,16 @@ class WarmProcesses:
             "is_ahead": is_ahead,
         }
         argv = warm_spawner.lasting_argv(worker.argv)
+        self._mine.append(path)
         try:
             return warm_spawner.start(worker, {**setup, "argv": argv, "keep": lasting})
         finally:
             os.close(lock)
 
     def discard(self) -> None:
-        """Let the one that was taken or started last take no further job."""
-        if self.path:
-            stop(self.path)
+        """Let those that were taken or started take no further job."""
+        for path in self._mine:
+            stop(path)
 
     def _paths(self) -> list[str]:
         try:

@@ -7,6 +7,7 @@ A socket is named after the program whose workers its process can fork (`name`).
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 from collections.abc import Mapping
@@ -48,10 +49,32 @@ class Description(NamedTuple):
 
 
 class BeingMade(NamedTuple):
-    """A warm process that imports its modules: the pid of its guard, and what workers run."""
+    """A warm process that imports its modules: the pid of its guard, and what workers run.
+
+    It imports `modules` modules, and has imported `imported` of them; it began at `began_s` on the
+    monotonic clock, and lets other processes run first if `is_low_priority`.
+    """
 
     guard: int
     script: str
+    modules: int = 0
+    began_s: float = 0.0
+    is_low_priority: bool = False
+    imported: int = 0
+
+    def text(self) -> bytes:
+        """Return it as it stands in the locked file."""
+        return json.dumps(fields.plain(self._replace(imported=0))).encode() + b"\n"
+
+    @classmethod
+    def parse(cls, text: bytes) -> "BeingMade | None":
+        """Return what a locked file says: `text`, and then how many modules are imported."""
+        described, _, imported = text.partition(b"\n")
+        try:
+            known: BeingMade = fields.record(cls, fields.decode(described))
+        except fields.Malformed:
+            return None
+        return known._replace(imported=int(imported) if imported.strip().isdigit() else 0)
 
 
 class SocketDirectory:
@@ -98,9 +121,10 @@ class SocketDirectory:
                 return path, lock
             os.close(lock)  # `unlock` has removed it meanwhile
 
-    def is_being_made(self, name: str) -> bool:
-        """Return whether a process with this name is being made."""
-        return self._is_locked(self._lock(name)) is not None
+    def is_being_made(self, name: str) -> tuple[bool, BeingMade | None]:
+        """Return whether a process with this name is being made; and what is known of it."""
+        text = self._is_locked(self._lock(name))
+        return text is not None, BeingMade.parse(text or b"")
 
     def being_made(self) -> list[BeingMade]:
         """Return the processes that are being made."""
@@ -108,8 +132,8 @@ class SocketDirectory:
         for name in os.listdir(self.path):
             if name.startswith(_LOCK):
                 text = self._is_locked(os.path.join(self.path, name))
-                with contextlib.suppress(fields.Malformed):
-                    found.append(fields.record(BeingMade, fields.decode(text or b"")))
+                if (known := BeingMade.parse(text or b"")) is not None:
+                    found.append(known)
         return found
 
     def _lock(self, name: str) -> str:

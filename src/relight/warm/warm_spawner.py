@@ -77,11 +77,10 @@ class WarmSpawnerOwner(Protocol):
         made it unfit, and with the directories of installed packages.
         """
 
-    def wrote(self, name: str, value: str | None) -> None:
-        """Called with a variable that a worker's script has set before an import; None: removed."""
-
-    def others(self, names: list[str]) -> None:
-        """Called with modules that a worker has imported and that were not preloaded."""
+    def wrote(self, name: str, value: str | None, *, by_library: bool) -> None:
+        """Called with a variable that a worker's script has set before an import, or a library in
+        its own import; None: removed.
+        """
 
     def lost(self, reason: str, *, retry: bool) -> None:
         """Called when it is of no use any more; the owner stops it. `retry`: another may be."""
@@ -100,6 +99,7 @@ class WarmSpawner:
         pid: its own pid; that of the process with the modules until it is ready.
         importing: the module that it imports now, or an empty string.
         importing_since: when it began to, on the loop's clock.
+        is_lasting: the process with the modules outlives the job.
         is_ready: it can fork workers.
         is_stopped: `stop` was called.
 
@@ -118,6 +118,7 @@ class WarmSpawner:
         self.pid, self._control = origin.pid, origin.control
         self.guard = 0 if origin.is_lasting else origin.pid
         self._child = None if origin.is_lasting else linux.Child(origin.pid)
+        self.is_lasting = origin.is_lasting
         self._control.setblocking(False)
         loop.on_readable(self._control, self._receive)
 
@@ -208,9 +209,8 @@ class WarmSpawner:
             elif word == "importing":
                 self.importing, self.importing_since = rest, self._loop.now()
             elif word == "wrote":
-                self._owner.wrote(*variable(line[len(b"wrote ") :]))
-            elif word == "others":
-                self._owner.others(rest.split())
+                who, _, assignment = line[len(b"wrote ") :].partition(b" ")
+                self._owner.wrote(*variable(assignment), by_library=who == b"library")
             elif word == "without":
                 name, seconds, reason = rest.split(" ", 2)
                 self._owner.without(name, reason, float(seconds))

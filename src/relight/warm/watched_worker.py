@@ -1,19 +1,22 @@
-"""The first worker of the first generation, which starts cold, is watched: what it imports."""
+"""The first worker of a generation is watched: what it imports."""
 
 import contextlib
 import fcntl
 import mmap
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
+from relight.core.workers import import_ahead
+from relight.core.workers.import_ahead import WorkerImports
 from relight.host import linux
 from relight.host.loop import Callback, Loop, Timer
 from relight.warm.warm_spawner import hook, variable
 
-_LEARN_S = 20.0
 _LOOK_S = 0.25
-_QUIET_S = 5.0
+_SLOWEST_LOOK_S = 5.0
 _SIZE = 1 << 20
+_OPTIMIZER, _STEP = b"!optimizer", b"!step"
+"""Lines that say: torch's optimizers are imported; one of them has done a step."""
 
 
 class WatchedWorker:
@@ -32,59 +35,82 @@ class WatchedWorker:
             fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self._memory = mmap.mmap(self._fd, _SIZE)
         self._timer: Timer | None = None
+        self._earlier: dict[bytes, None] = {}
+        self._lines: dict[bytes, None] = {}
+        self._generations = 0
+        self._size = 0
+        self._first_start_s = 0.0
+        self._made = self._began = self._changed = loop.now()
 
     def variables(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that make a worker with `variables` report its imports."""
         return hook(f"learn:/proc/{os.getpid()}/fd/{self._fd}", variables)
 
-    def when_quiet(self, is_starting: Callable[[], bool], done: Callback) -> None:
-        """Call `done` once the worker has imported nothing new for a while.
+    def begin(self) -> None:
+        """Begin a generation: make room for what its first worker reports."""
+        self._read()
+        self._earlier = self._lines
+        self._memory[: self._size] = bytes(self._size)
+        self._generations += 1
+        self._size = 0
+        self._began = self._changed = self._loop.now()
 
-        Args:
-            is_starting: whether a worker that has imported nothing yet may still do so.
-            done: called once.
+    def poll(self, look: Callback) -> None:
+        """Call `look` again and again: often at first, then rarely, as long as nothing new is
+        imported.
         """
 
-        def look(size: int) -> None:
-            end = self._memory.find(b"\0")
-            if end != size or (not end and is_starting()):
-                self._timer = self._loop.call_after(_QUIET_S, lambda: look(end))
-            else:
-                done()
+        def run() -> None:
+            self._timer = self._loop.call_after(
+                min(_SLOWEST_LOOK_S, max(_LOOK_S, self.seen().quiet_s / 10)), run
+            )
+            look()
 
-        self._timer = self._loop.call_after(_LEARN_S, lambda: look(0))
+        if self._timer is None:
+            run()
 
     def when_imports(self, modules: Collection[str], done: Callback) -> None:
         """Call `done` once the worker imports the first of these modules, or after a time limit."""
-        end = self._loop.now() + _LEARN_S
+        end = self._loop.now() + import_ahead.LEARN_S
 
         def look() -> None:
             if self._loop.now() < end and not set(self.imports()).intersection(modules):
                 self._timer = self._loop.call_after(_LOOK_S, look)
             else:
+                self._timer = None
                 done()
 
         self._timer = self._loop.call_after(_LOOK_S, look)
 
-    def imports(self) -> list[str]:
-        """Return the names of the modules that the worker has imported, in their order."""
-        lines = [line for line in self._lines() if line[:1] != b"="]
-        return list(dict.fromkeys(line.decode(errors="replace") for line in lines))
+    def seen(self) -> WorkerImports:
+        """Return how far the worker's imports are."""
+        now = self._loop.now()
+        self._read()
+        return WorkerImports(
+            modules=len(self._lines),
+            age_s=now - self._began,
+            quiet_s=now - self._changed,
+            has_optimizer=_OPTIMIZER in self._lines,
+            has_stepped=_STEP in self._lines,
+            is_restarted=self._generations > 1,
+        )
 
-    def stop(self) -> dict[str, str | None]:
-        """Stop watching; return the variables that its script has set before imports, None for a
-        removed one. If it has stopped before, return none.
-        """
-        timer, self._timer = self._timer, None
-        if timer is None:
-            return {}
-        timer.cancel()
-        return self.writes()
+    def first_start_s(self) -> float:
+        """Return how long the first worker took to its first step, or has run without one."""
+        self._read()
+        return self._first_start_s if _STEP in self._lines else self._loop.now() - self._made
+
+    def imports(self) -> list[str]:
+        """Return the names of the modules that workers have imported, in their order."""
+        self._read()
+        names = (line for line in self._lines if line[:1] not in (b"=", b"!"))
+        return [name.decode(errors="replace") for name in names]
 
     def writes(self) -> dict[str, str | None]:
         """Return the variables that the script has set so far, None for a removed one."""
         found = {}
-        for line in self._lines():
+        self._read()
+        for line in self._lines:
             if line[:1] == b"=":
                 # The script may have overwritten it; an invalid escape is a warning, which the user
                 # may have made an error.
@@ -93,11 +119,25 @@ class WatchedWorker:
                     found[name] = value
         return found
 
+    def stop(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def close(self) -> None:
         """Stop watching and release the memory."""
         self.stop()
         self._memory.close()
         os.close(self._fd)
 
-    def _lines(self) -> list[bytes]:
-        return self._memory[: self._memory.find(b"\0")].split(b"\n")[:-1]
+    def _read(self) -> None:
+        """Read what is new; a line of two workers counts once."""
+        size = self._memory.find(b"\0") % (_SIZE + 1)  # all of it if there is no zero
+        if size != self._size:
+            self._size, self._changed = size, self._loop.now()
+            lines = self._memory[:size].split(b"\n")[:-1]
+            had_step = _STEP in self._lines
+            self._lines = self._earlier | dict.fromkeys(lines)
+            if _STEP in self._lines and not had_step:
+                self._first_start_s = self._changed - self._began

@@ -11,6 +11,7 @@ from relight.agent.status.view import View
 from relight.base.text import format_duration
 from relight.base.values import EVENT_HANDLERS
 from relight.core.group.messages import NodeAnswered, Question
+from relight.core.status.cold_cause import ColdCause
 from relight.core.status.goodput import Account, Ledger, in_words, is_worth_telling
 from relight.events.event_types import LoggedEvent, StoreReached
 from relight.host.loop import Loop
@@ -54,8 +55,10 @@ class JobInspector:
         self._events: EventProcess | None = None
         spec, log = job.command.spec, journal.events
         self._ledger = Ledger(log.began, knows_checkpoints=bool(spec.checkpoints))
+        self._cold = ColdCause()
         for recorded in log.after(0):
             self._ledger.step(recorded.event, recorded.t, recorded.time)
+            self._cold.step(recorded.event)
         journal.listeners.append(self._take)
         name = spec.event_log_handler
         if name not in EVENT_HANDLERS:
@@ -91,6 +94,7 @@ class JobInspector:
     def _take(self, recorded: LoggedEvent) -> None:
         event = recorded.event
         self._ledger.step(event, recorded.t, recorded.time)
+        self._cold.step(event)
         if isinstance(event, StoreReached) and event.workers >= event.world_size:
             self._tell_cold_restart()
 
@@ -102,8 +106,22 @@ class JobInspector:
             self._journal.say("\n  ".join(in_words(account)))
 
     def _tell_cold_restart(self) -> None:
-        """Say what a restart has cost if its workers may have imported their modules again."""
+        """Say what a restart has cost if its workers may have imported their modules again, or a
+        start that could have been warm.
+        """
         cost, spec = self._ledger.cold_restart(), self._job.command.spec
+        start_s = self._ledger.cold_start_s() if self._cold.is_surprise else None
+        cause = self._cold.text()
+        if start_s is not None and start_s >= _TOLD_S:
+            self._journal.say(
+                f"the workers took {format_duration(start_s)} to init_process_group: {cause}"
+            )
+        if spec.preload and cause and cost is not None and cost[1] >= _TOLD_S:
+            took, until_met = (format_duration(seconds) for seconds in cost)
+            self._journal.say(
+                f"the restart took {took}, {until_met} of them from the start of the workers to "
+                f"init_process_group, where they import: {cause}"
+            )
         can_preload = not (spec.preload or spec.no_python or spec.run_path or spec.numa_binding)
         if cost is not None and can_preload and cost[1] >= _TOLD_S:
             took, until_met = (format_duration(seconds) for seconds in cost)

@@ -276,6 +276,13 @@ class Ledger:
             return None
         return now.met - now.failed_before, now.reached - now.started
 
+    def cold_start_s(self) -> float | None:
+        """Return how long the first workers took until one of them came; None after a restart."""
+        now = self._generation
+        if now is None or now.started is None or now.reached is None:
+            return None
+        return now.reached - now.started if now.failed_before is None else None
+
     def account(self, now: float, first_step: float | None = None) -> Account:
         """Return the account.
 

@@ -38,17 +38,29 @@ def passed() -> "dict[str, str]":
 
 
 class ImportRecorder:
-    """An import finder that finds no module and records imports in shared memory."""
+    """An import finder that finds no module and records imports in shared memory, and the first
+    step of an optimizer.
 
-    def __init__(self, path: str) -> None:
+    Lines: the name of a module; `=NAME=VALUE` when the script sets a variable, `=NAME` when it
+    removes one; `!optimizer` once torch.optim is imported; `!step` after the first step.
+
+    Args:
+        path: of the memory.
+        has_variables: whether to record variables.
+    """
+
+    def __init__(self, path: str, *, has_variables: bool = True) -> None:
         from mmap import mmap
 
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self.memory, self.end = mmap(fd, 0), 0
-        self.installed = (os.path.dirname(os.__file__), "<frozen")
+        self.memory = mmap(fd, 0)
         os.close(fd)
+        self.end = self.memory.find(b"\0")  # this worker may have begun as another program
+        self.installed = (os.path.dirname(os.__file__), "<frozen")
+        self.awaits_optimizer = self.awaits_step = True
         os.register_at_fork(after_in_child=self.stop)
-        sys.addaudithook(self.audit)
+        if has_variables:
+            sys.addaudithook(self.audit)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Record a name, unless the caller is importlib.util.find_spec, which does not import."""
@@ -58,9 +70,32 @@ class ImportRecorder:
             return
         if all(map(str.isidentifier, name.split("."))):  # as in preload/importer.py
             self.note(name.encode(errors="replace") + b"\n")
+        if self.awaits_optimizer:
+            self.await_step()
+
+    def await_step(self) -> None:
+        """Have torch call `on_step`, once the worker itself has imported its optimizers. The module
+        that defines them imports others when the function is there, so none is missed.
+        """
+        module = sys.modules.get("torch.optim.optimizer")
+        register = getattr(module, "register_optimizer_step_post_hook", None)
+        if register is None:
+            return
+        self.awaits_optimizer = False
+        try:
+            register(self.on_step)
+        except Exception:  # another torch than we know
+            return
+        self.note(b"!optimizer\n")
+
+    def on_step(self, *_: object) -> None:
+        """Record the first step. The hook stays: torch may be iterating over its hooks now."""
+        if self.awaits_step:
+            self.awaits_step = False
+            self.note(b"!step\n")
 
     def audit(self, event: str, arguments: "tuple[Any, ...]") -> None:
-        """Record `=NAME=VALUE` when the script sets a variable, `=NAME` when it removes one."""
+        """Record that the script sets or removes a variable."""
         if event not in ("os.putenv", "os.unsetenv") or self.end < 0:
             return
         frame = sys._getframe(1)
@@ -86,6 +121,18 @@ class ImportRecorder:
         self.end = -1
         if self in sys.meta_path:
             sys.meta_path.remove(self)
+
+
+def record(variables: "MutableMapping[str, str]") -> None:
+    """Record the imports of a warm worker, if the agent wants that, and remove from its environment
+    what says so.
+    """
+    if "RELIGHT_HOOK" in variables:
+        _, _, path = step_aside(variables).partition(":")
+        try:
+            sys.meta_path.insert(0, ImportRecorder(path, has_variables=False))
+        except OSError:
+            pass  # nothing is learned
 
 
 def check(setup: "dict[str, Any]") -> None:
@@ -134,7 +181,7 @@ def preload(stage: str, control: int, described: int) -> "Exception | None":
                 variables[name] = os.environ[name] = value
         watch = Watch(setup["own"])
         problem = customize()
-        warm_fork.serve(setup, control, loaded, variables, watch)
+        warm_fork.serve(setup, control, loaded, variables, watch, record)
     except RuntimeError as error:
         reason = str(error)
     except BaseException as error:

@@ -1,0 +1,44 @@
+"""Why workers import what a warm process was to have: for a start or a restart that took long."""
+
+from relight.base.text import format_duration
+from relight.events.event_types import Event, PreloadWithout, WarmProcessUnfit, WorkersWarm
+
+_LONG_S = 1.0
+
+
+class ColdCause:
+    """What the events of the latest generation say.
+
+    Attributes:
+        is_surprise: there was a warm process, which could not be used.
+    """
+
+    def __init__(self) -> None:
+        self.is_surprise = False
+        self._unfit = ""
+        self._cause = ""
+        self._left_out: dict[str, PreloadWithout] = {}
+
+    def step(self, event: Event) -> None:
+        """Take in an event."""
+        match event:
+            case WarmProcessUnfit():
+                self._unfit = f"the warm process {event.pid} does not fit: {event.reason}"
+            case PreloadWithout():
+                self._left_out[event.module] = event
+            case WorkersWarm():
+                self.is_surprise = bool(self._unfit) and not event.warm
+                self._cause = "" if event.warm else self._unfit or event.reason
+                self._unfit = ""
+
+    def text(self) -> str:
+        """Return the cause; empty if the workers had all modules, or nearly all."""
+        if self._cause:
+            return self._cause
+        if not self._left_out:
+            return ""
+        longest = max(self._left_out.values(), key=lambda each: each.seconds)
+        if longest.seconds < _LONG_S:
+            return ""
+        took = format_duration(longest.seconds)
+        return f"each worker imports {longest.module} itself ({took}): {longest.reason}"
