@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from relight.base.env import Environment
 from relight.base.errors import UsageError
-from relight.base.values import AUTO
+from relight.base.values import AUTO, BACKGROUND
 from relight.core.workers.worker_command import (
     LAUNCH_PASSES,
     instead_of,
@@ -208,7 +208,7 @@ def check_preload(names: "Sequence[str]", python: str) -> None:
     Raises:
         UsageError: a module certainly does not exist.
     """
-    if not names or names == (AUTO,) or python != sys.executable or _hides_places():
+    if names in ((), (AUTO,), (BACKGROUND,)) or python != sys.executable or _hides_places():
         return
     for name in names:
         lacking = _missing(name.split("."), _may_make)

@@ -15,6 +15,7 @@ from relight.base.errors import UsageError
 from relight.base.values import (
     AUTO,
     BACKENDS,
+    BACKGROUND,
     EVENT_HANDLERS,
     STATUS_TOKEN,
     Endpoint,
@@ -73,7 +74,7 @@ def prepare(
     notes = found + check(spec, given)
     _check_status_token(spec, env)
     _check_keep_warm(spec)
-    if spec.keep_warm is not None and "preload" not in given:
+    if spec.keep_warm is not None and spec.preload == (BACKGROUND,):
         spec = spec._replace(preload=(AUTO,))
     spec = system.fit(spec, notes)
     python = _find_python(spec, env)
@@ -194,6 +195,9 @@ def _settings_alone(spec: LaunchSpec) -> GroupSettings:
 def _worker_program(command: Command, nproc: int) -> "WorkerProgram | None":
     """Return where modules are preloaded, or None without --preload."""
     spec = command.spec
+    in_background = spec.preload == (BACKGROUND,)
+    if in_background and not spec.max_restarts.most:
+        return None
     if not spec.preload or spec.no_python or spec.run_path or spec.numa_binding:
         return None
     from relight.core.workers import worker_command
@@ -205,7 +209,7 @@ def _worker_program(command: Command, nproc: int) -> "WorkerProgram | None":
     program = entrypoint.find_program(command.python, command.env) or command.python
     common = worker_command.common_variables(command)
     variables = {name: common[name] for name in common if name not in worker_command.OF_ONE_WORKER}
-    return WorkerProgram(program, argv, variables, own, nproc, spec.keep_warm)
+    return WorkerProgram(program, argv, variables, own, nproc, spec.keep_warm, in_background)
 
 
 def _run_directory(spec: LaunchSpec, env: Environment, run_id: str, notes: list[str]) -> str:

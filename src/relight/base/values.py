@@ -22,6 +22,8 @@ MOST_NAME = 60
 """Characters of the name of a job."""
 AUTO = "auto"
 """The modules of --preload are those that the script imports."""
+BACKGROUND = "background"
+"""As AUTO, but for restarts only: no worker waits for the imports, or starts beside them."""
 
 STATUS_TOKEN = "RELIGHT_STATUS_TOKEN"  # noqa: S105  # a name
 """The variable with the token of status pages; without it, each page makes one for itself."""
@@ -451,15 +453,21 @@ def _check_by_name(text: str) -> BuiltinCheck:
 
 
 def parse_preload(text: str) -> tuple[str, ...]:
-    """Parse `off`, `auto`, or modules separated by commas; empty means off."""
-    if text.lower() in ("", "off", AUTO):
-        return (AUTO,) if text.lower() == AUTO else ()
+    """Parse `off`, `auto`, `background`, or modules separated by commas; empty means off."""
+    word = text.lower()
+    if word in ("", "off"):
+        return ()
+    if word in (AUTO, BACKGROUND):
+        return (word,)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"{name or repr('')} is not a module; expected off, auto or names")
-    if AUTO in names:
-        raise ValueError("auto finds the modules by itself; leave out the names or auto")
+            raise ValueError(
+                f"{name or repr('')} is not a module; expected off, auto, background or names"
+            )
+    for word in (AUTO, BACKGROUND):
+        if word in names:
+            raise ValueError(f"{word} finds the modules by itself; leave out the names or {word}")
     if "off" in names:
         raise ValueError("off preloads nothing; leave out the names or off")
     return names

@@ -10,7 +10,7 @@ from relight.base import env as environment
 from relight.base import exit_signals
 from relight.base.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError
 from relight.base.text import format_duration, pluralize
-from relight.base.values import AUTO, KEEP_WARM_S, KeepWarm
+from relight.base.values import AUTO, BACKGROUND, KEEP_WARM_S, KeepWarm
 from relight.cli.jobs.common import say
 from relight.events.event_text import describe
 from relight.events.event_types import PreloadReady, PreloadWithout
@@ -72,7 +72,8 @@ def main(argv: list[str]) -> int:
 def _complete(spec: LaunchSpec) -> LaunchSpec:
     """Return the options with what is usual for a process that is made ahead."""
     is_of_launch = spec.module and spec.script == _OF_LAUNCH[1]
-    preload = spec.preload or (("torch",) if is_of_launch else (AUTO,))
+    is_asked = spec.preload not in ((), (BACKGROUND,))
+    preload = spec.preload if is_asked else (("torch",) if is_of_launch else (AUTO,))
     return spec._replace(
         preload=preload, keep_warm=spec.keep_warm or KeepWarm(KEEP_WARM_S, 0), log_dir=os.devnull
     )

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from relight.base.errors import UsageError
 from relight.base.values import (
     BACKENDS,
+    BACKGROUND,
     STDERR,
     STDOUT,
     Endpoint,
@@ -247,8 +248,10 @@ FLAGS: tuple[Flag, ...] = (
          "notice that this node will be taken away: a signal besides SIGTERM, or a file that "
          "appears; workers that ask relight.worker.should_checkpoint() save and leave",
          from_env=False, variable="RELIGHT_ON_PREEMPT"),
-    Flag("preload", parse_preload, (), "off|auto|MODULE,…",
-         "import these once and fork workers from there; not with --no-python, --run-path",
+    Flag("preload", parse_preload, (BACKGROUND,), "HOW|MODULE,…",
+         "import these once and fork workers from there; auto: what the script imports; "
+         "background: the same for restarts (--max-restarts), after the first step; off. Not with "
+         "--no-python, --run-path",
          from_env=False, variable="RELIGHT_PRELOAD"),
     Flag("keep-warm", parse_keep_warm, None, "MINUTES|while:PID",
          "keep the process with the modules of --preload for the next job, for so long without use "
@@ -367,8 +370,9 @@ def _check_script_form(spec: LaunchSpec, notes: list[str]) -> None:
         raise UsageError(f"-m and {other} contradict each other", hint="-m means python -m SCRIPT")
     if spec.run_path and spec.no_python:
         notes.append("--no-python has no effect: --run-path takes precedence")
-    if spec.preload or spec.keep_warm is not None:
-        asked = "preload" if spec.preload else "keep-warm"
+    is_asked = spec.preload not in ((), (BACKGROUND,))
+    if is_asked or spec.keep_warm is not None:
+        asked = "preload" if is_asked else "keep-warm"
         notes += [
             f"--{asked} has no effect with --{flag}: each worker imports its modules itself"
             for flag in ("no-python", "run-path", "numa-binding")

@@ -19,7 +19,7 @@ _GROUPS = {
     "help": "others",
 }
 """First flag of a group -> the group's title; the groups follow the table of flags."""
-_EMPTY = {"local-ranks-filter": "all", "preload": "off"}
+_EMPTY = {"local-ranks-filter": "all"}
 """What the default means where it is an empty tuple."""
 
 
@@ -63,6 +63,8 @@ def shown_default(flag: Flag) -> str:
         return str(value)
     if isinstance(value, float):
         return f"{value:g}"
+    if flag.name == "preload":
+        return ",".join(value)
     return _EMPTY.get(flag.name, "") if value == () else str(value)
 
 

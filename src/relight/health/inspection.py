@@ -203,6 +203,17 @@ def available_memory(root: str = "/") -> int:
     return min(left, default=NO_LIMIT)
 
 
+def memory_pressure(root: str = "/") -> float:
+    """Return the percentage of the last 10 s in which some process waited for memory; 0 where the
+    kernel does not count it (Documentation/accounting/psi.rst).
+    """
+    for line in content(os.path.join(root, "proc/pressure/memory")).splitlines():
+        kind, _, averages = line.partition(" avg10=")
+        if kind == "some":
+            return float(averages.partition(" ")[0])
+    return 0.0
+
+
 def _memory_of_cgroup(root: str) -> int:
     """Return the memory that the cgroup leaves; cached files count as free."""
     return _left_of_limit(

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relight.base.errors import UsageError
+from relight.base.values import BACKGROUND
 
 if TYPE_CHECKING:
     from subprocess import Popen
@@ -80,7 +81,7 @@ def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
         require_linux("--numa-binding")
     if spec.health_check and any(each.name == "shm" for each in spec.health_check.names):
         require_linux("--health-check=shm")
-    if spec.preload:
+    if spec.preload not in ((), (BACKGROUND,)):
         notes.append(
             "--preload has no effect on this system: workers start without preloaded modules"
         )

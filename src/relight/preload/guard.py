@@ -107,7 +107,9 @@ class Guard:
             os.write(self._to_guard, os.fsencode(scratch) + b"\n")
 
 
-def stand_guard(agent: AgentProcess | None, others: Sequence[ProcessHandle] = ()) -> Guard:
+def stand_guard(
+    agent: AgentProcess | None, others: Sequence[ProcessHandle] = (), *, stays_low: bool = False
+) -> Guard:
     """Fork, continue in the child, and stay as its guard in the parent; return, in the child, the
     guard.
 
@@ -115,6 +117,7 @@ def stand_guard(agent: AgentProcess | None, others: Sequence[ProcessHandle] = ()
         agent: the agent, whose end is the end of this process; None for a warm process.
         others: other processes whose end is the end of this process: the warm process that has
             forked this one; those that a warm process is not to outlive, as long as it imports.
+        stays_low: the child keeps a priority that it has lowered.
 
     Raises:
         OSError: no process can be forked, or no descriptor is left.
@@ -126,7 +129,7 @@ def stand_guard(agent: AgentProcess | None, others: Sequence[ProcessHandle] = ()
     mask = linux.block_signals()
     pid = os.fork()
     if pid:
-        _watch(pid, agent, others, from_child, to_child)
+        _watch(pid, agent, others, from_child, to_child, stays_low=stays_low)
     os.close(from_child)
     os.close(to_child)
     guard.attach()
@@ -140,10 +143,12 @@ def _watch(
     others: Sequence[ProcessHandle],
     from_child: int,
     to_child: int,
+    *,
+    stays_low: bool,
 ) -> NoReturn:
     """Kill all descendants when the agent or one of the others ends, or when the imports of a warm
     process take too long; exit as the child does. Raise the priority of a child that has lowered
-    it: its imports would last for ever where all processors are busy.
+    it, unless it is to stay low: its imports would last for ever where all processors are busy.
     """
     begin = time.monotonic()
     try:
@@ -164,14 +169,15 @@ def _watch(
             poll.register(agent.control, 0)  # its other end is closed
         else:
             poll.register(from_child, select.POLLIN)
-        raise_at: float | None = priority.IDLE_S
+        raise_at = None if stays_low else priority.IDLE_S
         limit = None if agent else IMPORT_LIMIT_S
         while True:
             passed = time.monotonic() - begin
             times = [at - passed for at in (raise_at, limit) if at is not None]
             ready = dict(poll.poll(max(0.0, min(times)) * 1000 if times else None))
             passed = time.monotonic() - begin
-            raise_at = priority.raise_step_by_step(pid, passed)
+            if not stays_low:
+                raise_at = priority.raise_step_by_step(pid, passed)
             if from_child in ready:
                 requests.read()
                 if requests.are_imports_done:
@@ -193,7 +199,8 @@ def _watch(
                 child.close()
                 child = ProcessHandle(pid)
                 poll.register(child, select.POLLIN)
-                raise_at = priority.raise_step_by_step(pid, time.monotonic() - begin)
+                if not stays_low:
+                    raise_at = priority.raise_step_by_step(pid, time.monotonic() - begin)
                 os.write(to_child, b"\n")
         if agent is not None and not ready.keys() & {other.fileno() for other in others}:
             linux.let_end(child)  # it sees the end of the agent, too, and cleans up

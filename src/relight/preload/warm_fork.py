@@ -148,7 +148,11 @@ def serve(
     try:
         lasting = _lasting(setup, loaded)
         agent = None if lasting else AgentProcess.parent(control_fd)
-        guard = stand_guard(agent, lasting.until if lasting is not None else ())
+        guard = stand_guard(
+            agent,
+            lasting.until if lasting is not None else (),
+            stays_low=setup["in_background"],
+        )
         if lasting is not None:
             lasting.show(guard.pid)
         linux.become_subreaper()

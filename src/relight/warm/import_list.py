@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from relight.base.values import AUTO
+from relight.base.values import AUTO, BACKGROUND
 from relight.warm.warm_spawner import WorkerProgram
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ class ImportList:
 
     Args:
         worker_program: the workers' program, with the script.
-        modules: the names that the user has given, or AUTO.
+        modules: the names that the user has given, or AUTO, or BACKGROUND.
     """
 
     def __init__(self, worker_program: WorkerProgram, modules: Sequence[str]) -> None:
-        self.is_auto = tuple(modules) == (AUTO,)
+        self.is_auto = tuple(modules) in ((AUTO,), (BACKGROUND,))
         self.names = [] if self.is_auto else list(modules)
         self._worker_program = worker_program
 

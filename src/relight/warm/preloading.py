@@ -13,6 +13,8 @@ it is ready; otherwise they start cold. There is at most one warm spawner.
     auto            the modules are those of an earlier job with the same script
                     (warm/import_profile). If there was none, that worker is watched; after its
                     first optimizer step the warm spawner starts at the lowest priority
+    background      as auto, but the modules of an earlier job, too, are imported only after the
+                    first step, where memory is free; and no process of another job is taken
     more            the first worker of each generation is watched (auto). If it imports modules
                     that the warm spawner lacks, another one imports all, when that pays
                     (core/workers/import_ahead), and takes its place between two generations
@@ -45,6 +47,7 @@ from relight.events.event_types import (
     PreloadWithout,
     WorkersWarm,
 )
+from relight.health.inspection import available_memory, memory_pressure
 from relight.host import linux
 from relight.host.loop import Alarm, Loop
 from relight.processes.generation_pipe import WorkerPlan
@@ -74,6 +77,12 @@ _PATIENCE_S = 120.0
 """How long the first generation waits for named modules. Cold workers import them as well."""
 _TRIES = 3
 _LOOK_S = 0.02
+_FREE_MEMORY = 2 << 30
+"""Bytes that must be available for imports in the background: twice what torch with its CUDA
+libraries and the HF Trainer take.
+"""
+_PRESSURE = 1.0
+"""Memory is scarce if a process waited for it for more than this percentage of the last 10 s."""
 _LONG_S = 2.0
 _LONGEST_START_S = 120.0
 """A cold start that took longer says nothing about how long its imports take."""
@@ -164,11 +173,17 @@ class Preload:
         self._is_taken = False
         self._first_cold = False
         self._files = warm_spawner.files()
-        self._is_held_up, _ = self._processes.are_being_made()
+        self._is_held_up = False
+        if not worker_program.in_background:
+            self._is_held_up, _ = self._processes.are_being_made()
         if not self._is_held_up:
             self._take_or_start()
 
     def _take_or_start(self) -> None:
+        if self._worker_program.in_background:
+            self._why_not = "the job has just started"
+            self._watch()
+            return
         self._is_taken = self._take()
         if self._modules.is_auto:
             self._watch()
@@ -192,6 +207,9 @@ class Preload:
             try:
                 self._watched = WatchedWorker(self._loop)
             except OSError as error:
+                if self._worker_program.in_background:
+                    self._why_not = f"no memory to watch a worker: {error.strerror}"
+                    return
                 raise MachineError(
                     f"can't make memory for the names of preloaded modules: {error.strerror}",
                     hint="look at `ulimit -n`",
@@ -365,7 +383,8 @@ class Preload:
 
     def _take_other(self) -> None:
         """Take a warm process that was not ready when this job started."""
-        if self._generations > 1 and self._spawner is self._next is None and self._tries:
+        is_free = self._spawner is self._next is None and not self._worker_program.in_background
+        if self._generations > 1 and is_free and self._tries:
             self._is_taken = self._take()
             if self._spawner is not None:
                 self._loop.run_until(
@@ -528,6 +547,9 @@ class Preload:
         if self._watched is not None and self._asked is None:
             self._script.add(self._watched.writes())
             self._watched.stop()
+        if self._worker_program.in_background and (scarce := _scarce_memory()):
+            self._why_not = scarce
+            return
         self._tries -= 1
         self._why_not = ""
         if self._is_upgraded():
@@ -593,6 +615,17 @@ class Preload:
         self._leftovers.reap()
 
 
+def _scarce_memory() -> str:
+    """Return why memory is too scarce for a process that the user has not asked for, or ""."""
+    left = available_memory()
+    if left < _FREE_MEMORY:
+        return f"it would take memory, and only {left >> 20} MiB are available"
+    lost = memory_pressure()
+    if lost > _PRESSURE:
+        return f"memory is scarce: processes waited for it {lost:.0f} % of the last 10 s"
+    return ""
+
+
 def instructions(
     worker: WorkerProgram,
     modules: Sequence[str],
@@ -618,6 +651,7 @@ def instructions(
         "learned": learned is not None,
         "culprits": learned.known.culprits if learned is not None else (),
         "low_priority": low_priority,
+        "in_background": worker.in_background,
         "own": worker.own,
         "writes": {name: writes[name] for name in writes if name not in worker.own},
         "relight": os.path.dirname(os.path.dirname(os.path.dirname(__file__))),

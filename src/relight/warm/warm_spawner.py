@@ -42,7 +42,8 @@ class WorkerProgram(NamedTuple):
 
     `own` are the names of variables that differ between workers; `program` is a path; `workers` is
     the number of workers on this node. `keep` says how long the process with the modules outlives
-    the job; None: not at all.
+    the job; None: not at all. `in_background`: the imports are for restarts only; no worker waits
+    for them, and they take only what nobody else needs.
     """
 
     program: str
@@ -51,6 +52,7 @@ class WorkerProgram(NamedTuple):
     own: tuple[str, ...]
     workers: int
     keep: KeepWarm | None = None
+    in_background: bool = False
 
 
 class SpawnerHandle(NamedTuple):

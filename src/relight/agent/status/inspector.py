@@ -116,13 +116,19 @@ class JobInspector:
             self._journal.say(
                 f"the workers took {format_duration(start_s)} to init_process_group: {cause}"
             )
-        if spec.preload and cause and cost is not None and cost[1] >= _TOLD_S:
+        if (
+            self._job.worker_program is not None
+            and cause
+            and cost is not None
+            and cost[1] >= _TOLD_S
+        ):
             took, until_met = (format_duration(seconds) for seconds in cost)
             self._journal.say(
                 f"the restart took {took}, {until_met} of them from the start of the workers to "
                 f"init_process_group, where they import: {cause}"
             )
-        can_preload = not (spec.preload or spec.no_python or spec.run_path or spec.numa_binding)
+        is_off = self._job.worker_program is None
+        can_preload = is_off and not (spec.no_python or spec.run_path or spec.numa_binding)
         if cost is not None and can_preload and cost[1] >= _TOLD_S:
             took, until_met = (format_duration(seconds) for seconds in cost)
             self._journal.say(
