@@ -17,10 +17,10 @@ from relight.agent.agent_config import AgentConfig
 from relight.base.env import Environment
 from relight.base.errors import signal_name
 from relight.base.text import format_duration, pluralize
-from relight.base.values import NETWORK, BuiltinCheck, HealthCheck
+from relight.base.values import NETWORK, NO_LIMIT, BuiltinCheck, HealthCheck
 from relight.events.event_types import HealthChecked
 from relight.health import inspection, machine_findings
-from relight.host import system
+from relight.host import free_memory, system
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 from relight.processes import helper
@@ -199,8 +199,8 @@ def _room(path: str, least: int, remedy: str) -> HealthCheckFailure:
 
 def _memory(check: BuiltinCheck, env: Environment, job: AgentConfig) -> HealthCheckFailure:
     del env, job
-    free = inspection.available_memory()
-    if free == machine_findings.NO_LIMIT or free >= check.least:
+    free = free_memory.available()
+    if free == NO_LIMIT or free >= check.least:
         return _FIT
     why = f"{_size(free)} are available, less than {_size(check.least)}"
     return HealthCheckFailure(

@@ -20,6 +20,8 @@ _MOST_DIGITS = 18
 KEEP_WARM_S = 1800.0
 MOST_NAME = 60
 """Characters of the name of a job."""
+NO_LIMIT = -1
+"""Stands for a limit that the machine does not have."""
 AUTO = "auto"
 """The modules of --preload are those that the script imports."""
 BACKGROUND = "background"

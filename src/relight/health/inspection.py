@@ -14,8 +14,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from relight.base.env import Environment
-from relight.health.machine_findings import NO_LIMIT, Accelerators, Disk, Machine
-from relight.host import devices
+from relight.base.values import NO_LIMIT
+from relight.health.machine_findings import Accelerators, Disk, Machine
+from relight.host import devices, free_memory
 from relight.host.devices import content, entries
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -49,7 +50,7 @@ def read(env: Environment, facts: dict[str, str], root: str = "/") -> Machine:
         tasks_of_cgroup=_tasks_of_cgroup(root),
         locked=_limits(resource.RLIMIT_MEMLOCK)[0],
         rdma=tuple(entries(os.path.join(root, "sys/class/infiniband"))),
-        memory=_memory_of_cgroup(root),
+        memory=free_memory.left_of_cgroup(root, free_memory.MEMORY),
         gpus=gpus(env, root),
         python=facts.get("Python", ""),
         torch=facts.get("torch", ""),
@@ -190,76 +191,7 @@ def _tasks_of_user(root: str) -> int:
 
 
 def _tasks_of_cgroup(root: str) -> int:
-    return _left_of_limit(root, "pids", "pids.max", "pids.max", "pids.current", "pids.current")
-
-
-def available_memory(root: str = "/") -> int:
-    """Return the bytes of memory that new processes can get, on this machine and in its cgroup."""
-    left = [each for each in (_memory_of_cgroup(root),) if each != NO_LIMIT]
-    for line in content(os.path.join(root, "proc/meminfo")).splitlines():
-        words = line.split()
-        if words[:1] == ["MemAvailable:"] and words[1].isdecimal():
-            left.append(int(words[1]) * 1024)
-    return min(left, default=NO_LIMIT)
-
-
-def memory_pressure(root: str = "/") -> float:
-    """Return the percentage of the last 10 s in which some process waited for memory; 0 where the
-    kernel does not count it (Documentation/accounting/psi.rst).
-    """
-    for line in content(os.path.join(root, "proc/pressure/memory")).splitlines():
-        kind, _, averages = line.partition(" avg10=")
-        if kind == "some":
-            return float(averages.partition(" ")[0])
-    return 0.0
-
-
-def _memory_of_cgroup(root: str) -> int:
-    """Return the memory that the cgroup leaves; cached files count as free."""
-    return _left_of_limit(
-        root,
-        "memory",
-        "memory.max",
-        "memory.limit_in_bytes",
-        "memory.current",
-        "memory.usage_in_bytes",
-        cache="inactive_file",
-    )
-
-
-def _left_of_limit(
-    root: str, controller: str, limit2: str, limit1: str, used2: str, used1: str, cache: str = ""
-) -> int:
-    """Return what is left of a limit: the least among our cgroup and its ancestors."""
-    left = []
-    for line in content(os.path.join(root, "proc/self/cgroup")).splitlines():
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers == "":
-            mounts, limit_name, used_name = ("", "unified"), limit2, used2
-        elif controller in controllers.split(","):
-            mounts, limit_name, used_name = (controllers, controller), limit1, used1
-        else:
-            continue
-        parts = [part for part in path.split("/") if part]
-        for depth in range(len(parts) + 1):
-            for mount in mounts:
-                folder = os.path.join(root, "sys/fs/cgroup", mount, *parts[:depth])
-                limit = content(os.path.join(folder, limit_name))
-                if limit.isdecimal() and int(limit) < _UNLIMITED:
-                    used = content(os.path.join(folder, used_name))
-                    free = int(limit) - (int(used) if used.isdecimal() else 0)
-                    left.append(max(0, free + _in_stat(folder, cache)))
-    return min(left, default=NO_LIMIT)
-
-
-def _in_stat(folder: str, name: str) -> int:
-    if not name:
-        return 0
-    for line in content(os.path.join(folder, "memory.stat")).splitlines():
-        key, _, value = line.partition(" ")
-        if key in (name, f"total_{name}") and value.isdecimal():
-            return int(value)
-    return 0
+    return free_memory.left_of_cgroup(root, free_memory.TASKS)
 
 
 def _interfaces(root: str) -> tuple[str, ...]:

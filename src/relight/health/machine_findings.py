@@ -2,10 +2,10 @@
 
 from typing import NamedTuple
 
+from relight.base.values import NO_LIMIT
 from relight.health.finding import ERROR, OK, WARNING, Finding
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-NO_LIMIT = -1
 
 _LEAST_FILES, _FEW_FILES = 256, 1024
 _LEAST_TASKS, _FEW_TASKS = 256, 2048

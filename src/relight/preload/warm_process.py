@@ -14,7 +14,7 @@ a directory that only its user can enter, and never runs a script itself:
     warm process --> guard --> warm spawner of a job --> workers
                  --> guard --> warm spawner of another
 
-It ends after a time without a job; when memory gets scarce (PSI); when its user has logged out or
+It ends after a time without a job; when memory gets scarce; when its user has logged out or
 the directory is gone; when a file that it has imported has changed; or when asked to. If a job runs
 then, it takes no other and ends after it. Between jobs it sleeps: nothing wakes it up before one of
 these happens.
@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from relight.base import fields
-from relight.host import linux, user_sockets
+from relight.host import free_memory, linux, user_sockets
 from relight.host.process_handle import ProcessHandle
 from relight.preload.guard import AgentProcess
 from relight.warm.warm_sockets import Description
@@ -41,7 +41,9 @@ _ANSWER_S = 2.0
 _MOST_CONNECTIONS = 16
 _END_LIMIT_S = 1.0
 _PRESSURE = b"some 200000 2000000\0"
-"""Memory pressure to leave at: 0.2 s of 2 s were lost by some process (Linux, accounting/psi)."""
+"""Memory pressure to look at what is left: 0.2 s of 2 s were lost by some process (Linux,
+accounting/psi).
+"""
 
 
 class JobConnection(NamedTuple):
@@ -98,11 +100,11 @@ class WarmProcess:
         self._forgotten: set[int] = set()
         self._poll = select.poll()
         self._poll.register(self._listener, select.POLLIN)
-        self._folder, pressure = _watch(path), _pressure()
-        self._ends = {*(each.fileno() for each in until), pressure}
+        self._folder, self._pressure = _watch(path), _pressure()
+        self._ends = {*(each.fileno() for each in until), self._pressure}
         """Descriptors on which anything is a reason to end."""
         for fd in {self._folder, *self._ends} - {-1}:
-            self._poll.register(fd, select.POLLPRI if fd == pressure else select.POLLIN)
+            self._poll.register(fd, select.POLLPRI if fd == self._pressure else select.POLLIN)
 
     def run(self, first: socket.socket, agent: int) -> JobConnection:
         """Serve agents; return only in a child, for one job.
@@ -134,6 +136,8 @@ class WarmProcess:
             self._on_guard_exit(fd)
         elif fd == self._folder:
             self._on_change()
+        elif fd == self._pressure and not free_memory.why_scarce():
+            pass  # others wait for memory, and this process's is none that they could get
         elif fd in self._ends:
             self._forget(fd)
             self._end()

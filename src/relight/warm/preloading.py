@@ -47,8 +47,7 @@ from relight.events.event_types import (
     PreloadWithout,
     WorkersWarm,
 )
-from relight.health.inspection import available_memory, memory_pressure
-from relight.host import linux
+from relight.host import free_memory, linux
 from relight.host.loop import Alarm, Loop
 from relight.processes.generation_pipe import WorkerPlan
 from relight.processes.spawner import SpawnerProcess
@@ -77,12 +76,6 @@ _PATIENCE_S = 120.0
 """How long the first generation waits for named modules. Cold workers import them as well."""
 _TRIES = 3
 _LOOK_S = 0.02
-_FREE_MEMORY = 2 << 30
-"""Bytes that must be available for imports in the background: twice what torch with its CUDA
-libraries and the HF Trainer take.
-"""
-_PRESSURE = 1.0
-"""Memory is scarce if a process waited for it for more than this percentage of the last 10 s."""
 _LONG_S = 2.0
 _LONGEST_START_S = 120.0
 """A cold start that took longer says nothing about how long its imports take."""
@@ -547,7 +540,7 @@ class Preload:
         if self._watched is not None and self._asked is None:
             self._script.add(self._watched.writes())
             self._watched.stop()
-        if self._worker_program.in_background and (scarce := _scarce_memory()):
+        if self._worker_program.in_background and (scarce := free_memory.why_scarce()):
             self._why_not = scarce
             return
         self._tries -= 1
@@ -613,17 +606,6 @@ class Preload:
     def _take_leave(self) -> None:
         self._lent = False
         self._leftovers.reap()
-
-
-def _scarce_memory() -> str:
-    """Return why memory is too scarce for a process that the user has not asked for, or ""."""
-    left = available_memory()
-    if left < _FREE_MEMORY:
-        return f"it would take memory, and only {left >> 20} MiB are available"
-    lost = memory_pressure()
-    if lost > _PRESSURE:
-        return f"memory is scarce: processes waited for it {lost:.0f} % of the last 10 s"
-    return ""
 
 
 def instructions(
