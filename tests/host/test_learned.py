@@ -8,7 +8,7 @@ import pytest
 
 from relight.warm import import_profile
 from relight.warm.import_profile import LearnedFile
-from relight.warm.warm_spawner import WorkerProgram
+from relight.warm.worker_program import WorkerProgram
 
 SCRIPT = "import torch\nfrom torch import nn\n\nprint(1)\n"
 

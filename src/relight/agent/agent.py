@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from relight.agent.network_check import NetworkCheck
     from relight.agent.shutdown import Leaving
     from relight.agent.status.inspector import JobInspector
+    from relight.warm.background import BackgroundPreload
     from relight.warm.preloading import Preload
 
 _IDLE_S = 1.0
@@ -305,7 +306,13 @@ class Agent:
 
     def _load_later(self) -> None:
         first = _LOADED_FOR_NODES if self.job.meeting is not None else ()
-        _load(self.loop, iter((*first, *_LOADED_LATER)))
+        program = self.job.worker_program
+        last = (
+            ["relight.host.free_memory", "relight.warm.preloading"]
+            if program is not None and program.in_background
+            else ()
+        )
+        _load(self.loop, iter((*first, *_LOADED_LATER, *last)))
 
     def _show_job(self) -> None:
         self.loop.run_guarded(self._open_inspector, "showing the job")
@@ -348,9 +355,13 @@ def _load(loop: Loop, modules: Iterator[str]) -> None:
 
 def _preload(
     job: AgentConfig, loop: Loop, journal: Journal, cold: SpawnerProcess
-) -> "Preload | None":
+) -> "Preload | BackgroundPreload | None":
     if job.worker_program is None:
         return None
+    if job.worker_program.in_background:
+        from relight.warm.background import BackgroundPreload
+
+        return BackgroundPreload(loop, job.worker_program, cold, journal.record, journal.say)
     from relight.warm.preloading import Preload
 
     modules = job.command.spec.preload

@@ -7,7 +7,7 @@ from relight.core.workers.worker_command import Command
 
 if TYPE_CHECKING:
     from relight.rendezvous.config import Meeting
-    from relight.warm.warm_spawner import WorkerProgram
+    from relight.warm.worker_program import WorkerProgram
 
 
 class AgentConfig(NamedTuple):

@@ -35,7 +35,7 @@ _CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION
             "MASTER_ADDR", "PET_NNODES"}  # fmt: skip
 
 if TYPE_CHECKING:
-    from relight.warm.warm_spawner import WorkerProgram
+    from relight.warm.worker_program import WorkerProgram
 
 _UNUSED = {"MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES"}
 _WRITABLE = 0o022
@@ -201,7 +201,7 @@ def _worker_program(command: Command, nproc: int) -> "WorkerProgram | None":
     if not spec.preload or spec.no_python or spec.run_path or spec.numa_binding:
         return None
     from relight.core.workers import worker_command
-    from relight.warm.warm_spawner import WorkerProgram
+    from relight.warm.worker_program import WorkerProgram
 
     own = (*worker_command.OF_ONE_WORKER, *(["CUDA_VISIBLE_DEVICES"] * spec.virtual_local_rank))
     # The last worker's arguments are the longest, so those of the other workers fit as well.

@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from relight.core.workers.hang_detector import Quiet
     from relight.net.store_port import StorePort
     from relight.processes.shared_pages import WorkerMemory
+    from relight.warm.background import BackgroundPreload
     from relight.warm.preloading import Preload
 
 _INIT_REPORT_S = 60
@@ -90,7 +91,7 @@ class AgentContext(NamedTuple):
     journal: Journal
     scratch: Scratch
     fork: Fork
-    preload: "Preload | None"
+    preload: "Preload | BackgroundPreload | None"
 
 
 class GenerationResult(NamedTuple):

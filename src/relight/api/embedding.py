@@ -481,8 +481,9 @@ def _run_here(
         stopped_after_s = timeout_s
         agent.interruption.stop()
 
+    spec = to_spec(parsed)._replace(preload=())  # its default needs a process as well
     with _as_before():
-        agent = make_agent(to_spec(parsed), parsed.given, env)
+        agent = make_agent(spec, parsed.given, env)
         agent.journal.listeners.append(lambda recorded: take(recorded.event))
         if timeout_s is not None:
             agent.loop.call_after(timeout_s, stop)

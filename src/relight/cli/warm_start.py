@@ -21,7 +21,8 @@ from relight.host.loop import Loop
 from relight.warm import preloading
 from relight.warm.import_profile import LearnedFile
 from relight.warm.warm_processes import WarmProcesses, script
-from relight.warm.warm_spawner import WarmSpawner, WorkerProgram
+from relight.warm.warm_spawner import WarmSpawner
+from relight.warm.worker_program import WorkerProgram
 
 _OF_LAUNCH = ("-m", "relight.worker.call", "ahead")
 """What workers of `relight.launch` run; the last word stands for a directory."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from relight.base.values import AUTO, BACKGROUND
-from relight.warm.warm_spawner import WorkerProgram
+from relight.warm.worker_program import WorkerProgram
 
 if TYPE_CHECKING:
     from relight.warm.import_profile import LearnedFile

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from relight.base import fields
 from relight.host import files
 from relight.warm import script_scan
-from relight.warm.warm_spawner import WorkerProgram
+from relight.warm.worker_program import WorkerProgram
 
 _MOST_FILES = 100
 _LONGEST = 4 << 20

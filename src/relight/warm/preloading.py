@@ -13,8 +13,8 @@ it is ready; otherwise they start cold. There is at most one warm spawner.
     auto            the modules are those of an earlier job with the same script
                     (warm/import_profile). If there was none, that worker is watched; after its
                     first optimizer step the warm spawner starts at the lowest priority
-    background      as auto, but the modules of an earlier job, too, are imported only after the
-                    first step, where memory is free; and no process of another job is taken
+    background      as auto, but all of it begins after the first step (`warm/background.py`); no
+                    process of another job is taken
     more            the first worker of each generation is watched (auto). If it imports modules
                     that the warm spawner lacks, another one imports all, when that pays
                     (core/workers/import_ahead), and takes its place between two generations
@@ -47,7 +47,7 @@ from relight.events.event_types import (
     PreloadWithout,
     WorkersWarm,
 )
-from relight.host import free_memory, linux
+from relight.host import linux
 from relight.host.loop import Alarm, Loop
 from relight.processes.generation_pipe import WorkerPlan
 from relight.processes.spawner import SpawnerProcess
@@ -61,9 +61,9 @@ from relight.warm.warm_spawner import (
     SpawnerHandle,
     WarmSpawner,
     WarmSpawnerOwner,
-    WorkerProgram,
 )
 from relight.warm.watched_worker import WatchedWorker
+from relight.warm.worker_program import WorkerProgram, files
 
 if TYPE_CHECKING:
     from relight.warm.import_profile import LearnedFile
@@ -134,6 +134,8 @@ class Preload:
         cold: starts workers cold.
         record: called with events.
         say: called with messages for the user.
+        watched: a worker of the first generation, which has imported what it needs; None: no
+            generation has begun.
     """
 
     def __init__(
@@ -144,6 +146,7 @@ class Preload:
         cold: SpawnerProcess,
         record: Callable[[Event], None],
         say: Callable[[str], None],
+        watched: WatchedWorker | None = None,
     ) -> None:
         self._leftovers = _Leftovers()
         self._loop = loop
@@ -162,21 +165,20 @@ class Preload:
         self._script = ScriptVariables()
         self._tries = _TRIES
         self._generations = 0
-        self._watched: WatchedWorker | None = None
+        self._watched = watched
         self._is_taken = False
         self._first_cold = False
-        self._files = warm_spawner.files()
+        self._files = files()
         self._is_held_up = False
-        if not worker_program.in_background:
-            self._is_held_up, _ = self._processes.are_being_made()
+        if watched is not None:
+            self._generations, self._first_cold = 1, True
+            self._learn()
+            return
+        self._is_held_up, _ = self._processes.are_being_made()
         if not self._is_held_up:
             self._take_or_start()
 
     def _take_or_start(self) -> None:
-        if self._worker_program.in_background:
-            self._why_not = "the job has just started"
-            self._watch()
-            return
         self._is_taken = self._take()
         if self._modules.is_auto:
             self._watch()
@@ -200,9 +202,6 @@ class Preload:
             try:
                 self._watched = WatchedWorker(self._loop)
             except OSError as error:
-                if self._worker_program.in_background:
-                    self._why_not = f"no memory to watch a worker: {error.strerror}"
-                    return
                 raise MachineError(
                     f"can't make memory for the names of preloaded modules: {error.strerror}",
                     hint="look at `ulimit -n`",
@@ -540,9 +539,6 @@ class Preload:
         if self._watched is not None and self._asked is None:
             self._script.add(self._watched.writes())
             self._watched.stop()
-        if self._worker_program.in_background and (scarce := free_memory.why_scarce()):
-            self._why_not = scarce
-            return
         self._tries -= 1
         self._why_not = ""
         if self._is_upgraded():
@@ -574,7 +570,7 @@ class Preload:
 
     def _is_upgraded(self) -> bool:
         """Return whether a new process would run another version of relight than this one."""
-        return warm_spawner.files() != self._files
+        return files() != self._files
 
     def _begin(self, setup: dict[str, Any]) -> SpawnerHandle:
         """Start a process, one that outlives the job if that is wanted and possible."""

@@ -19,7 +19,8 @@ from relight.events.event_types import Event, WarmProcessTaken, WarmProcessUnfit
 from relight.host import linux, user_sockets
 from relight.warm import fork_compat, warm_sockets, warm_spawner
 from relight.warm.warm_sockets import BeingMade, Description, SocketDirectory
-from relight.warm.warm_spawner import SpawnerHandle, WorkerProgram
+from relight.warm.warm_spawner import SpawnerHandle
+from relight.warm.worker_program import WorkerProgram
 
 ANSWER_S = 5.0
 """Total time for warm processes to describe themselves: milliseconds normally, seconds under load,

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from relight.base.errors import signal_name
-from relight.base.values import KeepWarm
 from relight.events.event_types import PreloadReady
 from relight.host import linux
 from relight.host.descriptors import restore_limit
 from relight.host.loop import Loop
 from relight.processes import generation_pipe, spawner
 from relight.processes.generation_pipe import WorkerPlan
+from relight.warm.worker_program import WorkerProgram, hook, variable
 
 ANSWER_S = 10.0
 """How long a generation waits for the warm spawner's forks before it starts cold."""
@@ -27,32 +27,7 @@ _FORK_S = 10.0
 """How long a fork through a process in between may take; somebody may have stopped that process."""
 _ROOM = " " * 16384
 """Memory of a process that outlives the job, from which proc(5) shows later jobs' words."""
-_FILES = (
-    "worker/hook/sitecustomize.py",
-    "preload/warm_fork.py",
-    "preload/importer.py",
-    "processes/spawner.py",
-    "processes/generation_pipe.py",
-)
 _DO_NOTHING = "import os; os.write({fd}, b'unfit it starts without sitecustomize\\n')"
-
-
-class WorkerProgram(NamedTuple):
-    """The program, arguments and variables that all workers of this node share.
-
-    `own` are the names of variables that differ between workers; `program` is a path; `workers` is
-    the number of workers on this node. `keep` says how long the process with the modules outlives
-    the job; None: not at all. `in_background`: the imports are for restarts only; no worker waits
-    for them, and they take only what nobody else needs.
-    """
-
-    program: str
-    argv: tuple[str, ...]
-    variables: Mapping[str, str]
-    own: tuple[str, ...]
-    workers: int
-    keep: KeepWarm | None = None
-    in_background: bool = False
 
 
 class SpawnerHandle(NamedTuple):
@@ -237,37 +212,6 @@ class WarmSpawner:
         if end.si_code == os.CLD_EXITED:
             return f"it ended with {end.si_status}"
         return f"it was killed by {signal_name(end.si_status)}"
-
-
-def variable(line: bytes) -> tuple[str, str | None]:
-    """Return the name and value of a variable that a script has set; None: removed."""
-    name, equals, value = line.decode("unicode_escape").partition("=")
-    return name, value if equals else None
-
-
-def files() -> tuple[tuple[int, int], ...]:
-    """Identify the files that a preloading process begins with, to see whether they are still those
-    of this agent's version.
-    """
-    package, found = os.path.dirname(os.path.dirname(__file__)), []
-    for path in _FILES:
-        try:
-            status = os.stat(os.path.join(package, path))
-        except OSError:
-            continue
-        found.append((status.st_ino, status.st_mtime_ns))
-    return tuple(found)
-
-
-def hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make an interpreter run `hook/sitecustomize.py` at startup."""
-    folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), "worker", "hook")
-    before = variables.get("PYTHONPATH")
-    hook = {"RELIGHT_HOOK": task}
-    if before is None:
-        return {**hook, "PYTHONPATH": folder}
-    both = folder + os.pathsep + before if before else folder
-    return {**hook, "PYTHONPATH": both, "RELIGHT_PYTHONPATH": before}
 
 
 def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> SpawnerHandle:

@@ -10,7 +10,7 @@ from relight.core.workers import import_ahead
 from relight.core.workers.import_ahead import WorkerImports
 from relight.host import linux
 from relight.host.loop import Callback, Loop, Timer
-from relight.warm.warm_spawner import hook, variable
+from relight.warm.worker_program import hook, variable
 
 _LOOK_S = 0.25
 _SLOWEST_LOOK_S = 5.0

@@ -1,0 +1,98 @@
+"""How much memory new processes can get, and whether it is scarce.
+
+Sources: cgroups(7), proc(5), Documentation/accounting/psi.rst of Linux.
+"""
+
+import os
+from typing import NamedTuple
+
+from relight.base.values import NO_LIMIT
+from relight.host.devices import content
+
+PLENTY = 2 << 30
+"""Bytes; more than twice what a process takes that has imported torch with its CUDA libraries and
+the HF Trainer.
+"""
+_UNLIMITED = 2**60
+
+
+class Limit(NamedTuple):
+    """The files of a cgroup that tell a limit and its use, in version 2 and in version 1. `cache`
+    is the entry of memory.stat that counts as free.
+    """
+
+    controller: str
+    limit2: str
+    limit1: str
+    used2: str
+    used1: str
+    cache: str = ""
+
+
+MEMORY = Limit(
+    "memory",
+    "memory.max",
+    "memory.limit_in_bytes",
+    "memory.current",
+    "memory.usage_in_bytes",
+    "inactive_file",
+)
+TASKS = Limit("pids", "pids.max", "pids.max", "pids.current", "pids.current")
+
+
+def available(root: str = "/") -> int:
+    """Return the bytes of memory that new processes can get, on this machine and in its cgroup; or
+    `NO_LIMIT`.
+    """
+    left = [each for each in (left_of_cgroup(root, MEMORY),) if each != NO_LIMIT]
+    for line in content(os.path.join(root, "proc/meminfo")).splitlines():
+        words = line.split()
+        if words[:1] == ["MemAvailable:"] and words[1].isdecimal():
+            left.append(int(words[1]) * 1024)
+    return min(left, default=NO_LIMIT)
+
+
+def why_scarce(root: str = "/") -> str:
+    """Return why a process that is not needed had better not take memory; empty if it may.
+
+    Pressure alone is no reason: it counts on the whole machine, so another container at its own
+    limit makes it, and so does a file that was dropped from the cache and is read again.
+    """
+    left = available(root)
+    if left == NO_LIMIT or left >= PLENTY:
+        return ""
+    return f"only {left >> 20} MiB of memory are available"
+
+
+def left_of_cgroup(root: str, kind: Limit) -> int:
+    """Return what is left of a limit: the least among our cgroup and its ancestors, or NO_LIMIT."""
+    left = []
+    for line in content(os.path.join(root, "proc/self/cgroup")).splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if controllers == "":
+            mounts, limit_name, used_name = ("", "unified"), kind.limit2, kind.used2
+        elif kind.controller in controllers.split(","):
+            mounts = (controllers, kind.controller)
+            limit_name, used_name = kind.limit1, kind.used1
+        else:
+            continue
+        parts = [part for part in path.split("/") if part]
+        for depth in range(len(parts) + 1):
+            for mount in mounts:
+                folder = os.path.join(root, "sys/fs/cgroup", mount, *parts[:depth])
+                limit = content(os.path.join(folder, limit_name))
+                if limit.isdecimal() and int(limit) < _UNLIMITED:
+                    used = content(os.path.join(folder, used_name))
+                    free = int(limit) - (int(used) if used.isdecimal() else 0)
+                    left.append(max(0, free + _in_stat(folder, kind.cache)))
+    return min(left, default=NO_LIMIT)
+
+
+def _in_stat(folder: str, name: str) -> int:
+    if not name:
+        return 0
+    for line in content(os.path.join(folder, "memory.stat")).splitlines():
+        key, _, value = line.partition(" ")
+        if key in (name, f"total_{name}") and value.isdecimal():
+            return int(value)
+    return 0

@@ -1,0 +1,117 @@
+"""Preloading that nobody has asked for: for restarts, after the first step, where memory is free.
+
+All of it that a start needs is to watch the first worker. The rest is imported once that worker has
+shown which modules it needs.
+"""
+
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from relight.base.values import AUTO
+from relight.core.workers import import_ahead
+from relight.events.event_types import Event, WorkersWarm
+from relight.host.loop import Loop
+from relight.processes.generation_pipe import WorkerPlan
+from relight.processes.spawner import SpawnerProcess
+from relight.warm.watched_worker import WatchedWorker
+from relight.warm.worker_program import WorkerProgram, files
+
+if TYPE_CHECKING:
+    from relight.warm.preloading import Preload
+
+
+class BackgroundPreload:
+    """Stands in for `Preload` until the first step.
+
+    Args:
+        loop: the agent's loop.
+        worker_program: the workers' program and variables.
+        cold: starts workers cold.
+        record: called with events.
+        say: called with messages for the user.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        worker_program: WorkerProgram,
+        cold: SpawnerProcess,
+        record: Callable[[Event], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._worker_program = worker_program
+        self._cold = cold
+        self._record = record
+        self._say = say
+        self._files = files()
+        self._generations = 0
+        self._why_not = "no worker has come to its first step"
+        self._preload: Preload | None = None
+        self._watched: WatchedWorker | None = None
+        try:
+            self._watched = WatchedWorker(loop)
+        except OSError as error:
+            self._why_not = f"no worker can be watched: {error.strerror}"
+
+    def wait(self, otherwise: Callable[[], bool]) -> None:
+        """Return at once: no generation waits for imports."""
+
+    def while_idle(self) -> None:
+        """Start the warm spawner if its modules are known: this node waits for a generation."""
+        if self._preload is not None:
+            self._preload.while_idle()
+
+    def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that make a worker report its imports, if it is to be watched."""
+        if self._preload is not None:
+            return self._preload.variables(local_rank, variables)
+        if self._watched is None or local_rank or files() != self._files:
+            return {}
+        return self._watched.variables(variables)
+
+    def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
+        """Start the workers; return the spawner's pid and the agent's end of the socket to it.
+
+        Raises:
+            OSError: no process can be forked, or no descriptor is left.
+        """
+        if self._preload is not None:
+            return self._preload.fork(plans, scratch)
+        self._generations += 1
+        if self._generations > 1:
+            self._record(WorkersWarm(False, self._why_not))
+        if self._watched is None:
+            return self._cold.fork(plans, scratch)
+        self._watched.begin()
+        held = self._cold.fork(plans, scratch)
+        self._watched.poll(self._look)
+        return held
+
+    def close(self) -> None:
+        """End the warm spawner and return when it is gone. Its workers must be gone by now."""
+        if self._preload is not None:
+            self._preload.close()
+        elif self._watched is not None:
+            self._watched.close()
+
+    def _look(self) -> None:
+        """Start the warm spawner, if it is time to."""
+        watched = self._watched
+        if watched is None or not import_ahead.are_complete(watched.seen()):
+            return
+        from relight.host import free_memory  # by now, the agent has loaded these
+
+        self._why_not = free_memory.why_scarce()
+        if self._why_not:
+            return  # until there is more
+        watched.stop()
+        if files() != self._files:
+            self._why_not = "the files of relight have changed since this job started"
+            return
+        from relight.warm.preloading import Preload
+
+        self._preload = Preload(
+            self._loop, self._worker_program, [AUTO], self._cold, self._record, self._say, watched
+        )

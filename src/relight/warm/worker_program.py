@@ -1,0 +1,67 @@
+"""What the workers of this node run, and the variables that load relight's hook into them.
+
+It imports next to nothing: each job with `--max-restarts` needs it before its workers start.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from relight.base.values import KeepWarm
+
+_FILES = (
+    "worker/hook/sitecustomize.py",
+    "preload/warm_fork.py",
+    "preload/importer.py",
+    "processes/spawner.py",
+    "processes/generation_pipe.py",
+)
+
+
+class WorkerProgram(NamedTuple):
+    """The program, arguments and variables that all workers of this node share.
+
+    `own` are the names of variables that differ between workers; `program` is a path; `workers` is
+    the number of workers on this node. `keep` says how long the process with the modules outlives
+    the job; None: not at all. `in_background`: the imports are for restarts only; no worker waits
+    for them, and they take only what nobody else needs.
+    """
+
+    program: str
+    argv: tuple[str, ...]
+    variables: Mapping[str, str]
+    own: tuple[str, ...]
+    workers: int
+    keep: KeepWarm | None = None
+    in_background: bool = False
+
+
+def hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that make an interpreter run `hook/sitecustomize.py` at startup."""
+    folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), "worker", "hook")
+    before = variables.get("PYTHONPATH")
+    hook = {"RELIGHT_HOOK": task}
+    if before is None:
+        return {**hook, "PYTHONPATH": folder}
+    both = folder + os.pathsep + before if before else folder
+    return {**hook, "PYTHONPATH": both, "RELIGHT_PYTHONPATH": before}
+
+
+def variable(line: bytes) -> tuple[str, str | None]:
+    """Return the name and value of a variable that a script has set; None: removed."""
+    name, equals, value = line.decode("unicode_escape").partition("=")
+    return name, value if equals else None
+
+
+def files() -> tuple[tuple[int, int], ...]:
+    """Identify the files that a preloading process begins with, to see whether they are still those
+    of this agent's version.
+    """
+    package, found = os.path.dirname(os.path.dirname(__file__)), []
+    for path in _FILES:
+        try:
+            status = os.stat(os.path.join(package, path))
+        except OSError:
+            continue
+        found.append((status.st_ino, status.st_mtime_ns))
+    return tuple(found)

@@ -1,0 +1,96 @@
+"""Without a flag, a job that may be restarted imports in the background what its workers need."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT_S, Start
+
+Script = Callable[[str], Path]
+_SOON = """
+import sys
+from relight.core.workers import import_ahead
+from relight.host import free_memory
+import_ahead.LEARN_S, import_ahead.QUIET_S = 0.3, 0.3
+if sys.argv[1] == "scarce":
+    def why_scarce():
+        open("asked", "w").close()
+        return "only 7 MiB of memory are available"
+    free_memory.why_scarce = why_scarce
+del sys.argv[1]
+from relight.cli.main import entry
+entry()
+"""
+_TRAIN = """
+import csv, os, sys, time
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    sys.exit(1)
+print("csv" in {*before, *getattr(sys.meta_path[0], "_hidden", ())})
+"""
+_BEFORE = "import sys\nbefore = set(sys.modules)\n"
+_HOOK = "print(b'RELIGHT_HOOK' in open('/proc/self/environ', 'rb').read())\n"
+
+
+def _events(logs: Path) -> list[dict[str, object]]:
+    texts = [path.read_text() for path in logs.glob("*/events.jsonl")]
+    return [json.loads(line) for text in texts for line in text.splitlines()]
+
+
+def _run(start: Start, path: Path, memory: str, is_over: Callable[[], bool]) -> Path:
+    """Run a script whose first generation fails when `is_over`; return the logs."""
+    logs = path.parent / "logs"
+    agent = start(
+        "run", "--max-restarts=1", f"--log-dir={logs}", "-r1", path,
+        command=(sys.executable, "-c", _SOON, memory),
+    )  # fmt: skip
+    deadline = time.monotonic() + LIMIT_S
+    while not is_over():
+        assert time.monotonic() < deadline
+        assert agent.poll() is None
+        time.sleep(0.02)
+    (path.parent / "go").touch()
+    assert agent.wait(LIMIT_S) == 0
+    return logs
+
+
+def test_restart_is_warm_without_a_flag(start: Start, script: Script, tmp_path: Path) -> None:
+    def is_ready() -> bool:
+        files = (tmp_path / "logs").glob("*/events.jsonl")
+        return any('"PreloadReady"' in path.read_text() for path in files)
+
+    logs = _run(start, script(_BEFORE + _TRAIN), "free", is_ready)
+    assert [each["warm"] for each in _events(logs) if each["event"] == "WorkersWarm"] == [True]
+    assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "True\n"
+
+
+def test_nothing_is_imported_ahead_where_memory_is_scarce(
+    start: Start, script: Script, tmp_path: Path
+) -> None:
+    logs = _run(start, script(_BEFORE + _TRAIN), "scarce", (tmp_path / "asked").exists)
+    found = {str(each["event"]): each for each in _events(logs)}
+    assert "PreloadStarted" not in found
+    assert found["WorkersWarm"]["reason"] == "only 7 MiB of memory are available"
+    assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "is_watched"),
+    [
+        (["--max-restarts=1"], {}, True),
+        (["--max-restarts=0"], {}, False),
+        (["--max-restarts=1", "--preload=off"], {}, False),
+        (["--max-restarts=1"], {"RELIGHT_PRELOAD": "off"}, False),
+        (["--max-restarts=1", "--run-path"], {}, False),
+    ],
+)
+def test_workers_are_watched_only_where_a_restart_can_use_it(
+    start: Start, script: Script, flags: list[str], variables: dict[str, str], is_watched: bool
+) -> None:
+    agent = start("run", *flags, script(_HOOK), variables=variables)
+    out, _ = agent.communicate(timeout=LIMIT_S)
+    assert out.decode().strip() == str(is_watched)
