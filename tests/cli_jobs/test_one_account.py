@@ -20,7 +20,7 @@ from relight.inspect.page.watched_job import WatchedJob
 from relight.processes.running_jobs import JobDirectory
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
-SHOWN = "import os, sys, time\ntime.sleep(1.2)  # until commands see the job\n"
+SHOWN = "import os, sys, time\n# it fails at once\n"
 FAILURES = {
     "exception": (
         """\

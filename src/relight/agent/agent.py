@@ -326,13 +326,15 @@ class Agent:
             node = self.node
             return View(node.state, node.workers, node.restart, self.journal, node.end)
 
-        began = time.time() - _SHOWN_AFTER_S
+        log = self.journal.events
+        began = time.time() - (self.loop.now() - log.began)
         self._inspector = JobInspector(self.loop, self.job, self.journal, began, look, self.link)
         self.node.on_question = self._inspector.received
 
     def _show_end(self, exit_code: int, reason: str) -> None:
         handler = self.job.command.spec.event_log_handler
-        if self._inspector is None and (self.node.restart or handler not in EVENT_HANDLERS):
+        is_kept = exit_code or self.node.restart or handler not in EVENT_HANDLERS
+        if self._inspector is None and is_kept:
             self._show_job()  # it has ended within its first second
         if self._inspector is not None:
             self._inspector.close(exit_code, reason)
