@@ -244,7 +244,7 @@ LOADED = {
     "relight.agent.agent": """
 from relight.agent import agent, link
 from relight.agent.status import inspector as sight
-modules = *agent._LOADED_FOR_NODES, *agent._LOADED_LATER
+modules = *agent._LOADED_FOR_NODES, *agent._LOADED_FOR_RESTARTS, *agent._LOADED_LATER
 """,
     "relight.cli.coordinator": """
 from relight.cli import coordinator
@@ -271,6 +271,7 @@ LOADED_BEFORE = {
     "relight.processes.parent_watch": "--end-with-parent",
     "relight.processes.preemption_file": "--on-preempt",
     "relight.warm.preloading": "--preload",
+    "relight.warm.background": "--max-restarts",
     "relight.agent.hang_watch": "--hang-timeout",
     "relight.stacks.wait_sampler": "--watch-slow-ranks",
     "relight.processes.stuck": "a variable of torch",

@@ -42,8 +42,8 @@ def test_events_without_log_files_come_from_agent(
 ) -> None:  # fmt: skip
     """They are followed until the job is over, including events after the workers' end."""
     path = script(FAILS_ONCE)
-    agent = start("run", "--nproc-per-node=2", "--max-restarts=1", path, cwd=path.parent,
-                  variables=variables)  # fmt: skip
+    agent = start("run", "--nproc-per-node=2", "--max-restarts=1", "--preload=off", path,
+                  cwd=path.parent, variables=variables)  # fmt: skip
     jobs = JobDirectory(variables)
     wait_for(lambda: any(job.restart == 1 and job.ranks for job in jobs.running()))
     found = relight("events", "train")

@@ -19,7 +19,7 @@ from relight.host.loop import Loop
 from relight.processes.worker_processes import Workers
 
 Script = Callable[..., Path]
-KINDS = [(), ("--preload=json",)]
+KINDS = [("--preload=off",), ("--preload=json",)]
 IDS = ["cold", "warm"]
 TREE = """
 import subprocess, sys, time
@@ -163,6 +163,6 @@ def test_signals_to_the_spawner_end_nothing(
     assert agent.wait(LIMIT_S) == 0
     lines = next(logs.glob("*/events.jsonl")).read_text().splitlines()
     found = [event for event in map(json.loads, lines) if event["event"] == "WorkersWarm"]
-    assert [event["warm"] for event in found] == [True, True] * bool(flags)
+    assert [event["warm"] for event in found] == [True, True] * ("json" in flags[0])
     exits = [json.loads(line)["exitcode"] for line in lines if '"event": "WorkerExited"' in line]
     assert exits == [1, 0]

@@ -105,6 +105,12 @@ node has may need.
 """
 _END_LIMIT_S = 30.0
 """How long a program that goes on after the job waits for the end of the spawner."""
+_LOADED_FOR_RESTARTS = (
+    "relight.host.free_memory",
+    "relight.warm.preloading",
+    "relight.warm.import_profile",
+)
+"""For workers that are forked warm after a restart (--preload=background)."""
 
 
 class Agent:
@@ -307,12 +313,9 @@ class Agent:
     def _load_later(self) -> None:
         first = _LOADED_FOR_NODES if self.job.meeting is not None else ()
         program = self.job.worker_program
-        last = (
-            ["relight.host.free_memory", "relight.warm.preloading"]
-            if program is not None and program.in_background
-            else ()
-        )
-        _load(self.loop, iter((*first, *_LOADED_LATER, *last)))
+        if program is not None and program.in_background:
+            first = (*first, *_LOADED_FOR_RESTARTS)
+        _load(self.loop, iter((*first, *_LOADED_LATER)))
 
     def _show_job(self) -> None:
         self.loop.run_guarded(self._open_inspector, "showing the job")

@@ -38,24 +38,27 @@ def passed() -> "dict[str, str]":
 
 
 class ImportRecorder:
-    """An import finder that finds no module and records imports in shared memory, and the first
-    step of an optimizer.
+    """An import finder that finds no module and records imports in a file in the agent's memory,
+    and the first step of an optimizer.
 
     Lines: the name of a module; `=NAME=VALUE` when the script sets a variable, `=NAME` when it
     removes one; `!optimizer` once torch.optim is imported; `!step` after the first step.
 
+    The file is opened for each line: a descriptor that stays, as that of a mapping does before
+    Python 3.13, would be one that the script can see.
+
     Args:
-        path: of the memory.
+        path: of the file.
         has_variables: whether to record variables.
     """
 
     def __init__(self, path: str, *, has_variables: bool = True) -> None:
-        from mmap import mmap
-
+        self.path = path
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        self.memory = mmap(fd, 0)
+        self.room = os.fstat(fd).st_size
+        text = os.pread(fd, self.room, 0)  # this worker may have begun as another program
         os.close(fd)
-        self.end = self.memory.find(b"\0")  # this worker may have begun as another program
+        self.end = text.find(b"\0")
         self.installed = (os.path.dirname(os.__file__), "<frozen")
         self.awaits_optimizer = self.awaits_step = True
         os.register_at_fork(after_in_child=self.stop)
@@ -110,11 +113,17 @@ class ImportRecorder:
             self.note(b"=" + text.encode("unicode_escape") + b"\n")
 
     def note(self, data: bytes) -> None:
-        """Write to the shared memory, as long as it has room."""
+        """Write to the file, as long as it has room."""
         begin, end = self.end, self.end + len(data)
-        if begin >= 0 and end < len(self.memory):
+        if begin >= 0 and end < self.room:
             self.end = end
-            self.memory[begin:end] = data
+            try:
+                fd = os.open(self.path, os.O_WRONLY | os.O_CLOEXEC)
+            except OSError:  # the agent is gone, or the script has changed its root or its user
+                self.end = -1
+                return
+            os.pwrite(fd, data, begin)
+            os.close(fd)
 
     def stop(self) -> None:
         """Stop recording."""
