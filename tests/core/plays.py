@@ -1,9 +1,9 @@
-"""The group, played as tables: who says what when, and what is sent to whom.
+"""The group, played as tables of received and sent messages.
 
-A line of a table is `TIME NODES VERB`; what is sent from then on comes below it, after arrows. The
+A line of a table is `TIME NODES VERB`; messages sent from then on come below it, after arrows. The
 verbs:
 
-    joins     a node comes and has no workers
+    joins     a node comes without workers
     offers    the same, but it is not ready yet
     ready     its workers have ended as they were asked to
     failed    a worker has ended badly; `ends` when all have, with a record of it
@@ -68,7 +68,7 @@ def formed(number: int, coordinator: int = 1) -> GenerationId:
 
 
 class Table:
-    """A group, the time, and what its nodes have been told."""
+    """A group, the time, and the messages to its nodes."""
 
     def __init__(self, settings: GroupSettings, coordinator: int = 1) -> None:
         self.settings = settings
@@ -76,13 +76,13 @@ class Table:
         self.group = Membership(settings, formed(0, coordinator).origin)
         self.now = 0.0
         self.heard: dict[str, list[FromCoordinator]] = {}
-        self.last: dict[str, GenerationFormed] = {}  # that a node was told to start
+        self.last: dict[str, GenerationFormed] = {}  # the last that a node received
         self.fresh: list[Effect] = []
         self.stop_s: float | None = None
         self.succeeded: tuple[int, ...] = ()  # what nodes know that return
 
     def play(self, script: str) -> "Table":
-        """Play a table and compare what is sent with what it says."""
+        """Play a table and compare the messages sent with those it lists."""
         lines = [line.strip() for line in script.strip().splitlines()]
         for index, line in enumerate(lines):
             if line.startswith("->"):
@@ -187,8 +187,8 @@ class Table:
         return offer._replace(**changes)
 
     def sent(self) -> list[str]:
-        """Return what was sent since the last call, without what is for people only, and what only
-        lets workers run on while a coordinator waits for others.
+        """Return the messages sent since the last call, without those for people only and those
+        that only let workers run on while a coordinator waits for others.
         """
         found: dict[str, list[str]] = {}
         places: dict[str, dict[int, str]] = {}
@@ -229,7 +229,7 @@ class Table:
         ]
 
     def waits(self, node: str) -> WaitReason:
-        """Return the last that a node was told while it waited."""
+        """Return the last message to a node while it waited."""
         return [m for m in self.heard[node] if isinstance(m, WaitReason)][-1]
 
     def reason(self, node: str) -> str:
@@ -237,7 +237,7 @@ class Table:
         return [m for m in self.heard[node] if isinstance(m, StopWorkers)][-1].cause
 
     def end(self, node: str) -> JobEnded:
-        """Return the end that a node was told."""
+        """Return the end that a node received."""
         (end,) = (m for m in self.heard[node] if isinstance(m, JobEnded))
         return end
 

@@ -64,7 +64,7 @@ def test_succeeded_node_is_not_awaited() -> None:
 def test_no_worker_has_passed_the_agreed_call(
     steps: list[tuple[str, int]], data: st.DataObject
 ) -> None:
-    """Workers that go on by any number of calls between two messages, but not past their limit."""
+    """Workers advance by any number of calls between two messages, but not past their limit."""
     agreement = Agreement(NODES, "a preemption", 0.0, 0.0)
     calls: Counter[str] = Counter()
     held: dict[str, int] = {}

@@ -129,7 +129,7 @@ def test_long_run_counts_as_progress_if_progress_is_unknown() -> None:
 
 
 def test_smart_backoff_doubles_without_progress() -> None:
-    """The first restart is at once; the others wait, each time twice as long, up to a minute."""
+    """The first restart is immediate; the others wait, each time twice as long, up to a minute."""
     job = Job(settings(20, smart=True))
     waits = [
         outcome.delay_s for _ in range(20) if isinstance(outcome := job.fails(KILLED), Restart)

@@ -45,7 +45,7 @@ def test_holder_steps_down_when_too_few_nodes_reach_it() -> None:
 
 
 def test_eviction_requires_earlier_contact_with_holder() -> None:
-    """Or who is on its machine; a firewall may refuse in its name. Not at a further address."""
+    """Or a process on its machine; a firewall may refuse in its name. Not at a further address."""
     mine = candidacy()
     assert mine.patience_s(REFUSED, 100.0) is None
     assert mine.patience_s(REFUSED._replace(is_ours=True), 100.0) == SIGN_OF_LIFE_S

@@ -1,4 +1,4 @@
-"""Who is to blame for a failed generation, how certain that is, and why."""
+"""The root cause of a failed generation, its certainty, and the reason."""
 
 import signal
 from typing import Any
@@ -92,7 +92,7 @@ def test_failure_is_own_or_caused_by_peer_or_agent(failure: Failure, expected: R
 def test_exception_of_stopped_rank_counts_if_raised_before_stop(
     known: dict[str, Any], expected: Role
 ) -> None:
-    """By the time of its traceback, or by what it was doing just before it was stopped."""
+    """By the time of its traceback, or by its stack just before it was stopped."""
     assert role(stopped(exitcode=1, report=error(), **known)) is expected
 
 
@@ -129,7 +129,7 @@ def test_rank_cleaning_up_after_exception_precedes_its_victims() -> None:
 
 
 def test_rank_that_works_below_an_except_block_has_not_failed() -> None:
-    """It goes on without the file that was missing; so do the others."""
+    """It continues without the missing file; so do the others."""
     below = CLEANS_UP._replace(works_below=True)
     assert role(stopped(0, below)) is Role.STOPPED
     first = end(1, at=1.0, report=RESET)
@@ -188,7 +188,7 @@ def test_late_culprit_precedes_early_victim() -> None:
     assert verdict.root is culprit
     assert verdict.certainty is Certainty.LIKELY
     assert verdict.why == "rank 0 had lost a connection 2.0 s before, perhaps to it"
-    verdict = judge(end(0, at=1.0, report=LOST), culprit)  # there was no other one to lose
+    verdict = judge(end(0, at=1.0, report=LOST), culprit)  # no other one could be lost
     assert (verdict.root, verdict.certainty) == (culprit, Certainty.PROVEN)
 
 
@@ -306,7 +306,7 @@ def test_exit_code_of_a_rank_that_was_shutting_down_is_its_own() -> None:
 
 
 def traceback(function: str, line: int) -> ErrorReport:
-    """What a rank raises in a collective."""
+    """The exception of a rank in a collective."""
     text = (
         "Traceback (most recent call last):",
         f'  File "/srv/train.py", line {line}, in <module>',
@@ -322,7 +322,7 @@ def traceback(function: str, line: int) -> ErrorReport:
 
 
 def test_timed_out_collectives_are_compared_by_traceback() -> None:
-    """Whoever is first to end, the same rank is named."""
+    """The same rank is named in any order of the ends."""
     reduces, waits = traceback("all_reduce", 10), traceback("barrier", 11)
     for order in ((0, 1, 2), (2, 1, 0)):
         ends = [

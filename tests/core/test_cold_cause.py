@@ -1,4 +1,4 @@
-"""Why workers import what a warm process was to have."""
+"""Why workers import modules that a warm process should have."""
 
 from relight.core.status.cold_cause import ColdCause
 from relight.events.event_types import PreloadWithout, WarmProcessUnfit, WorkersWarm

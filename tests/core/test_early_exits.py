@@ -1,4 +1,4 @@
-"""Ranks that finish while others still run: when that is told, and in which words."""
+"""Ranks that finish while others still run: the time and the words of the note."""
 
 import pytest
 from plays import Table, table
@@ -16,7 +16,7 @@ from relight.core.status.snapshot import (
 
 
 def times(found: EarlyExits, until: float) -> list[float]:
-    """Return when it is told, up to a time."""
+    """Return when the note comes, up to a time."""
     told = []
     while (due := found.deadline()) is not None and due <= until:
         assert not found.is_due(due - 0.1)
@@ -37,7 +37,7 @@ def test_wait_scales_with_job_length(ran_s: float, wait_s: float) -> None:
 def test_line_repeats_only_for_more_ranks_and_twice_as_late() -> None:
     found = EarlyExits(0.0)
     found.finish(1, 100.0)
-    found.finish(2, 120.0)  # before the line: it has both
+    found.finish(2, 120.0)  # before the line, which has both
     assert times(found, 1e9) == [130.0]
     found.finish(1, 140.0)
     assert found.deadline() is None

@@ -1,4 +1,4 @@
-"""The election of a coordinator: never two leases at once, and a connected majority gets one.
+"""The election of a coordinator: never two simultaneous leases, and a connected majority gets one.
 
 A failing seed of the simulation prints itself; `simulate(seed)` replays it.
 """
@@ -30,7 +30,7 @@ SEEDS = 400
 
 @pytest.mark.parametrize("start", range(0, SEEDS, 50))
 def test_random_faults_never_elect_two_coordinators(start: int) -> None:
-    """Whatever happens, no two coordinate at once, and a connected majority chooses in 3 s."""
+    """Whatever happens, two never coordinate together, and a connected majority chooses in 3 s."""
     for seed in range(start, start + 50):
         try:
             simulate(seed)
@@ -106,7 +106,7 @@ def test_minority_never_elects_a_coordinator(size: int, dead: tuple[int, ...]) -
 
 
 def test_tie_goes_to_half_with_first_host() -> None:
-    """Of four hosts, two with the first are a majority, and two without it are none."""
+    """Of four hosts, two with the first are a majority, and two without it are not."""
     world = started_world(4)
     world.cut = {(a, b) for a in range(4) for b in range(4) if (a < 2) != (b < 2)}
     world.run(10.0)
@@ -161,7 +161,7 @@ def answer(elector: Election, request: VoteRequest, now: float) -> VoteReply | N
 
 
 def test_restarted_voter_does_not_vote_twice() -> None:
-    """A host that votes, crashes and starts again has no second vote while the first may count."""
+    """A host that votes, crashes and starts again can't vote while the first vote counts."""
     first = Election(["host0", "host1", "host2"], 2, "a", 0.0)
     reply = answer(first, VoteRequest(0, "x", 9.0, VOTE), 1.5)
     assert reply is not None
@@ -209,7 +209,7 @@ def test_stale_requests_are_ignored() -> None:
 
 
 def test_released_vote_is_free() -> None:
-    """A released vote goes to the next candidate at once; an old release frees nothing."""
+    """A released vote goes to the next candidate immediately; an old release frees nothing."""
     elector = voter()
     answer(elector, VoteRequest(1, "a", 70.0, VOTE), 1.2)
     elector.step(BallotReceived(VoteRelease(1, "a", 69.0)), 1.25)
@@ -224,7 +224,7 @@ def test_released_vote_is_free() -> None:
 
 
 def candidate() -> tuple[Election, float]:
-    """The first of three hosts, which has asked for votes at the returned time."""
+    """The first of three hosts, after its request for votes at the returned time."""
     elector = Election(["host0", "host1", "host2"], 0, "me", 0.0)
     elector.step(Tick(), 1.0)
     promise = VoteReply(1, 0, "me", 1.0, PROBE, True, -1, False, 0.0)
@@ -320,7 +320,7 @@ def test_resumed_candidate_remembers_vote_it_grants() -> None:
 
 
 def test_takeover_alone_continues_without_majority() -> None:
-    """It goes on after three times vote_s, not before."""
+    """It continues after three times vote_s, not before."""
     world = started_world(2, alone=True)
     world.crash(0)
     world.run(5.7)
@@ -376,7 +376,7 @@ def test_takeover_alone_converges_after_network_heals() -> None:
     ],
 )
 def test_explanation_names_silent_hosts(size: int, needed: str) -> None:
-    """Without a coordinator the sentence names how many are needed and who is silent."""
+    """Without a coordinator the sentence names the number needed and the silent hosts."""
     world = started_world(size)
     for i in range(size - 1):
         world.crash(i)
@@ -396,7 +396,7 @@ def test_every_host_names_the_coordinator() -> None:
 
 
 def test_lone_vote_coordinator_is_left_in_place() -> None:
-    """Others are told that a coordinator goes by its own vote alone, and leave it in place."""
+    """Others learn that a coordinator goes by its own vote alone, and leave it in place."""
     elector = Election(["host0", "host1"], 1, "me", 0.0, alone=True)
     now = 0.0
     while elector.state is not ElectionState.COORDINATOR:
@@ -411,7 +411,7 @@ def test_lone_vote_coordinator_is_left_in_place() -> None:
 def test_high_latency_and_loss_keep_a_coordinator(
     delay_s: float, loss: float, most_s: float
 ) -> None:
-    """What is not answered is sent again soon."""
+    """Unanswered messages are sent again soon."""
     world = started_world(3)
     world.delay, world.drop = (delay_s, delay_s + 0.01), loss
     world.run(world.now + 5.0)

@@ -1,4 +1,4 @@
-"""Many ends, one root cause: who is to blame, and a report that fits on a terminal."""
+"""Many ends, one root cause, and a report that fits on a terminal."""
 
 import re
 
@@ -125,7 +125,7 @@ def test_equal_signals_and_exit_codes_are_one_cause() -> None:
 def test_headline_names_exception_only_if_it_ended_the_worker(
     failure: Failure, expected: str
 ) -> None:
-    """The first line says what is sure: an exception if it ended the worker."""
+    """The first line is certain: an exception if it ended the worker."""
     assert what_happened(failure) == expected
 
 
@@ -231,7 +231,7 @@ def test_succeeded_ranks_not_blamed_for_own_connection_error() -> None:
 
 
 def test_exit_code_of_a_rank_that_ended_by_itself_is_its_own() -> None:
-    """Although it was reaped after the others had been asked to stop, too."""
+    """Even if it was also reaped after the others had been asked to stop."""
     lost = end(1, at=2.0, report=RESET)
     gone = WorkerState(" has ended (zombie)", (), False, in_program=False)
     for exitcode, code in ((-SEGV, 139), (7, 7)):
@@ -390,7 +390,7 @@ def test_handled_traceback_is_shown_as_printed() -> None:
     ],
 )
 def test_cut_text_ends_at_sentence_or_word(text: str, expected: str) -> None:
-    """What is left out begins where a reader stops."""
+    """The omitted part begins where a reader stops."""
     assert cut(text, 40) == expected
 
 
@@ -551,7 +551,7 @@ ENDS = st.builds(
 
 @pytest.mark.parametrize("ranks", range(2, 9))
 def test_report_fits_25_rows(ranks: int) -> None:
-    """Consequences and the path of the log take more and more of them."""
+    """Consequences and the path of the log take more and more rows."""
     first, last = error().lines
     frame = '  File "/srv/job/train.py", line 12, in step', "    step(batch)"
     report = error()._replace(lines=(first, *frame, last))

@@ -12,7 +12,7 @@ from relight.core.failure import Collective, Failure, WorkerState
 
 
 def entry(number: int, name: str = "all_reduce", group: str = "0", **others: Any) -> dict[str, Any]:
-    """As `_dump_fr_trace` of torch 2.13 writes it, with what is not read left out."""
+    """As `_dump_fr_trace` of torch 2.13 writes it, without the unread parts."""
     pair = ("0", "default_pg") if group == "0" else (group, "undefined")
     return {
         "process_group": pair, "collective_seq_id": number, "profiling_name": f"gloo:{name}",

@@ -107,7 +107,7 @@ def test_unexplained_time_is_unknown(told: list[Told], unknown: float, known: se
 
 
 def test_lost_time_is_unknown_without_checkpoints() -> None:
-    """The goodput is then an upper bound, and is told as one."""
+    """The goodput is then an upper bound, and is shown as one."""
     account = ledger(RESTARTED, checkpoints=False).account(99.0)
     assert account.latest[0].phases.lost is None
     assert account.latest[0].phases.productive == 12
@@ -123,7 +123,7 @@ def test_all_steps_are_lost_without_a_checkpoint() -> None:
 
 
 def interrupted(failed: str, restart: int = 0) -> Account:
-    """This node was told to stop, and is in the next generation."""
+    """This node was stopped, and is in the next generation."""
     told: list[Told] = [
         (1.0, formed(0, 0, 3)), (2.0, event_types.WorkerStarted(0, 0, 70)),
         (12.0, event_types.GroupStopped(0, "why")), (13.0, event_types.WorkerExited(0, -15)),
@@ -151,7 +151,7 @@ def interrupted(failed: str, restart: int = 0) -> Account:
 def test_failures_are_counted_per_job_and_node(
     account: Account, failures: int, hosts: list[str]
 ) -> None:
-    """A node that joins and the user's signal are none."""
+    """A node that joins and the user's signal are not failures."""
     assert account.failures == failures
     assert [(node.host, node.failures) for node in account.nodes] == [(h, 1) for h in hosts]
 
@@ -216,8 +216,8 @@ KINDS = [
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.sampled_from(KINDS)), max_size=30), st.booleans())
 def test_phases_always_add_up_to_wall_time(told: list[Told], checkpoints: bool) -> None:
-    """Whatever comes in which order: the phases of a job that goes on add up to its wall time, as
-    long as the times that events tell of are within their generation.
+    """In any order of events, the phases of a running job add up to its wall time, as long as the
+    times in events are within their generation.
     """
     now = 0.0
     times: list[Told] = []

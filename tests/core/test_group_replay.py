@@ -86,7 +86,7 @@ def test_replay_shows_where_effects_differ(log: list[Line]) -> None:
 
 
 def test_replay_keeps_full_failure_record() -> None:
-    """What a node tells of its workers goes through the codec of messages, and decides the same."""
+    """The reports of a node go through the codec of messages, with the same decisions."""
     played = Table(GroupSettings(1, 1, 0))
 
     def play(played: Table) -> None:

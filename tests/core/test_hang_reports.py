@@ -70,7 +70,7 @@ def rendered(*failures: Failure, succeeded: tuple[int, ...] = ()) -> list[str]:
 
 
 def test_rank_that_raised_and_waits_for_a_thread_is_the_cause() -> None:
-    """Even if others time out meanwhile, and wait for a thread, too."""
+    """Even if others time out before it, and also wait for a thread."""
     shutdown = Frame("/usr/lib/python3.11/threading.py", 1590, "_shutdown")
     culprit = stopped(1, shutdown, report=error())
     lines = rendered(stopped(0, *READ), culprit, stopped(2, shutdown, report=WAITED))

@@ -1,4 +1,4 @@
-"""What is held back on a terminal, for how long, and that no byte is lost or comes out of order."""
+"""Output held back on a terminal, and its time; no byte is lost or comes out of order."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ MANY = 64 * 1024
 
 
 class Play:
-    """A worker's output, what was shown of it, and the clock."""
+    """A worker's output, the part that was shown, and the clock."""
 
     def __init__(self) -> None:
         self.core = HeldTraceback()
@@ -85,7 +85,7 @@ def test_output_is_held_from_start_of_traceback(before: bytes, held: bytes) -> N
     ids=lambda path: path.stem,
 )
 def test_every_kind_of_traceback_is_held_however_chunked(path: Path) -> None:
-    """Only what stands before its first word may be shown if it comes alone."""
+    """Only the text before its first word may be shown if it comes alone."""
     data = path.read_bytes()
     whole = Play()
     whole.prints(data)
@@ -98,7 +98,7 @@ def test_every_kind_of_traceback_is_held_however_chunked(path: Path) -> None:
 
 
 def test_fatal_traceback_is_held_until_worker_exits() -> None:
-    """It is held while Python shuts down, for some seconds, with what is printed meanwhile."""
+    """It is held while Python shuts down, for some seconds, with the output of that time."""
     play = Play()
     assert play.prints(b"step 1\n" + TRACEBACK) == b"step 1\n"
     for _ in range(8):
@@ -139,7 +139,7 @@ def test_traceback_of_invisible_worker_is_shown_after_a_moment() -> None:
 
 
 def test_invisible_worker_is_checked_again() -> None:
-    """A shell script may go on after its Python has ended; a look may fail for other reasons."""
+    """A shell script may continue after its Python has ended; a look may fail for other reasons."""
     play = Play()
     play.prints(TRACEBACK)
     for ends in (None, True, None, True):
@@ -226,7 +226,7 @@ STEPS = st.lists(
 @settings(max_examples=500)
 @given(steps=STEPS)
 def test_shown_and_held_output_add_up_to_printed(steps: list[tuple]) -> None:  # type: ignore[type-arg]
-    """`Play` checks that after each step, with the core's invariants; in the end all is shown."""
+    """`Play` checks that after each step, with the core's invariants; finally all is shown."""
     play = Play()
     began: float | None = None
     ended = False

@@ -1,5 +1,5 @@
-"""Peers that are let in and say anything: whatever it is, the cores take it or it is `Malformed`,
-and what follows for the other nodes can be sent, is taken there, and is safe to print.
+"""Admitted peers that send anything. The cores take it or it is `Malformed`; the resulting
+messages for other nodes can be sent, are taken there, and are safe to print.
 """
 
 from typing import Any
@@ -145,7 +145,7 @@ def test_hostile_elector_cannot_break_the_election(chance: Chance) -> None:
 
 
 def test_failures_of_large_node_fit_into_a_message() -> None:
-    """However many workers fail with however long tracebacks, other nodes are told of all."""
+    """However many workers fail with however long tracebacks, other nodes learn of all."""
     lines = ("─" * 5000,) * 300
     for count in (1, 300):
         failure = record()._replace(last_lines=lines, evidence="é" * 9999, log="/" * 9999)

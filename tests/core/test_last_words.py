@@ -1,4 +1,4 @@
-"""The line that tells most of what a worker printed besides tracebacks."""
+"""The most informative line of a worker's output outside of tracebacks."""
 
 import pytest
 
@@ -137,15 +137,15 @@ def test_no_output_yields_no_words() -> None:
 @pytest.mark.parametrize(
     ("stderr", "expected"),
     [
-        # What a program says of why it gives up, after an exception that it has handled.
+        # The reason that a program gives for its exit, after a handled exception.
         (f"ERROR: old\n{LOGGED}giving up\n", "giving up"),
         (f"ERROR: old\n{TRACEBACK}FATAL: giving up\n", "FATAL: giving up"),
-        # A failed subprocess, before the exception that tells of it.
+        # A failed subprocess, before the exception that reports it.
         (f"loading\nfatal error: Unable to locate credentials\n{TRACEBACK}",
          "fatal error: Unable to locate credentials"),
         (f"fatal error: Unable to locate credentials\n{TRACEBACK}{NOISE}",
          "fatal error: Unable to locate credentials"),
-        # Nothing that tells of an error: stdout is as good.
+        # Without a word about an error, stdout is as good.
         (f"loading\n{TRACEBACK}", "accuracy 0.31 is below 0.5"),
         (f"{TRACEBACK}", "accuracy 0.31 is below 0.5"),
     ],

@@ -40,7 +40,7 @@ SETTINGS = LinkSettings("there", 0.5, LEASE_S, 10.0, 20.0, 10.0)
 
 
 class Played:
-    """A link, the time, and what it wants."""
+    """A link, the time, and its requests."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -70,7 +70,7 @@ class Played:
 
 
 def test_lease_counts_from_sending_of_echoed_heartbeat() -> None:
-    """However late an echo comes, what it gives ends a lease after the heartbeat."""
+    """However late an echo comes, its lease counts from the heartbeat."""
     played = Played().connected()
     effects = played.step(Tick(), 0.5)
     sent_at = played.now
@@ -80,7 +80,7 @@ def test_lease_counts_from_sending_of_echoed_heartbeat() -> None:
 
 
 def test_echo_renews_no_lease_before_confirmation() -> None:
-    """Who comes with workers of a generation waits until that is confirmed; Stop does not do it."""
+    """A node with workers of a generation waits for its confirmation; Stop is not one."""
     played = Played()
     played.step(Tick())
     played.step(Opened("x"))
@@ -110,7 +110,7 @@ def connected_with_datagrams() -> Played:
 
 
 def test_late_echo_speeds_up_heartbeats() -> None:
-    """Three go at once then, as datagrams, later one every 50 ms."""
+    """Three go immediately, as datagrams, later one every 50 ms."""
     played = connected_with_datagrams()
     played.step(Tick(), 0.5)
     assert played.step(Tick(), 0.5) == [SendHeartbeat(5, over_connection=False, as_datagram=True)]
@@ -125,7 +125,7 @@ def test_late_echo_speeds_up_heartbeats() -> None:
 
 
 def silent_until(played: Played, seconds: float) -> list[Effect]:
-    """Let a coordinator be silent; return what the link wants meanwhile."""
+    """Let a coordinator be silent; return the requests of the link."""
     effects, end = list[Effect](), played.now + seconds
     while (due := played.link.deadline()) is not None and due <= end:
         effects += played.step(Tick(), due - played.now)
@@ -203,7 +203,7 @@ def test_coordinator_silent_for_too_long_is_given_up() -> None:
 def test_own_suspension_is_not_held_against_coordinator() -> None:
     """It is given up only if it stays silent for as long again."""
     played = connected_with_datagrams()
-    played.step(Tick(), 9.9)  # half a second late or more: nobody knows what was said meanwhile
+    played.step(Tick(), 9.9)  # half a second late or more; a message may have been missed
     played.step(Tick(), 1.0)
     assert played.link.state is LinkState.CONNECTED
     assert Disconnect() in silent_until(played, 10.0)
@@ -231,7 +231,7 @@ def test_late_echoes_keep_connection_without_datagrams() -> None:
 
 
 def test_pauses_before_redialling_coordinator_that_hangs_up() -> None:
-    """One that was there for a while and is gone is looked for at once."""
+    """One that was there for a while and is gone is looked for immediately."""
     played = Played().connected()
     assert not any(isinstance(effect, Seek) for effect in played.lost(seconds=0.1))
     assert played.link.deadline() == played.now + RETRY_S
@@ -302,8 +302,8 @@ def test_host_workers_run_as_long_as_last_answered_node() -> None:
 
 
 def test_retry_delay_depends_on_last_outcome() -> None:
-    """Soon after nobody was there; later, after somebody who says nothing; at once, after one that
-    was in touch is lost.
+    """Soon after nobody was there; later, after a peer that says nothing; immediately, after one
+    that was in touch is lost.
     """
     played = Played()
     assert played.step(Tick()) == [Seek()]
@@ -342,7 +342,7 @@ def test_gives_up_without_coordinator_after_timeout() -> None:
 
 
 def test_rejected_node_retries_for_a_while() -> None:
-    """A former try of the job may still be there; then it is the user who has to do something."""
+    """A former try of the job may still be there; then the user has to act."""
     played = Played()
     played.step(Broken("other tokens", turned_away=True))
     played.link._search.since = played.now + TURNED_AWAY_S
@@ -361,7 +361,7 @@ def test_giving_up_names_last_rejection() -> None:
 
 
 def test_each_wait_reason_is_reported_once() -> None:
-    """It is told after a second, not before."""
+    """The note comes after a second, not before."""
     played = Played()
     assert played.step(NothingFound("a", 0.2)) == []
     (said,) = played.step(NothingFound("a", 0.2), 1.0)

@@ -1,4 +1,4 @@
-"""The group forms, restarts, changes and ends: plays of what nodes say and are told."""
+"""The group forms, restarts, changes and ends: plays of messages from and to nodes."""
 
 import sys
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def test_node_that_comes_first_has_rank_0() -> None:
 
 
 def test_node_counts_once_ready() -> None:
-    """A node that has come but is not ready is waited for, and is told so."""
+    """The group waits for a node that has come but is not ready, and says so."""
     game = table(2, 2)
     game.play("""
         0 a joins
@@ -108,7 +108,7 @@ def test_hosts_are_sorted_naturally() -> None:
 
 
 def test_two_agents_on_one_host_are_two_nodes() -> None:
-    """Nodes are told apart by their own random name, not by host name."""
+    """Nodes are identified by their own random name, not by host name."""
     table(3, 3).play("""
         0 x/2 x/1 w/1 joins
         -> form 0: w/1 x/2 x/1
@@ -185,7 +185,7 @@ def test_restart_below_maximum_waits_for_nobody() -> None:
 
 
 def test_exhausted_budget_reports_root_cause_to_all_nodes() -> None:
-    """When no restart is left all are told the root cause's exit code and report, spares too."""
+    """When no restart is left, all nodes and spares get the root cause's exit code and report."""
     game = table(2, 2, 1).play("""
         0 a b joins
         -> form 0: a b
@@ -222,7 +222,7 @@ def test_undescribed_failure_ends_the_job() -> None:
 
 
 def test_failure_ages_need_no_common_clock() -> None:
-    """The cause is what happened first, by age when heard, not what was heard first."""
+    """The cause is the earliest failure, by its age when heard, not the first one heard."""
     game = table(2, 2, 0).play("""
         0 a b joins
         -> form 0: a b
@@ -286,7 +286,7 @@ def test_done_node_restarts_with_the_others() -> None:
 
 
 def test_exit_barrier_timeout_releases_done_node() -> None:
-    """The exit barrier has a limit; the rest of the job goes on."""
+    """The exit barrier has a limit; the rest of the job continues."""
     table(2, 2, exit_barrier_s=30.0).play("""
         0 a b joins
         -> form 0: a b
@@ -317,7 +317,7 @@ def test_ending_job_admits_nobody() -> None:
 
 
 def test_done_node_leaves_immediately_on_final_failure() -> None:
-    """The end of the budget releases those that are done as well."""
+    """The end of the budget also releases those that are done."""
     table(2, 2, 0).play("""
         0 a b joins
         -> form 0: a b
@@ -331,7 +331,7 @@ def test_done_node_leaves_immediately_on_final_failure() -> None:
     """)
 
 
-# What must not matter.
+# Differences without effect.
 
 
 def test_stale_generation_messages_are_ignored() -> None:
@@ -377,12 +377,12 @@ def test_messages_of_unjoined_nodes_are_ignored() -> None:
     assert game.group.deadline() is None
 
 
-# Who is refused.
+# Refused nodes.
 
 
 def test_node_with_other_nnodes_is_rejected() -> None:
-    """A node with another --nnodes could not work; it alone ends, with exit code 2. Those who wait
-    for more nodes are told.
+    """A node with another --nnodes could not work; it alone ends, with exit code 2. Nodes that
+    wait for more get a note.
     """
     game = table(2, 4)
     game.play("0 a joins")
@@ -524,7 +524,7 @@ def test_impossible_generation_number_does_not_spoil_the_next() -> None:
     assert game.sent() == [f"stop {1 << 61}: a", "form 0: a b"]
 
 
-# What people are told.
+# Notes for people.
 
 
 def test_every_state_explains_its_wait() -> None:
@@ -553,7 +553,7 @@ def test_every_state_explains_its_wait() -> None:
 
 
 def test_mass_join_does_not_flood_nodes() -> None:
-    """A thousand nodes that come in a second are told a few times why they wait, not a thousand."""
+    """A thousand nodes that come in a second get a few notes why they wait, not a thousand."""
     game = table(1000, 1000)
     for index in range(999):
         game.wait(index / 1000)

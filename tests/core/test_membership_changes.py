@@ -20,7 +20,7 @@ def test_survivors_above_minimum_form_immediately() -> None:
 
 
 def test_survivors_below_minimum_explain_their_wait() -> None:
-    """Too few nodes wait for the join timeout, are told which node is lost and what they wait for,
+    """Too few nodes wait for the join timeout, learn which node is lost and how many are missing,
     and end with exit code 3.
     """
     game = table(3, 3, join_timeout_s=60.0).play("""
@@ -132,7 +132,7 @@ def test_workers_past_limit_raise_it() -> None:
 
 
 def test_returning_node_hears_checkpoint_call_again() -> None:
-    """Its connection broke before it heard of it, or after. Its workers may run, to save."""
+    """Its connection broke before or after it heard of the stop. Its workers may run, to save."""
     table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -170,7 +170,7 @@ def test_saved_node_is_released_once_all_have_saved() -> None:
 
 
 def test_preempted_node_leaves_after_checkpoint() -> None:
-    """The others go on without it, and no restart is counted."""
+    """The others continue without it, and no restart is counted."""
     game = table(1, 3, settle_timeout_s=1.0).play("""
         0 a b c joins
         -> form 0: a b c
@@ -233,7 +233,7 @@ def test_returning_node_hears_limit_again() -> None:
 
 
 def test_spare_replaces_lost_node_immediately() -> None:
-    """A node above the maximum is told that it is a spare, and takes the place of a lost one."""
+    """A node above the maximum learns that it is a spare, and takes the place of a lost one."""
     game = table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -329,7 +329,7 @@ def test_loss_while_idle_does_not_excuse_a_later_failure() -> None:
 
 
 def test_nodes_lost_one_by_one_can_return() -> None:
-    """The last one can be lost, too."""
+    """Even the last one can be lost."""
     table(1, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -431,7 +431,7 @@ def test_failure_while_disconnected_is_charged() -> None:
 
 
 def test_reconnect_during_stop_changes_nothing() -> None:
-    """A break of a stopped node's connection costs no rank and makes no restart free."""
+    """A break of a stopped node's connection neither costs a rank nor makes a restart free."""
     table(2, 2, 1).play("""
         0 a b joins
         -> form 0: a b

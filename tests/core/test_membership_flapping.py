@@ -1,4 +1,4 @@
-"""Nodes that come and go, and coordinators that do not know what runs: nobody else is harmed."""
+"""Flapping nodes, and coordinators that do not know the live generation, harm nobody else."""
 
 from plays import Table, formed, table
 
@@ -29,7 +29,7 @@ def test_death_after_last_call_ends_the_wait() -> None:
 
 
 def test_crash_looping_node_delays_start_by_one_last_call() -> None:
-    """It is no news any more when it comes for the third time."""
+    """Its third arrival is no longer news."""
     game = table(2, 4, settle_timeout_s=5.0)
     game.play("0 a b joins")
     began = 0.0
@@ -58,7 +58,7 @@ def test_last_call_is_bounded_despite_steady_arrivals() -> None:
 
 
 def test_flapping_node_is_admitted_only_after_it_stays() -> None:
-    """Each time twice as long: the job would restart for it again and again. It is told why."""
+    """Each time twice as long: the job would restart for it again and again. It learns why."""
     game = table(2, 4, settle_timeout_s=5.0).play("""
         0 a b joins
         5 -
@@ -254,7 +254,7 @@ def join_nodes_of_former_coordinator(game: Table, names: str) -> None:
 
 
 def test_nodes_of_former_coordinator_wait_for_its_leases() -> None:
-    """They were never told of a generation: it had none, or did not need them."""
+    """They were never in a generation, either before the first or as spares."""
     game = table(2, 3, settle_timeout_s=0.1, rejoin_grace_s=1.0, lost_after_s=1.75)
     join_nodes_of_former_coordinator(game, "st")
     game.play("""

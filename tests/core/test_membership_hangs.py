@@ -1,4 +1,4 @@
-"""Generations whose workers do nothing: they are stopped if that is so on all nodes."""
+"""Generations whose workers do nothing are stopped if that is so on all nodes."""
 
 from plays import Table, table
 
@@ -38,7 +38,7 @@ def test_stop_allows_time_for_stack_dumps() -> None:
 
 
 def test_hang_counts_from_last_activity_of_any_node() -> None:
-    """B did something until 95; its user allows 10 s, a's as well."""
+    """B did something until 95; its user and that of a allow 10 s."""
     running_group().play("""
         100 a quiet10
         101 b quiet6

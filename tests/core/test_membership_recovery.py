@@ -1,4 +1,4 @@
-"""A new coordinator learns from the nodes what is live."""
+"""A new coordinator learns the live generation from the nodes."""
 
 import pytest
 from plays import Table, formed, table
@@ -25,7 +25,7 @@ def running_group_with_new_coordinator(most: int = 3, least: int = 2) -> Table:
 
 
 def test_new_coordinator_confirms_running_generation() -> None:
-    """When all nodes announce the same generation nothing restarts, and counters go on."""
+    """When all nodes announce the same generation nothing restarts, and counters continue."""
     game = running_group_with_new_coordinator().play("""
         9 c returns
         9.1 a returns
@@ -70,7 +70,7 @@ def test_new_node_does_not_disturb_recovery() -> None:
 
 def test_preemption_during_recovery_waits_for_all_nodes() -> None:
     """A node that is preempted says so as soon as it has joined, before the generation is known to
-    go on. The workers save then.
+    continue. The workers save then.
     """
     game = running_group_with_new_coordinator().play("""
         9 a returns
@@ -105,7 +105,7 @@ def test_preempted_node_lost_during_recovery_is_not_awaited() -> None:
 
 
 def test_preempted_node_succeeding_during_recovery_stops_nobody() -> None:
-    """It is gone when the generation is known to go on."""
+    """It is gone when the generation is known to continue."""
     running_group_with_new_coordinator().play("""
         9 a returns
         9 a preempted
@@ -118,7 +118,7 @@ def test_preempted_node_succeeding_during_recovery_stops_nobody() -> None:
 
 
 def test_checkpointing_continues_after_coordinator_loss() -> None:
-    """Also if a node was lost with it: they were told to leave, and have a limit."""
+    """Also if a node was lost with it. They were asked to leave, with a limit."""
     running_group_with_new_coordinator().play("""
         9 a returns-and-saves
         9.1 b returns-and-saves
@@ -168,7 +168,7 @@ def test_saved_node_waits_for_others_without_coordinator() -> None:
 
 
 def test_lone_checkpoint_gives_others_no_time_to_save() -> None:
-    """No coordinator has told the others to: they would wait for workers that have left."""
+    """The others, without such a request, would wait for workers that have left."""
     table(1, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -193,7 +193,7 @@ def test_failure_without_coordinator_stops_checkpointing_workers() -> None:
 
 
 def test_failure_during_recovery_waits_for_all_nodes() -> None:
-    """A worker that failed while there was no coordinator restarts all, and is charged."""
+    """A worker that failed without a coordinator restarts all, and is charged."""
     running_group_with_new_coordinator().play("""
         9 a returns
         9 a failed
@@ -219,7 +219,7 @@ def test_new_coordinator_learns_which_nodes_are_done() -> None:
 
 
 def test_departed_done_node_is_not_missed_after_takeover() -> None:
-    """The nodes that still run know of it, and say so."""
+    """The nodes that still run know that, and say so."""
     game = running_group_with_new_coordinator()
     game.succeeded = (0,)
     game.play("""
@@ -243,7 +243,7 @@ def test_success_between_two_connections_is_remembered() -> None:
 
 
 def test_returning_done_node_is_counted_once() -> None:
-    """It was counted as gone for good as well, so that nobody missed another one."""
+    """It was also counted as gone for good, so that nobody missed another one."""
     running_group_with_new_coordinator().play("""
         9 a returns-done
         9.1 a lost
@@ -270,7 +270,7 @@ def test_node_with_older_generation_must_stop() -> None:
 
 
 def test_next_generation_number_exceeds_all_announced() -> None:
-    """Nodes that have stopped tell which generation they were in, and the next one is above it."""
+    """Stopped nodes report their last generation, and the next one is above it."""
     running_group_with_new_coordinator().play("""
         9 a idle
         9 b idle
@@ -284,8 +284,8 @@ def test_generations_sharing_a_number_are_told_apart(
     order: tuple[str, str],
 ) -> None:
     """A coordinator that knew nothing has formed a generation of the number, size and, but for one
-    place, the nodes of another one, and is gone as well. A node that was away all the time is not
-    taken for one of it; whichever node is not, no worker of the other may run on.
+    place, the nodes of another one, and is also gone. A node that was away all the time is not
+    taken for a member; whichever node is not, no worker of the other may run on.
     """
     older = table(2, 2).play("""
         0 a b joins
@@ -403,11 +403,11 @@ def test_node_announcing_invalid_place_is_stopped(announce: Announce) -> None:
     assert game.sent() == [f"stop {announce.generation.number}: a"]
 
 
-# Nodes whose workers have ended while there was no coordinator.
+# Nodes whose workers ended without a coordinator.
 
 
 def test_failure_without_coordinator_is_charged_after_takeover() -> None:
-    """Its node has no workers any more; it announces their generation, and reports the failure."""
+    """Its node is without workers; it announces their generation, and reports the failure."""
     running_group_with_new_coordinator().play("""
         9 a ended-failed
         9.2 b returns
@@ -443,7 +443,7 @@ def test_stopped_nodes_regroup_after_takeover() -> None:
 
 def test_stopped_nodes_wait_for_possible_successor_group() -> None:
     """The coordinator before may have formed another generation, and a node that runs it may come:
-    not all that there may be are here. It is the one that goes on, and they are let in.
+    not all that there may be are here. That one continues, and they are admitted.
     """
     old = table(1, 3, rejoin_grace_s=2.0, settle_timeout_s=0.1).play("""
         0 a b joins
@@ -499,7 +499,7 @@ def test_failure_reported_after_reconnect_is_charged() -> None:
 
 
 def test_node_lost_during_stop_regains_place_without_workers() -> None:
-    """That it was lost counts as a change of membership, as before."""
+    """Its loss still counts as a change of membership."""
     table(2, 2, max_restarts=3).play("""
         0 a b joins
         -> form 0: a b

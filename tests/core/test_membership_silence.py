@@ -1,4 +1,4 @@
-"""Silent nodes: a group waits for them, tells its users, and acts at once on proof only."""
+"""Silent nodes: a group waits for them, informs its users, and acts immediately on proof only."""
 
 from plays import Table, record, table
 
@@ -17,7 +17,7 @@ def running_group(least: int = 1, most: int = 3, **others: object) -> Table:
 
 
 def notes(game: Table, node: str) -> list[str]:
-    """Return what users of a node were told."""
+    """Return the notes for users of a node."""
     return [each.text for each in game.heard[node] if isinstance(each, Note)]
 
 
@@ -175,7 +175,7 @@ def fail_blaming_peer(game: Table, node: str, text: str) -> None:
 
 
 def test_failure_blaming_silent_peer_costs_no_restart() -> None:
-    """The others stop at once, and start when the lease of the peer is over, or it is back."""
+    """The others stop immediately, and start when the lease of the peer is over, or it is back."""
     game = running_group().play("""
         20 b silent1
     """)
@@ -307,7 +307,7 @@ def test_news_are_due_exactly_at_their_deadline() -> None:
 
 
 def test_own_suspension_is_not_held_against_nodes() -> None:
-    """Also of nodes that were silent before, and whoever is heard first afterwards."""
+    """Also of nodes that were silent before, in any order of later messages."""
     game = running_group().play("""
         20 b silent3
     """)
@@ -336,7 +336,7 @@ def test_coordinator_suspension_at_most_doubles_silence_limit() -> None:
 
 
 def test_successor_confirms_valid_lease_before_others_return() -> None:
-    """Their lease would end meanwhile. One whose lease was over may have been left behind."""
+    """Their lease would end in that time. One whose lease was over may have been left behind."""
     game = (
         running_group()
         .follow()

@@ -1,4 +1,4 @@
-"""Slow ranks of a group: all nodes are told, while all of them run."""
+"""Slow ranks of a group are reported to all nodes, while all run."""
 
 from plays import Table, table
 
@@ -14,7 +14,7 @@ def running_group(*names: str) -> Table:
 
 
 def report_windows(played: Table, count: int, **verbs: str) -> list[str]:
-    """Let nodes report so many windows, and return what is sent."""
+    """Let nodes report windows, and return the messages sent."""
     for _ in range(count):
         played.wait(played.now + 10)
         for node, verb in verbs.items():

@@ -1,4 +1,4 @@
-"""A stop that takes long: who is told, and who is dropped."""
+"""A stop that takes long: the notes, and the dropped nodes."""
 
 from plays import Table, table
 
@@ -21,8 +21,8 @@ def notes(game: Table, node: str) -> list[str]:
 
 
 def test_overdue_node_is_dropped() -> None:
-    """Its connection ends, and the others begin when its lease is over, too. It was
-    no failure of workers.
+    """Its connection ends, and the others also begin when its lease is over. No worker
+    failed.
     """
     game = running_group().play("""
         1 a lost
@@ -44,7 +44,7 @@ def test_overdue_node_is_dropped() -> None:
 
 def test_dropped_node_is_not_awaited_again() -> None:
     """It comes again with its workers, which are still being stopped; and when they have ended it
-    is let in as any other node.
+    is admitted as any other node.
     """
     running_group().play("""
         1 a failed

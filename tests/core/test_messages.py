@@ -71,7 +71,7 @@ def test_record_round_trips_through_json(chance: Chance) -> None:
 
 @fuzzed
 def test_mutated_record_is_valid_or_malformed(chance: Chance) -> None:
-    """Whatever stands in its fields, a record is read as one that is in order, or refused."""
+    """With any values in its fields, a record is read as a valid one, or refused."""
     kind = chance.choice(entering())
     sent = chance.written(chance.near(fields.plain(chance.valid(kind))))
     try:
@@ -140,7 +140,7 @@ def test_missing_field_is_named(kind: Any) -> None:
     ],
 )
 def test_out_of_bounds_value_is_malformed(field: str, value: object) -> None:
-    """Numbers have bounds, true is no number, and what is nested is checked like the rest."""
+    """Numbers have bounds, true is not a number, and nested values are checked like the rest."""
     join = Join("n", "h", "a", 1, "default", -1, 1, 2, 0, {}, None)
     with pytest.raises(Malformed):
         read({**over_the_wire(join), field: value})
@@ -148,7 +148,7 @@ def test_out_of_bounds_value_is_malformed(field: str, value: object) -> None:
 
 @pytest.mark.parametrize("text", ["1e999", "-1e999", "Infinity", "NaN", "9" * 5000, "[" * 100_000])
 def test_non_finite_number_is_malformed(text: str) -> None:
-    """JSON with a number that is not finite is no JSON, however it is written."""
+    """JSON with a number that is not finite is invalid, however it is written."""
     with pytest.raises(Malformed, match="not valid JSON"):
         fields.decode(f'{{"type":"voterequest","sent":{text}}}')
 

@@ -1,4 +1,4 @@
-"""The stacks of all nodes: answers of nodes, and what is told of them."""
+"""The stacks of all nodes: answers of nodes, and the report."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""When to look at a worker that prints tracebacks, and what is known afterwards."""
+"""When to look at a worker that prints tracebacks, and the findings."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Questions to all nodes of a job: who is asked, and what the askers get."""
+"""Questions to all nodes of a job, and the answers that askers get."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Ranks: a permutation of 0 to W-1, in the order of the nodes, counted by role as well."""
+"""Ranks: a permutation of 0 to W-1, in the order of the nodes, and counted by role."""
 
 import pytest
 from hypothesis import given

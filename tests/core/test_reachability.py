@@ -217,7 +217,7 @@ def test_node_turning_ready_while_probing_still_counts() -> None:
 
 
 def test_node_reconnecting_while_probing_still_counts() -> None:
-    """Only its connection was broken: it is awaited, and its answer counts."""
+    """Only its connection was broken. The group waits for it, and its answer counts."""
     group = Probed(2, 2)
     group.joins("ab", at=0)
     group.table.play("0.1 b lost")

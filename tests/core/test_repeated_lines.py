@@ -1,4 +1,4 @@
-"""Which lines a terminal shows once, when the note comes, and what it says."""
+"""Lines that a terminal shows once, and the time and text of the note."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,7 +90,7 @@ def test_late_line_is_shown_again() -> None:
 
 
 def test_last_line_waits_for_the_ranks_that_lack_it() -> None:
-    """In a steady stream a note stands for the lines that all ranks have printed."""
+    """In a steady stream a note replaces the lines that all ranks have printed."""
     play = Play()
     for step in range(6):
         for rank in (0, 1, 2):

@@ -1,4 +1,4 @@
-"""Files of faults: what they mean, what is refused, and when each fault is due."""
+"""Files of faults: their meaning, refusals, and when each fault is due."""
 
 import pytest
 from hypothesis import given
@@ -65,7 +65,7 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
         faults = read(text, "f", hosts=3)
     except UsageError:
         return
-    for fault in faults:  # what a fault says of itself means the same
+    for fault in faults:  # the text of a fault means the same
         again = read(f"at 0s {fault}", "f", hosts=3)[0]
         assert again[2:5] == fault[2:5]
 

@@ -1,4 +1,4 @@
-"""Who knows the token gets in, who does not stays out, whatever it does to what it overhears."""
+"""A peer with the token is admitted; one without it is not, whatever it overhears and alters."""
 
 import json
 
@@ -67,7 +67,7 @@ def test_wrong_token_is_refused_before_listener_proves_itself() -> None:
 
 
 def test_listener_without_token_is_refused() -> None:
-    """A listener that lets everybody in is no peer if it can't prove that it knows the token."""
+    """A listener that admits everybody is not a peer unless it proves that it knows the token."""
     dialler, listener = sides(TOKEN, b"other")
     tell(dialler, listener.hello)
     forged = wire.body_of({"type": "proof", "mac": "0" * 64})
@@ -90,7 +90,7 @@ def test_token_on_one_side_is_reported_on_both(first: bytes, second: bytes) -> N
 
 
 def test_old_conversation_cannot_be_replayed() -> None:
-    """What a dialler once sent opens nothing at a listener with another nonce."""
+    """A recorded proof opens nothing at a listener with another nonce."""
     dialler, listener = sides(TOKEN)
     (hello,) = tell(listener, dialler.hello)
     (proof,) = tell(dialler, hello)
@@ -101,7 +101,7 @@ def test_old_conversation_cannot_be_replayed() -> None:
 
 
 def test_proof_cannot_be_reflected() -> None:
-    """Who has no token can't use a side's own hello or proof against it."""
+    """A peer without the token can't use a side's own hello or proof against it."""
     dialler, listener = sides(TOKEN)
     with pytest.raises(ProofRefused, match="own hello") as refused:
         tell(dialler, dialler.hello)
@@ -168,7 +168,7 @@ def test_sealed_frames_arrive_in_order() -> None:
 
 
 def test_forged_repeated_and_missing_frames_are_detected() -> None:
-    """Nobody can add to, take from or change what a side sends after its proof."""
+    """Nobody can add, remove or change messages of a side after its proof."""
     sender, receiver, back = make_seals()
     first, second = sender.close(b"first"), sender.close(b"second")
     for forged in (b"", b"short", b"first" + b"\0" * 16, b"F" + first[1:], second, back.close(b"")):

@@ -22,7 +22,7 @@ Times = Callable[[int, int, int], float]
 
 
 class Job:
-    """A job of several nodes that trains window by window, and what is told of it."""
+    """A job of several nodes that trains window by window, and its notes."""
 
     def __init__(self, *slots: int, seed: int = 0, jitter: float = 0.1) -> None:
         self.slots = slots
@@ -36,7 +36,7 @@ class Job:
     def windows(
         self, count: int, times: Times, *, reports: bool = False, meets: bool = True
     ) -> "Job":
-        """Train for so many windows; with `meets`, all ranks meet at the end of each step."""
+        """Train for a number of windows; with `meets`, all ranks meet at the end of each step."""
         size = sum(self.slots)
         for window in range(count):
             busy, total = [0.0] * size, [0.0] * size
@@ -69,7 +69,7 @@ class Job:
 
     @property
     def named(self) -> list[tuple[int, ...]]:
-        """The ranks of each change that was told."""
+        """The ranks of each reported change."""
         return [tuple(rank for node in change.nodes for rank in node.ranks) for change in self.told]
 
 

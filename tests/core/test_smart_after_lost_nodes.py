@@ -14,7 +14,7 @@ def history(*, smart: bool = True) -> RestartHistory:
 
 
 def check_waits(waits: list[float]) -> None:
-    """At once, then 1 s (or up to a half less), twice as long each time, a minute at most."""
+    """Immediately, then 1 s (or up to a half less), twice as long each time, a minute at most."""
     assert waits[0] == 0.0
     for number, wait in enumerate(waits[1:]):
         assert min(2.0**number, 60.0) / 2 <= wait <= min(2.0**number, 60.0)
@@ -27,7 +27,7 @@ def test_backoff_starts_at_second_lost_node_and_is_capped() -> None:
 
 @pytest.mark.parametrize("run", [GenerationRun(1.0, True), GenerationRun(300.0, None)])
 def test_progress_resets_backoff(run: GenerationRun) -> None:
-    """Five minutes of running count as progress where nothing tells of it."""
+    """Five minutes of running count as progress without other evidence."""
     of_job = history()
     assert [of_job.after_lost_node(each) > 0 for each in (SHORT, SHORT, run, SHORT, SHORT)] == [
         False, True, False, False, True,

@@ -47,7 +47,7 @@ def test_line_updates_every_second(waited_s: float) -> None:
 def test_remaining_time_counts_down(left_s: int, passed_s: int) -> None:
     text = group_messages.too_few(["a"], 2, 2, float(left_s), "")
     now = counted_down(text, float(passed_s))
-    if left_s < 3600 or passed_s == 0:  # from an hour on, a message has no seconds
+    if left_s < 3600 or passed_s == 0:  # from an hour on, a message omits seconds
         assert now == group_messages.too_few(["a"], 2, 2, float(max(0, left_s - passed_s)), "")
     assert now.startswith("1 of 2 nodes have joined: a; waiting for 1 more (join timeout in ")
 

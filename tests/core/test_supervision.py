@@ -1,4 +1,4 @@
-"""The workers of one node: what ends what, when, and by which signal."""
+"""The workers of one node: the causes, times and signals of their ends."""
 
 import signal
 
@@ -29,7 +29,7 @@ from relight.events.event_types import (
 
 TERM, INT, KILL = int(signal.SIGTERM), int(signal.SIGINT), int(signal.SIGKILL)
 
-# A play: what happens when, what must be done then, and the state after it.
+# A play: events with their times, the expected actions, and the state after them.
 Play = list[tuple[float, Event | SaveAndLeave, list[Effect], SupervisionState]]
 
 PLAYS: dict[str, tuple[int, float, Play]] = {
@@ -165,7 +165,7 @@ def test_events_produce_effects_and_states(name: str) -> None:
 
 
 def test_requested_exit_differs_from_own_exit() -> None:
-    """What ended before the stop is told from what ended because of it."""
+    """Exits before the stop are distinguished from exits caused by it."""
     group = Supervision(3, 30)
     group.step(WorkerExited(1, 1), 1.0)
     group.step(WorkerExited(0, -TERM), 2.0)

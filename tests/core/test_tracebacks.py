@@ -1,4 +1,4 @@
-"""What a worker printed becomes its exception and the script's line, whatever it printed.
+"""A worker's output becomes its exception and the script's line, whatever it printed.
 
 The files in samples/ are what each version of Python, torch, rich and libstdc++ really printed;
 only paths were changed.
@@ -223,12 +223,12 @@ MAIN = HEADER + '  File "/srv/job/train.py", line 9, in <module>\n    main()\n'
             '    main()\n  File "/srv/job/train.py", line 5, in f\n    f()\nRecursionError: deep\n',
             (RAISED, "deep", "/srv/job/train.py:5 in f"),
         ),
-        # A stack that somebody printed is no exception.
+        # A printed stack is not an exception.
         ('\n' * 9 + '  File "/srv/job/train.py", line 5, in f\n    f()\nnote: fine\n', None),
         # More was printed after it than an exit prints.
         (MAIN + "ValueError: a\n" + "INFO: epoch\n" * 51, (PRINTED, "a", "/srv/job/train.py:9")),
         (MAIN + "ValueError: a\n" + "INFO: epoch\n" * 50, (RAISED, "a", "/srv/job/train.py:9")),
-        # A log with an exception, and life went on.
+        # A log with an exception, and the program continued.
         (
             "2026-01-02 03:04:05,678 - train - ERROR - skipped\n" + MAIN + "ValueError: bad\nok\n",
             (PRINTED, "bad", "/srv/job/train.py:9"),
@@ -305,7 +305,7 @@ NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '/data/x'"
          "/srv/job/train.py:4 in vocab", False),
         (READ + NO_FILE + "\n" + DURING + MAIN + "OSError: no data\n", NO_FILE,
          "/srv/job/data.py:4 in read", False),
-        # The places in the libraries are no place in the script.
+        # The lines in libraries are not lines of the script.
         (read("torch_enospc-3.11"), "RuntimeError: basic_ios::clear: iostream error", "", False),
         (read("ray_cause-3.11"), "KeyError: 'a'", "", False),
         # The exception of a loader's process, and its cause there.
@@ -320,7 +320,7 @@ NO_FILE = "FileNotFoundError: [Errno 2] No such file or directory: '/data/x'"
         (MAIN + "RemoteError: the worker failed\n" + READ + NO_FILE + "\n", NO_FILE,
          "/srv/job/data.py:4 in read", False),
         (MAIN + "RemoteError: the worker failed\n\n" + READ + NO_FILE + "\n", "", "", False),
-        # No cause, but another place: that of the group.
+        # No cause, but another place, the one of the group.
         (read("group-3.11"), "", "/srv/job/train.py:7", False),
         # The last exception says it all.
         (READ + NO_FILE + "\n" + FROM + MAIN + f"OSError: no {NO_FILE[19:]}\n", "", "", False),
@@ -390,7 +390,7 @@ def test_quoted_library_traceback_points_to_script() -> None:
         (READ + "KeyError: 'a'\n" + DURING + LOAD + "ValueError: bad\n", PRINTED),
         (READ + "KeyError: 'a'\n" + DURING + MAIN + "ValueError: bad\n", RAISED),
         ("ERROR:root:bad\n" + LOAD + "ValueError: bad\n", PRINTED),
-        # What is before it is lost.
+        # The text before it is lost.
         (LOAD.removeprefix(HEADER) + "ValueError: bad\n", RAISED),
         # hydra leaves out the frames that started the program, and exits.
         ("Error executing job with overrides: ['lr=1']\n" + LOAD + "ValueError: bad\n\n"
@@ -506,7 +506,7 @@ MISMATCHES = {
 @pytest.mark.parametrize("name", MISMATCHES)
 @pytest.mark.parametrize("most", [0, 40])
 def test_long_message_keeps_type_first_line_and_place(name: str, most: int) -> None:
-    """What is left out is counted."""
+    """Omitted lines are counted."""
     message = MISMATCHES[name]
     text = "\n".join([f"{MAIN}ValueError: does not fit:", *message, ""])
     report = from_stderr(text)
@@ -566,7 +566,7 @@ def test_line_after_a_whole_message_is_no_part_of_it(
     source: str, exception: str, message: str
 ) -> None:
     """As when a program prints the exception and "bye", and ends, before anybody looks at it. A
-    message is whole if the source has it, if Python has written it, or if there is none.
+    message is whole if the source has it, if Python has written it, or if it is empty.
     """
     text = f"{MAIN}{source}\n{exception}\nbye"
     report = from_stderr(text)
@@ -660,7 +660,7 @@ def test_besides_returns_lines_around_last_traceback() -> None:
 def test_reads_both_schemas_of_torch_error_files(
     content: object, expected: tuple[str, str, str] | None
 ) -> None:
-    """What has no sense is no report."""
+    """A senseless file is not a report."""
     report = from_error_file(json.dumps(content))
     if expected is None:
         assert report is None
@@ -791,7 +791,7 @@ def seconds_to_read(text: str) -> float:
 
 
 def check_linear(first: str, piece: str, size: int) -> None:
-    """Eight times as much text costs eight times as much; what is quadratic, 64 times as much."""
+    """Eight times the text costs eight times as much; a quadratic parser would cost 64 times."""
     short, long = (first + piece * (n // len(piece)) for n in (size // 8, size))
     noise_s = 0.02
     assert seconds_to_read(long) < 30 * max(seconds_to_read(short), noise_s), long[:200]
@@ -807,7 +807,7 @@ def test_hostile_text_takes_linear_time(first: str) -> None:
 @pytest.mark.slow
 @pytest.mark.long
 def test_hostile_pairs_take_linear_time() -> None:
-    """32 KB of any two pieces in turns."""
+    """32 KB of any two pieces, alternating."""
     for one in HOSTILE:
         for other in HOSTILE:
             check_linear("", one + other, 32 * 1024)

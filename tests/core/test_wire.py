@@ -34,7 +34,7 @@ def test_messages_survive_any_fragmentation(sent: list[dict], cuts: list[int]) -
 
 @given(st.binary(max_size=300), st.booleans())
 def test_any_bytes_decode_or_are_malformed(data: bytes, greeted: bool) -> None:
-    """Nothing but Malformed comes out of bytes that are no messages."""
+    """Bytes other than messages yield nothing but Malformed."""
     decoder = Decoder()
     try:
         for message in decoder.feed(GREETING * greeted + data):
@@ -62,7 +62,7 @@ def test_any_bytes_decode_or_are_malformed(data: bytes, greeted: bool) -> None:
     ],
 )
 def test_non_message_frame_is_malformed(body: bytes) -> None:
-    """What is no JSON object with a type ends the stream."""
+    """Anything but a JSON object with a type ends the stream."""
     with pytest.raises(Malformed):
         list(Decoder(MAX_FRAME).feed(GREETING + frame(body)))
 
@@ -109,7 +109,7 @@ def test_sender_rejects_oversized_message() -> None:
     ],
 )
 def test_other_protocol_version_is_reported(start: bytes, words: str) -> None:
-    """A peer with another protocol is refused with a helpful message, byte by byte or at once."""
+    """A peer with another protocol is refused helpfully, byte by byte or in one piece."""
     with pytest.raises(Malformed, match=words):
         list(Decoder().feed(start))
     decoder = Decoder()

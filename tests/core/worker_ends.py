@@ -1,4 +1,4 @@
-"""Ends of workers, for tests of what is concluded from them."""
+"""Ends of workers, for tests of conclusions from them."""
 
 import signal
 from typing import Any

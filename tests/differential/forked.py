@@ -82,7 +82,7 @@ class Forked:
         """Return the exit code, negative for a signal.
 
         Raises:
-            subprocess.TimeoutExpired: it goes on for so many seconds.
+            subprocess.TimeoutExpired: if it goes on for so many seconds.
         """
         if self._code is None:
             if not select.select([self._socket], [], [], timeout)[0]:

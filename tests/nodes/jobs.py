@@ -1,4 +1,4 @@
-"""A job on several hosts of a Lab: start agents, wait for what they print, end it.
+"""A job on several hosts of a Lab: start agents, wait for their output, end it.
 
 The workers need no torch: each makes a file of its own, writes a line, then counts in that file, so
 that a test sees whether it runs, until there is a file named `stop`.
@@ -40,7 +40,7 @@ while time.monotonic() < end and not os.path.exists("stop"):
 
 
 class Started:
-    """What a worker saw when it began."""
+    """The environment of a worker at its start."""
 
     def __init__(self, line: str) -> None:
         pairs = dict(re.findall(r"(\w+)=(\S+)", line))
@@ -57,7 +57,7 @@ def of_text(text: str) -> list[Started]:
 
 
 class AgentOn:
-    """An agent on a host, and what it has printed."""
+    """An agent on a host, and its output."""
 
     def __init__(self, host: str, path: Path, process: "subprocess.Popen[bytes]") -> None:
         self.host, self.path, self.process = host, path, process
@@ -75,7 +75,7 @@ class AgentOn:
 
 
 class OneMachine:
-    """A Lab whose hosts are all this machine, for what needs no network of its own."""
+    """A Lab whose hosts are all this machine, for tests without a network of their own."""
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -120,7 +120,7 @@ class Job:
         under: tuple[str, ...] = (),
         **variables: str,
     ) -> AgentOn:
-        """Start an agent, as the child of the command `under` if there is one."""
+        """Start an agent, as the child of the command `under` or of this process."""
         path = self.directory / f"agent{len(self.agents)}.{host}.txt"
         with path.open("wb") as file:
             process = self.lab[host].start(
@@ -185,7 +185,7 @@ class Job:
         return False
 
     def until_counts(self, host: str) -> None:
-        """Wait until a worker on a host counts on, which a busy machine may delay."""
+        """Wait until a worker on a host continues to count. A busy machine may delay that."""
         self.until(lambda: self.running(host), f"a worker that runs on {host}")
 
     def tell(self, name: str) -> None:

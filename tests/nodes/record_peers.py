@@ -1,4 +1,4 @@
-"""Records what an agent and its coordinator say to each other, for test_versions.py.
+"""Records the messages between an agent and its coordinator, for test_versions.py.
 
     PYTHONPATH=src:tests python -m nodes.record_peers > tests/nodes/recorded/VERSION.json
 
@@ -41,7 +41,7 @@ def words(endpoint: str, is_host: int) -> list[str]:
 
 
 def main() -> None:
-    """Run two agents whose connection passes here, and print what they have said."""
+    """Run two agents whose connection passes here, and print their messages."""
     folder = Path(tempfile.mkdtemp())
     (folder / "train.py").write_text(SCRIPT)
     port = free_ports(1)[0]
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def pass_on(ends: dict[str, socket.socket]) -> list[list[object]]:
-    """Pass on what the two ends say until one closes; return the messages, without echoes."""
+    """Pass on the messages of both ends until one closes; return them, without echoes."""
     said: list[list[object]] = []
     buffers = dict.fromkeys(ends, b"")
     greeted = set[str]()

@@ -32,7 +32,7 @@ sys.exit(3)
 
 
 def is_full(stuck: "subprocess.Popen[bytes]", path: Path) -> bool:
-    """Whether the pipe to which an agent writes is full, and no worker writes more."""
+    """Whether the output pipe of an agent is full, and no worker writes more."""
     assert stuck.stdout is not None
     size = fcntl.fcntl(stuck.stdout, fcntl.F_GETPIPE_SZ)
     (held,) = struct.unpack("i", fcntl.ioctl(stuck.stdout, termios.FIONREAD, bytes(4)))
@@ -77,8 +77,8 @@ def test_node_with_blocked_console_restarts_and_stops(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("coordinates", ["stuck", "other"])
 def test_node_waiting_for_its_console_joins_no_other_run(tmp_path: Path, coordinates: str) -> None:
-    """The job has failed. The other agent exits at once, and a new agent with the same id does not
-    get the stuck node into its group: no workers would ever start there.
+    """The job has failed. The other agent exits immediately, and a new agent with the same id does
+    not get the stuck node into its group: no workers would ever start there.
     """
     register = tmp_path / "meet"
     meet = ("--rdzv-backend=file", f"--rdzv-endpoint={register}", "--rdzv-id=j")

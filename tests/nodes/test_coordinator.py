@@ -64,8 +64,8 @@ def test_workers_survive_restart_of_killed_head(lab: Lab, tmp_path: Path) -> Non
 
 @pytest.mark.needs_hosts
 def test_node_missed_by_two_coordinators_is_not_a_member(lab: Lab, tmp_path: Path) -> None:
-    """What it was in has the number, size and a free place of what runs, and is not taken for it:
-    its worker does not go on beside those of a group that it was never in.
+    """Its generation has the number, the size and a free place of the running one. They are not
+    confused: its worker does not run beside those of a group that it was never in.
     """
     first = coordinate(lab, tmp_path / "first.txt")
     job = Job(lab, tmp_path, *c10d("node4", "2"))
@@ -92,7 +92,7 @@ def test_node_missed_by_two_coordinators_is_not_a_member(lab: Lab, tmp_path: Pat
 @pytest.mark.needs_hosts
 def test_absent_node_does_not_run_beside_its_successor(lab: Lab, tmp_path: Path) -> None:
     """Its group was complete with one node, and it is the first to reach the next coordinator. The
-    other one runs on meanwhile, as the port was refused.
+    other one keeps running, as the port was refused.
     """
     head = tmp_path / "first.txt"
     first = coordinate(lab, head)
@@ -249,7 +249,9 @@ def test_rare_heartbeats_of_one_job_do_not_delay_another(lab: Lab, tmp_path: Pat
 
 @pytest.mark.needs_hosts
 def test_job_with_rare_heartbeats_runs_undisturbed(lab: Lab, tmp_path: Path) -> None:
-    """The coordinator counts a node as lost after what the node's job was started with."""
+    """The coordinator counts a node as lost after the patience that the node's job was started
+    with.
+    """
     head = coordinate(lab, tmp_path / "head.txt")
     job = Job(lab, tmp_path, *c10d("node4", "2"), "--rdzv-conf=keep_alive_interval=2")
     agents = [job.start("node1"), job.start("node2")]

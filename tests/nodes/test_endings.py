@@ -1,4 +1,4 @@
-"""Nodes that end well, far apart: those that go on are not harmed by those that have gone."""
+"""Nodes that end well, far apart. The end of one does not harm the others."""
 
 import signal
 import subprocess
@@ -40,7 +40,7 @@ def test_done_nodes_are_not_taken_for_lost(tmp_path: Path) -> None:
 
 @pytest.mark.needs_hosts
 def test_done_endpoint_host_keeps_voting(lab: Lab, tmp_path: Path) -> None:
-    """A host of the endpoint whose workers are done goes on voting for the others' coordinator."""
+    """A host of the endpoint whose workers are done keeps voting for the others' coordinator."""
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "3", CONF))
     agents = [job.start(f"node{number}") for number in (1, 2, 3)]
     job.until_runs(agents, 3)
@@ -49,7 +49,7 @@ def test_done_endpoint_host_keeps_voting(lab: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_coordinator_lost_after_success_is_not_missed(tmp_path: Path, number: int) -> None:
-    """The next coordinator learns from the nodes that still run who has succeeded."""
+    """The next coordinator learns from the running nodes which ones have succeeded."""
     with OneMachine() as here:
         meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
         job = Job(here, tmp_path, *meet, "--nnodes=3", "--rdzv-conf=join_timeout=8")
@@ -88,7 +88,7 @@ def test_late_coordinator_does_not_miss_departed_done_node(
         first.kill()
         coordinate()
         job.until_says(agents[1], "lost the coordinator")
-        time.sleep(2)  # longer than a lease, and than a new coordinator waits for who is missing
+        time.sleep(2)  # longer than a lease, and than a new coordinator waits for missing nodes
         assert job.stop() == [0, 0, 0], job.report()
         for agent in agents:
             assert "generation 1" not in agent.text

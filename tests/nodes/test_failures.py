@@ -1,4 +1,4 @@
-"""What goes wrong on one node and what the others make of it."""
+"""Failures on one node and how the others react."""
 
 import os
 import re
@@ -44,7 +44,7 @@ def test_worker_failure_restarts_all_nodes_together(lab: Lab, tmp_path: Path) ->
 
 
 def test_restart_below_maximum_waits_for_nobody(lab: Lab, tmp_path: Path) -> None:
-    """2 of at most 3 nodes: a restart does not wait for the last call, which is longer than the
+    """2 of at most 3 nodes: a restart does not wait for the last call, set to longer than the
     test (torchrun: 30 s).
     """
     flags = f"--rdzv-conf=last_call_timeout={2 * LIMIT_S}", "--max-restarts=1"
@@ -61,7 +61,7 @@ def test_restart_below_maximum_waits_for_nobody(lab: Lab, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("how", ["kill", "cut", "freeze"])
 def test_survivors_continue_after_node_loss(lab: Lab, tmp_path: Path, how: str) -> None:
-    """The survivors go on, at no cost for the budget, and keep their order."""
+    """The survivors continue without a charge to the budget, and keep their order."""
     job, agents = begin(lab, tmp_path, "2:4", 4)
     lost, others = agents[2], [agents[0], agents[1], agents[3]]
     if how == "kill":
@@ -79,7 +79,7 @@ def test_survivors_continue_after_node_loss(lab: Lab, tmp_path: Path, how: str) 
         lab.mend("node3")
     elif how == "freeze":
         job.kill(lost, signal.SIGCONT)
-    if how != "kill":  # it finds out that it is out, and is let in again
+    if how != "kill":  # it finds out that it is out, and rejoins
         job.until_runs([lost, *others], 4, generation=2)
         assert lost.workers[-1].rank == 3
         assert job.stop() == [0, 0, 0, 0]
@@ -88,7 +88,7 @@ def test_survivors_continue_after_node_loss(lab: Lab, tmp_path: Path, how: str) 
 
 
 def test_deaf_node_stops_its_workers_and_is_left_out(lab: Lab, tmp_path: Path) -> None:
-    """A node that can speak but not hear stops its workers, and the others go on without it."""
+    """A node that can speak but not hear stops its workers, and the others continue without it."""
     job, agents = begin(lab, tmp_path, "2:3", 3)
     lab.block("node1", "node3")
     job.until_runs(agents[:2], 2, generation=1)
@@ -99,7 +99,7 @@ def test_deaf_node_stops_its_workers_and_is_left_out(lab: Lab, tmp_path: Path) -
 
 
 def test_survivors_below_minimum_wait_for_replacement(lab: Lab, tmp_path: Path) -> None:
-    """They say what they wait for; the replacement takes the place of the lost node."""
+    """They say that they wait for a node; the replacement takes the place of the lost node."""
     job, agents = begin(lab, tmp_path, "3", 3)
     job.kill(agents[1])
     text = r"node2 was lost: .*; 2 of 3 nodes left: node1, node3; waiting for 1 more"
@@ -125,7 +125,9 @@ def test_too_few_nodes_end_job_after_join_timeout(lab: Lab, tmp_path: Path) -> N
 
 
 def test_terminated_node_leaves_and_others_continue(lab: Lab, tmp_path: Path) -> None:
-    """SIGTERM to one agent: it ends with 143, the others go on at once, the budget is untouched."""
+    """SIGTERM to one agent: exit code 143; the others continue immediately, the budget is
+    untouched.
+    """
     job, agents = begin(lab, tmp_path, "2:3", 3)
     job.kill(agents[1], signal.SIGTERM)
     assert agents[1].wait() == 143
@@ -142,7 +144,7 @@ def test_remote_workers_outlive_the_coordinator(lab: Lab, tmp_path: Path) -> Non
     job.kill(agents[0])
     job.until_says(agents[1], "lost the coordinator")
     time.sleep(2)
-    job.until_counts("node2")  # its host lives: a refused connection is no silence
+    job.until_counts("node2")  # its host lives: a refused connection is not silence
     back = job.start("node1")
     together = [back, agents[1], agents[2]]
     job.until_runs(together, 3, generation=1)
@@ -152,7 +154,7 @@ def test_remote_workers_outlive_the_coordinator(lab: Lab, tmp_path: Path) -> Non
 
 
 def test_workers_freeze_while_coordinator_host_is_cut_off(lab: Lab, tmp_path: Path) -> None:
-    """Workers that hear nothing freeze, and go on where they were when the cable is back."""
+    """Workers that hear nothing freeze, and continue where they were when the cable is back."""
     job, agents = begin(lab, tmp_path, "3", 3)
     lab.cut("node1")
     job.until_says(agents[1], "workers are frozen")
@@ -181,7 +183,7 @@ def test_workers_freeze_although_spawner_was_stopped(lab: Lab, tmp_path: Path) -
 
 
 def test_only_one_side_of_a_partition_runs(lab: Lab, tmp_path: Path) -> None:
-    """The side of the coordinator goes on; the workers of the other, as large, are frozen."""
+    """The side of the coordinator continues; the workers of the other, as large, are frozen."""
     job, agents = begin(lab, tmp_path, "1:4", 4)
     lab.partition(["node1", "node2"], ["node3", "node4"])
     job.until_runs(agents[:2], 2, generation=1)
@@ -194,8 +196,8 @@ def test_only_one_side_of_a_partition_runs(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_done_node_leaves_when_another_fails_for_good(lab: Lab, tmp_path: Path) -> None:
-    """The one that is done leaves with the exit code of the failure, and does not wait for the exit
-    barrier, which is longer than the test (torchrun: 300 s).
+    """The one that is done leaves with the exit code of the failure. It does not wait for the exit
+    barrier, set to longer than the test (torchrun: 300 s).
     """
     job, agents = begin(lab, tmp_path, "2", 2, f"--rdzv-conf=exit_barrier_timeout={2 * LIMIT_S}")
     job.tell("finish.0")
@@ -312,7 +314,7 @@ def test_grace_period_is_the_same_on_all_nodes(lab: Lab, tmp_path: Path) -> None
     asked = [float((tmp_path / f"asked.{rank}").read_text()) for rank in others]
     killed = [float((tmp_path / f"alive.{rank}").read_text()) for rank in others]
     assert max(asked) < min(killed)
-    # Neither at once nor after the default, with room for a busy machine.
+    # Neither immediately nor after the default, with room for a busy machine.
     assert all(1 < k - a < 20 for a, k in zip(asked, killed, strict=True)), (asked, killed)
 
 

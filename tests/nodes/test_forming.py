@@ -175,7 +175,7 @@ def test_workers_meet_at_address_and_port_given_to_their_node(lab: Lab, tmp_path
 
 
 def test_second_node_with_same_rank_is_refused(lab: Lab, tmp_path: Path) -> None:
-    """The second node with a rank is refused by name; the job goes on when the right one comes."""
+    """The second node with a rank is refused by name; the job continues with the right one."""
     job = Job(lab, tmp_path, "--nnodes=2", "--master-addr=10.77.0.1")
     first = job.start("node1", "--node-rank=0")
     job.until_says(first, r"waiting for 1 more")
@@ -188,7 +188,7 @@ def test_second_node_with_same_rank_is_refused(lab: Lab, tmp_path: Path) -> None
 
 
 def test_waiting_for_nodes_is_explained(lab: Lab, tmp_path: Path) -> None:
-    """A line says who is here and how long the group still waits; then exit code 3."""
+    """A line names the nodes that are here and how long the group still waits; then exit code 3."""
     flags = c10d("node1", "3", "--rdzv-conf=join_timeout=3")
     job = Job(lab, tmp_path, *flags)
     agents = [job.start("node1"), job.start("node2")]

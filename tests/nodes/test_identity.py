@@ -1,4 +1,4 @@
-"""Names, pids, clocks and addresses: nodes are told apart by none of them."""
+"""Nodes may share names, pids, clocks and addresses and are still distinct."""
 
 import re
 import subprocess
@@ -100,7 +100,7 @@ def test_agents_with_equal_pids_are_different_nodes(lab: Lab, tmp_path: Path) ->
 
 @pytest.mark.parametrize("host", ["node1", "node2"])
 def test_unresolvable_hostname_is_harmless(tmp_path: Path, host: str) -> None:
-    """On the endpoint's host or on another: nobody looks it up."""
+    """On the endpoint's host or on another. Nobody looks it up."""
     with lab_with_hostnames({host: "no-such-name"}) as lab:
         job = Job(lab, tmp_path, *c10d("10.77.0.1", "2"))
         agents = [job.start("node2"), job.start("node1")]

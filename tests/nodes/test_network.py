@@ -1,4 +1,4 @@
-"""A bad network: it may cost time, never a node without need, and never two groups at once."""
+"""A bad network may cost time, but never a node without need, and never makes two groups."""
 
 import re
 import subprocess
@@ -209,7 +209,7 @@ def live_groups(job: Job, agents: list[AgentOn], pause: float) -> set[str]:
 def test_flapping_link_never_causes_split_brain(
     lab: Lab, tmp_path: Path, hosts: tuple[str, ...]
 ) -> None:
-    """A cable that comes and goes for 16 s, with ever longer cuts: the group is full in the end."""
+    """A flapping cable for 16 s, with ever longer cuts: the group is full afterwards."""
     job, agents = begin(lab, tmp_path, "2:4", 4, conf=QUICK)
     begun = time.monotonic()
     while (elapsed := time.monotonic() - begun) < 16:
@@ -251,7 +251,7 @@ def test_without_udp_nodes_stay_and_a_lost_one_is_detected(lab: Lab, tmp_path: P
 
 @pytest.mark.needs_iptables
 def test_node_refused_by_firewall_freezes_its_workers(lab: Lab, tmp_path: Path) -> None:
-    """They are frozen 5 s after the first refusal, before the others go on without it."""
+    """They are frozen 5 s after the first refusal, before the others continue without it."""
     job, agents = begin(lab, tmp_path, "1:3", 3)
     for table, address in (("iptables", "address"), ("ip6tables", "address6")):
         for protocol, how in (("tcp", ["REJECT", "--reject-with", "tcp-reset"]), ("udp", ["DROP"])):

@@ -51,7 +51,7 @@ def register_flags(backend: str, where: str, job: str) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("flags", [ETCD, ETCD_V2, "file"], indirect=True)
 def test_nodes_meet_by_a_register(flags: tuple[str, ...], here: OneMachine, tmp_path: Path) -> None:
-    """Three nodes find each other, train and end; the same id can be used again at once."""
+    """Three nodes find each other, train and end; the same id can be used again immediately."""
     job = Job(here, tmp_path, *flags, "--nnodes=3", "--nproc-per-node=2")
     for _ in range(2):
         agents = [job.start(f"agent{number}") for number in range(3)]
@@ -64,7 +64,7 @@ def test_nodes_meet_by_a_register(flags: tuple[str, ...], here: OneMachine, tmp_
 def test_others_continue_without_killed_coordinator(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
-    """Kill -9 of the node that coordinates: the others go on without it, at no restart."""
+    """Kill -9 of the coordinating node: the others continue without it and without a restart."""
     job = Job(here, tmp_path, *flags, "--nnodes=2:3", "--rdzv-conf=last_call_timeout=9")
     agents = [job.start("agent0")]
     job.until_says(agents[0], "waiting|has joined|have joined")
@@ -124,7 +124,7 @@ def test_coordinator_paused_past_its_lease_cannot_act(
 
 
 def pause_outside_of_lock(job: Job, agent: AgentOn) -> None:
-    """Stop an agent while it holds no lock of a register in files: nobody could take its place."""
+    """Stop an agent while it holds no lock of a file register, or nobody could take its place."""
 
     def is_paused() -> bool:
         job.kill(agent, signal.SIGSTOP)
@@ -149,7 +149,7 @@ def is_locked(path: Path) -> bool:
 
 @pytest.mark.needs_etcd
 def test_register_outage_stops_nobody(here: OneMachine, etcd: EtcdServer, tmp_path: Path) -> None:
-    """All of etcd is gone for ten seconds: workers run on, and afterwards it is as before."""
+    """All of etcd is gone for ten seconds: workers run on, and nothing has changed afterwards."""
     job = Job(here, tmp_path, *register_flags("etcd", etcd.endpoint, tmp_path.name), "--nnodes=2:3",
               "--rdzv-conf=last_call_timeout=1", "--max-restarts=1")  # fmt: skip
     agents = [job.start("agent0"), job.start("agent1")]
@@ -251,7 +251,7 @@ def test_node_meeting_on_full_disk_reports_it_and_exits_3(here: OneMachine, tmp_
 
 
 def test_loss_of_etcd_leader_goes_unnoticed(here: OneMachine, tmp_path: Path) -> None:
-    """Of three members of etcd the leader is killed: nobody stands still, and nodes still come."""
+    """Of three members of etcd the leader is killed. Workers keep running, and nodes still join."""
     with EtcdCluster(tmp_path / "etcd") as cluster:
         flags = register_flags("etcd", cluster.endpoint, "job")
         job = Job(here, tmp_path, *flags, "--nnodes=2:3", "--rdzv-conf=last_call_timeout=1")
@@ -272,7 +272,7 @@ def test_loss_of_etcd_leader_goes_unnoticed(here: OneMachine, tmp_path: Path) ->
 @pytest.mark.long
 def test_hosts_sharing_only_a_disk_meet_and_survive_a_loss(lab: Lab, tmp_path: Path) -> None:
     """On hosts of their own, with nothing in common but a directory, nodes find each other's
-    addresses; when the coordinator's machine is cut off, the others go on after `lease_ttl`.
+    addresses; when the coordinator's machine is cut off, the others continue after `lease_ttl`.
     """
     flags = register_flags("file", str(tmp_path / "meet"), "job")
     conf = "--rdzv-conf=last_call_timeout=9,lease_ttl=4"
@@ -284,7 +284,7 @@ def test_hosts_sharing_only_a_disk_meet_and_survive_a_loss(lab: Lab, tmp_path: P
     lab.cut("node1")
     job.until_runs(agents[1:], 2, generation=1)
     assert {agent.workers[-1].restart for agent in agents[1:]} == {0}
-    # The machine that is cut off still sees the disk, and who is written down there now.
+    # The machine that is cut off still sees the disk, and the present holder there.
     assert not job.running("node1")
     lab.mend("node1")
     job.until_runs(agents, 3, generation=2)
@@ -300,8 +300,8 @@ def test_hosts_sharing_only_a_disk_meet_and_survive_a_loss(lab: Lab, tmp_path: P
 def test_node_refused_by_firewall_takes_nothing_over(
     lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path, where: str, kind: str
 ) -> None:
-    """A node to which a firewall refuses the coordinator's port takes nothing over: it says that
-    it is refused, and the others go on undisturbed.
+    """A node takes nothing over because a firewall refuses it the coordinator's port. It says that
+    it is refused, and the others continue undisturbed.
     """
     job = Job(lab, tmp_path, *flags_in_lab, "--nnodes=1:3",
               "--rdzv-conf=last_call_timeout=1,lease_ttl=3")  # fmt: skip
@@ -332,7 +332,7 @@ def test_coordinator_shut_in_by_firewall_freezes(
     lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path
 ) -> None:
     """A host that coordinates begins to refuse everything, and the register's answers with it: it
-    stands still before those whom it has refused go on as another group.
+    stands still before the refused nodes continue as another group.
     """
     job = Job(lab, tmp_path, *flags_in_lab, "--nnodes=1:3", "--rdzv-conf=last_call_timeout=9")
     agents = [job.start("node1")]

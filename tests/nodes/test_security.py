@@ -1,4 +1,4 @@
-"""Who may join a job, and what all others can do to it: nothing."""
+"""Only permitted nodes join a job, and others can't disturb it."""
 
 import json
 import re
@@ -150,7 +150,7 @@ def test_only_nodes_with_the_token_meet(lab: Lab, tmp_path: Path, theirs: str) -
 
 
 def test_node_with_token_does_not_join_job_without_one(lab: Lab, tmp_path: Path) -> None:
-    """A node with a token does not join a job without one: it would be anybody's."""
+    """A node with a token does not join a job without one, which anybody may have started."""
     job, agents = begin(lab, tmp_path)
     careful = job.start("node3", GIVE_UP,
                         RELIGHT_TOKEN="right")  # fmt: skip
@@ -209,7 +209,7 @@ def certificates(directory: Path, authority: str, *names: str) -> None:
 
 @pytest.mark.needs_openssl
 def test_only_nodes_with_certificates_of_one_authority_meet(lab: Lab, tmp_path: Path) -> None:
-    """One without TLS, or with a certificate of another authority, is told so."""
+    """One without TLS, or with a certificate of another authority, learns that."""
     certificates(tmp_path, "ca", "node")
     certificates(tmp_path, "other-ca", "other")
     tls = "last_call_timeout=0.1,tls_ca=ca.pem,tls_cert={0}.pem,tls_key={0}.key"
@@ -230,8 +230,8 @@ def test_only_nodes_with_certificates_of_one_authority_meet(lab: Lab, tmp_path: 
 
 
 def test_strangers_do_not_disturb_a_job(lab: Lab, tmp_path: Path) -> None:
-    """Noise, silence, floods and lies from another host, all at once: the workers run on, nobody is
-    lost, and who is right still joins.
+    """Noise, silence, floods and lies from another host, together: the workers run on, no node is
+    lost, and a permitted one still joins.
     """
     job, agents = begin(lab, tmp_path, under=FEW_DESCRIPTORS, RELIGHT_TOKEN="right")
     attacks = []
@@ -338,8 +338,8 @@ for group in connections:
 
 
 def send_lies(lab: Lab, tmp_path: Path, *connections: list[object]) -> None:
-    """Say something to the coordinator from another host, as a peer that it lets in; a number means
-    to wait for so many seconds.
+    """Say something to the coordinator from another host, as a peer that it admits; a number is a
+    wait in seconds.
     """
     (tmp_path / "messages.json").write_text(
         json.dumps([plain(GroupSettings(2, 3, 0)), connections])
@@ -349,13 +349,13 @@ def send_lies(lab: Lab, tmp_path: Path, *connections: list[object]) -> None:
 
 
 def test_garbage_from_accepted_peer_does_not_disturb_the_group(lab: Lab, tmp_path: Path) -> None:
-    """A peer that is let in and talks nonsense does not disturb the group; the next one joins."""
+    """A peer that is admitted and talks nonsense does not disturb the group; the next one joins."""
     job, agents = begin(lab, tmp_path)
     for what, messages in LIES.items():
         each = [[message, 0.05] for message in messages[:10]]
         send_lies(lab, tmp_path, *each, [*messages, 0.1])
         assert_undisturbed(job, agents, what)
-        assert "settings with" not in agents[0].text, what  # it was let in
+        assert "settings with" not in agents[0].text, what  # it was admitted
     newcomer = job.start("node3")
     job.until_runs([*agents, newcomer], 3, generation=1)
     (tmp_path / "over").touch()
@@ -377,9 +377,9 @@ RECORD = {"stop_signal": [], "at": {}, "rank": 0, "exitcode": 1e400, "report": {
     ids=["records", "a long reason", "no text", "several in one", "another place"],
 )
 def test_member_sending_garbage_is_lost(lab: Lab, tmp_path: Path, lies: list[object]) -> None:
-    """It joined properly; the others go on without it."""
+    """It joined properly; the others continue without it."""
     job, agents = begin(lab, tmp_path)
-    # The group with the liar is generation 1. It may be over before an agent has told of it.
+    # The group with the liar is generation 1. It may be over before an agent has reported it.
     send_lies(lab, tmp_path, [JOIN, READY, "until formed", *lies, 0.3])
     job.until(lambda: all("generation 2: 2 workers on 2 nodes" in agent.text for agent in agents),
               "the group without the liar")  # fmt: skip

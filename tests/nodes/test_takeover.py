@@ -1,4 +1,4 @@
-"""An endpoint that lists several hosts survives the loss of one of them."""
+"""An endpoint that lists several hosts survives the loss of one."""
 
 import signal
 from pathlib import Path
@@ -23,7 +23,7 @@ def begin(lab: Lab, tmp_path: Path, nodes: str, *flags: str) -> tuple[Job, list[
 
 @pytest.mark.parametrize("how", ["kill", "cut"])
 def test_another_host_takes_over_after_coordinator_loss(lab: Lab, tmp_path: Path, how: str) -> None:
-    """The survivors go on as one group."""
+    """The survivors continue as one group."""
     job, agents, coordinator = begin(lab, tmp_path, "2:4")
     others = [agent for agent in agents if agent is not coordinator]
     if how == "kill":
@@ -78,7 +78,9 @@ def test_two_of_three_hosts_suffice_to_start(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_second_job_outlives_the_job_that_coordinated_it(lab: Lab, tmp_path: Path) -> None:
-    """The job whose node coordinates two jobs ends at once; the other runs on without a restart."""
+    """The job whose node coordinates two jobs ends immediately; the other runs on without a
+    restart.
+    """
     jobs, started = [], []
     for name in ("first", "second"):
         place = tmp_path / name

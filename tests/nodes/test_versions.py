@@ -38,7 +38,7 @@ class Peer:
     """One side of a record, which speaks with a live process over a connection.
 
     Args:
-        record: what was said.
+        record: the recorded messages.
         side: `agent` or `coordinator`.
         connection: to the live process.
     """
@@ -52,7 +52,7 @@ class Peer:
         self._live = self._messages()
 
     def play(self) -> None:
-        """Say what is recorded, each message after those that came before it."""
+        """Send the recorded messages, each after those that came before it."""
         for side, message in self._said:
             if side == self._side:
                 self._send(message)
@@ -97,7 +97,7 @@ class Peer:
 
 @pytest.fixture(params=RECORDS, ids=lambda path: path.stem)
 def record(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What a version has said whose protocol is that of this one."""
+    """The recording of a version with the protocol of this one."""
     found: dict[str, Any] = json.loads(request.param.read_text())
     if found["greeting"] != wire.GREETING.decode():
         pytest.skip("another protocol")
@@ -174,7 +174,7 @@ def hello(version: str | None) -> bytes:
 def test_agent_with_other_protocol_is_refused_with_a_reason(
     version: str | None, named: str, agent: Any
 ) -> None:
-    """The coordinator says who it is and what to do; the agent learns which version it needs."""
+    """The coordinator says its version and the remedy; the agent learns which version it needs."""
     port = free_ports(1)[0]
     here = agent(f"127.0.0.1:{port}", 1)
     with connect(port) as connection:

@@ -13,7 +13,7 @@ from .chaos import MODES, Run
 
 
 def play(seed: int, mode: str = "") -> tuple[int, int, str]:
-    """Run a seed; return it, the digest of its log, and what is wrong, log and all."""
+    """Run a seed; return it, the digest of its log, and the violation with the log."""
     run = Run(seed, mode)
     try:
         run.run()

@@ -1,4 +1,4 @@
-"""One seeded run: a job, what goes wrong with it, and how it must end."""
+"""One seeded run: a job, its faults, and how it must end."""
 
 from random import Random
 from typing import Any
@@ -14,8 +14,8 @@ from .watch import Watch
 from .world import Failure, Host, Process, World
 
 ENDED_WITHIN_S = 15.0
-"""From the last worker's end to the exit of all agents that are told; others give up by themselves
-after the join timeout."""
+"""From the last worker's end to the exit of all agents that learn of it; others give up after the
+join timeout."""
 FORMED_WITHIN_S = 30.0
 REFUSALS_S = 5.0
 """How long a refused connection to the one endpoint is believed."""
@@ -33,7 +33,7 @@ _BETWEEN_BLIPS_S = 12.0
 
 
 def _join_timeout(seed: int, usual_s: float) -> float:
-    """Some are as short as a lease: they pass while the workers of other groups may run."""
+    """Some are as short as a lease and pass while the workers of other groups may run."""
     timeouts = Random(f"{seed}, timeouts")
     return timeouts.choice((1.0, 3.0)) if timeouts.random() < 0.1 else usual_s
 
@@ -175,7 +175,7 @@ class Run:
         """Run it.
 
         Raises:
-            Failure: an invariant does not hold.
+            Failure: if an invariant does not hold.
         """
         with stage.on(self.world):
             try:
@@ -199,7 +199,7 @@ class Run:
         if self._blips is not None and not self.watch.formations:
             return  # the nodes did not find each other in time
         quiet = max(world.now, self.service.lost_until)
-        world.run_until(quiet + 2 * self.settings.lost_after_s)  # until who is lost is missed
+        world.run_until(quiet + 2 * self.settings.lost_after_s)  # until lost nodes are missed
         limit = quiet + FORMED_WITHIN_S + 4 * self.settings.lost_after_s
         limit += 2 * self._ttl_s if self.mode == "register" else 0
         while world.now < limit and self._unsettled():
@@ -223,7 +223,7 @@ class Run:
                 agent.succeed()
             world.run_until(world.now + 0.25)
         for agent in told:
-            # One that has not found the next coordinator before the end can't be told.
+            # One that has not found the next coordinator before the end can't learn of it.
             if agent.alive and agent.id in self.watch.told:
                 raise Failure(f"{agent.name} is still there {ENDED_WITHIN_S} s after the end")
         limit = world.now + 2 * self.settings.join_timeout_s + ENDED_WITHIN_S
@@ -309,7 +309,7 @@ class Run:
         process.start(lambda: stage.coordinate(bind, meeting, self.settings))
 
     def _start_again(self, process: Process) -> None:
-        """Start what a process has been, on its machine."""
+        """Start the successor of a process on its machine."""
         if process in self._commanded.values():
             self._start_commands()
         else:
@@ -439,14 +439,14 @@ class Run:
             self._kill(process)
 
     def _begins(self, coordinator: Process) -> None:
-        """A process begins to coordinate: it may be killed before it has said much."""
+        """A process begins to coordinate. It may be killed before it has said much."""
         if self._short_s and self.world.now < self._trouble_s:
             seconds = self._random.expovariate(1 / self._short_s)
             self.world.after(seconds, self._kill_in_trouble, coordinator)
             self.world.after(seconds + 0.01, self._start_again, coordinator)
 
     def _answered(self) -> None:
-        """A coordinator has answered an agent: it may be killed before it says more."""
+        """A coordinator has answered an agent. It may be killed before it says more."""
         coordinating = self.watch.coordinating()
         if (
             self.world.now < self._trouble_s
@@ -604,7 +604,7 @@ class Run:
                 process.sigcont()
         if self._blips is not None:
             return  # everybody is there
-        for process in self._odd:  # their users see what is wrong
+        for process in self._odd:  # their users see the fault
             self._kill(process)
         lost_after_s = self.settings.lost_after_s
         for seconds in (0, 3, 6, lost_after_s + 1, 2 * lost_after_s + 6):  # some may be leaving

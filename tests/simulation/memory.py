@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _SEEN_S = 0.001
 _HELD_S = 0.01
-"""How often a worker that is held looks whether it may go on."""
+"""How often a worker that is held looks whether it may continue."""
 
 
 class Memory(WorkerMemory):

@@ -312,7 +312,7 @@ def broken_copy(mutant: Mutant, where: Path) -> None:
     """Copy relight, with a rule broken.
 
     Raises:
-        ValueError: the line is not there, or not once.
+        ValueError: if the line is not there, or not once.
     """
     shutil.copytree(ROOT / "src", where, ignore=shutil.ignore_patterns("__pycache__"))
     path = where / "relight" / mutant.module

@@ -1,4 +1,4 @@
-"""What stands in for workers and their output: processes that train, fail, save and end."""
+"""Fake workers and their output: processes that train, fail, save and end."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ _FREEZE_AGAIN_S = 0.05
 
 
 class WatchedNode(ShippedNode):
-    """The shipped one; what the group said last is known."""
+    """The shipped one, which also keeps the last message of the group."""
 
     waits: WaitReason | None = None
     """Why this node waits, if that came after its latest generation."""
@@ -58,7 +58,7 @@ class Node(Agent):
 
     @property
     def id(self) -> str:
-        """What the others call this node."""
+        """Its name among the others."""
         return self.link.join.node
 
     @property
@@ -68,7 +68,7 @@ class Node(Agent):
 
     @property
     def over(self) -> bool:
-        """Whether it was told the end."""
+        """Whether it has learned of the end."""
         return self.node.end is not None
 
     @property
@@ -78,12 +78,12 @@ class Node(Agent):
 
     @property
     def waits(self) -> WaitReason | None:
-        """Why it waits, as it was told."""
+        """The reason that it was given for waiting."""
         assert isinstance(self.node, WatchedNode)
         return self.node.waits
 
     def read_console(self, *, reads: bool = True) -> None:
-        """Somebody reads what is printed, or does no more."""
+        """Somebody reads the output, or stops reading it."""
         if self.is_read != reads:
             self.process.world.log(f"{self.name}: its console is {'' if reads else 'not '}read")
             self.is_read = reads
@@ -108,8 +108,8 @@ class Node(Agent):
 
 
 class Workers:
-    """As `relight.processes.worker_processes.Workers`, with the spawner behind it: it keeps the
-    lease on its own, whatever becomes of the agent.
+    """As `relight.processes.worker_processes.Workers`, with the spawner behind it, which
+    keeps the lease on its own, whatever becomes of the agent.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Workers:
         self._seen_at, self._ran = self.world.now, runs
         return self._used_s
 
-    # What the agent wants.
+    # Requests of the agent.
 
     def signal(self, local_ranks: Sequence[int], number: int) -> None:
         self.stop(local_ranks, number)

@@ -1,4 +1,4 @@
-"""What stands in for health checks: nodes that try to reach each other in this world, as with
+"""Fake health checks: nodes that try to reach each other in this world, as with
 `relight.agent.network_check`, and some that are broken.
 """
 
@@ -27,8 +27,8 @@ def check(
 
 
 class NetworkCheck:
-    """The probes of one node. It reaches a peer if it does so at one of two moments: what is not
-    answered is sent again.
+    """The probes of one node. It reaches a peer if it does so at one of two moments, as
+    unanswered probes are sent again.
     """
 
     prober = Target("", 1, 0)

@@ -1,5 +1,5 @@
-"""The processes of a node's workers: they start others, in sessions of their own or left behind by
-their parents, and other programs send them signals.
+"""The processes of a node's workers. They start others, in sessions of their own or orphaned, and
+other programs send them signals.
 
 The shipped freezer stops and continues them. A process that is not stopped yet may start another
 one between any two steps of the freezer.
@@ -13,7 +13,7 @@ _MOST = 12
 
 
 class Processes:
-    """What a node's spawner has below it.
+    """The descendants of a node's spawner.
 
     Args:
         random: decides who starts what.
@@ -39,7 +39,7 @@ class Processes:
         """Those that are stopped, and not by another program."""
         return self._stopped - self._stopped_by_others
 
-    # What the freezer uses of `relight.host.system`, and `os.kill`.
+    # The part of `relight.host.system` that the freezer uses, and `os.kill`.
 
     def tree(self, pid: int) -> list[int]:
         """Return all processes, each after its parent; orphans are the spawner's."""
@@ -81,7 +81,7 @@ class Processes:
             self._parents[self._started] = pid
 
     def continue_all(self) -> None:
-        """Another program continues all of them, in the order of their pids."""
+        """Another program continues all processes, in the order of their pids."""
         self._stopped_by_others.clear()
         for pid in sorted(self._parents):
             self.live()
@@ -96,7 +96,7 @@ class Processes:
 
 
 class Below:
-    """As `relight.host.system`: what is below the process that looks."""
+    """As `relight.host.system`: the descendants of the process that looks."""
 
     processes: Processes
 

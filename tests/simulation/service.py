@@ -25,7 +25,7 @@ class Service:
         self.until = 0.0
 
     def lapse(self) -> None:
-        """See whether what is held has lapsed."""
+        """See whether the lease of the lock has lapsed."""
         if self.holder is not None and self.world.now >= self.until:
             self.world.log(f"the register lets go of {self.holder.process.name}")
             self.holder = None

@@ -1,7 +1,7 @@
-"""What stands in for `relight.host`: a loop, connections, datagrams, names and calls that block.
+"""A fake `relight.host`: a loop, connections, datagrams, names and calls that block.
 
-Connections are like TCP: in order; what is sent into a cut arrives after it has healed, if both
-ends are still there; what comes to an end that is gone is answered by a reset.
+Connections are like TCP: in order. Data sent into a cut arrives after it has healed, if both ends
+still exist; data for an end that is gone is answered by a reset.
 """
 
 import marshal
@@ -21,7 +21,7 @@ _FIRST_RTO_S = 0.2
 
 
 class Later(Exception):
-    """A call that blocks goes on in `seconds`."""
+    """A call that blocks returns in `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Loop:
 
 
 class Socket:
-    """A port on which a process listens."""
+    """The listening port of a process."""
 
     family = socket.AF_INET
 
@@ -98,7 +98,7 @@ class Socket:
         self.abandon()
 
     def abandon(self, *, silently: bool = False) -> None:
-        """Nobody will accept who has come."""
+        """Nobody will accept the pending connections."""
         for end in list(self.strangers):
             end.die(silently=silently)
         self.backlog.clear()
@@ -161,7 +161,7 @@ class End:
     # The wire.
 
     def die(self, *, silently: bool = False) -> None:
-        """Be gone; the other end is told, unless the machine is gone."""
+        """Be gone; the other end sees that, unless the machine is gone."""
         if self.gone:
             return
         self.gone, self.is_open = True, False
@@ -204,8 +204,8 @@ class End:
         world.at(self._arrival, self.other.arrive, kind, payload)
 
     def repeats_in(self) -> float:
-        """Return in how many seconds TCP sends again what a cut has held back: it does so after
-        0.2 s, then after twice as long each time (RFC 6298; Linux's TCP_RTO_MIN).
+        """Return in how many seconds TCP retransmits after a cut: first after 0.2 s, then after
+        twice as long each time (RFC 6298; Linux's TCP_RTO_MIN).
         """
         waited, again = self.world.now - self._held_at, _FIRST_RTO_S
         while again < waited:
@@ -213,7 +213,7 @@ class End:
         return again - waited
 
     def send_held(self) -> None:
-        """Send what a cut has held back."""
+        """Retransmit after a cut."""
         way = (self.process.host, self.other.process.host) if self.other is not None else None
         if way and (self.world.refuses(*way) or not self.world.passes(*way)):
             return
@@ -252,7 +252,7 @@ class End:
                 self.owner.closed(self, reason)
 
     def receive(self, kind: str, payload: Any) -> None:
-        """The process takes what has come."""
+        """The process reads the data that has arrived."""
         if self.gone:
             return
         if self.sock is not None and self.sock.listener is None:
@@ -499,10 +499,10 @@ def call(loop: Loop, work: Callable[[], Any], done: Callable[[Any], None]) -> No
 
 
 def refuses(world: World, address: tuple[str, int]) -> bool:
-    """As `relight.cli.coordinator._refuses`, at once.
+    """As `relight.cli.coordinator._refuses`, immediately.
 
     Raises:
-        OSError: there is no answer.
+        OSError: if nobody answers.
     """
     here = world.me().host
     there = world.host_of(address[0], here)

@@ -1,5 +1,5 @@
-"""Puts the shipped agent on the simulated machine: what touches the machine is replaced, and
-nothing else.
+"""Puts the shipped agent on the simulated machine. Only the parts that touch the machine are
+replaced.
 """
 
 import os
@@ -185,7 +185,7 @@ def on(world: World) -> Iterator[None]:
 def job(
     settings: GroupSettings, meeting: Meeting, slots: int, grace_s: float, world: World,
 ) -> AgentConfig:  # fmt: skip
-    """Return what an agent is to run."""
+    """Return the configuration of an agent."""
     check = HealthCheck("", (BuiltinCheck(NETWORK, 0),)) if world.tries_network else None
     spec = COMMAND.spec._replace(hang_timeout=world.hang_timeout, health_check=check)
     command = COMMAND._replace(spec=spec)

@@ -35,9 +35,9 @@ def test_short_run_of_seeds_breaks_no_invariant() -> None:
 )
 def test_seeds_of_past_defects_pass(seed: int) -> None:
     """A preempted coordinator told nobody the end; a node lost while its coordinator was suspended
-    was waited for; a coordinator that had lost its last node went on although its register was
+    was waited for; a coordinator that had lost its last node continued although its register was
     silent; a preempted node whose workers failed came back, without a restart counted, and so did
-    one whose workers had succeeded before the others were told to save; the host that coordinated
+    one whose workers had succeeded before the others were asked to save; the host that coordinated
     left during a blip, as its own workers had ended, or never left; two generations ran after a
     change of the coordinator to a host that had just started, or whose agent had given up.
     """
@@ -63,7 +63,7 @@ def test_same_seed_gives_the_same_run() -> None:
 
 
 def test_failing_seed_shows_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong comes with the seed's number and the last events before."""
+    """A violation comes with the seed's number and the last events before."""
     monkeypatch.setattr(Watch, "settled", lambda self: "it is Monday")
     _, _, wrong = play(1)
     assert "seed 1: " in wrong

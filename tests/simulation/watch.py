@@ -1,4 +1,4 @@
-"""What must hold in a simulated world after each step.
+"""The invariants of a simulated world after each step.
 
 Guaranteed, and checked:
 
@@ -6,7 +6,7 @@ Guaranteed, and checked:
   frozen) at the same time, but for the two cases below.
 - A coordinator forms its first one not beside one that it has heard of less than a lease before.
 - No worker of a node that was dropped runs when the next generation is formed.
-- Ranks of a generation are a permutation of 0..W-1; all its nodes are told the same number, world
+- Ranks of a generation are a permutation of 0..W-1; all its nodes get the same number, world
   size, restart count, address. Nodes that stay keep their order.
 - The restart count never exceeds the budget, never falls under one coordinator, and grows only if
   a worker has failed since the last generation began.
@@ -14,28 +14,28 @@ Guaranteed, and checked:
 - A generation is stopped because its workers do nothing only if that is so on all of its nodes.
 - Workers that save and leave because they agreed on a call do so at the same one.
 - Workers are asked to save once a node of their generation has said that it is preempted, at the
-  latest when a new coordinator knows that the generation goes on.
+  latest when a new coordinator knows that the generation continues.
 - Where nodes try to reach each other first, a node is left out only if it could not reach another
   one, or be reached, and no two nodes of a generation have failed to do so, unless both ran before.
 - A node that is preempted, or got a signal that stops the job, starts no more workers.
 - A generation's number grows for each agent and each coordinator.
 - Once the network is stable and enough nodes are there, within a time every node is in the live
-  generation, or told that it is a spare, or told the end.
-- Blips of up to 7.5 s, one at a time, freeze no workers and end no generation. Nor is a generation
-  ended by what a coordinator has slept through, up to twice the time that a silent node is given.
+  generation, or knows that it is a spare, or knows of the end.
+- Blips of up to 7.5 s, one at a time, neither freeze workers nor end a generation. Nor does a
+  coordinator that sleeps for up to twice the time that a silent node is given end one.
 - Workers of a node that a coordinator has answered run longer than a lease only if it says that
   they may.
 - When a generation is formed, no worker of an older one runs on a node that was dropped for its
   silence. On a node whose connection has ended it may run on until the end of its lease, and not
   beside another one after that. At one endpoint that may be five seconds longer, where a firewall
   refuses in its name, or the connection was broken in between just before the coordinator ended;
-  and wherever it was refused after that, as the coordinator of the newer one had ended as well.
+  and wherever it was refused after that, as the coordinator of the newer one had also ended.
   With a register, a group that has lost no node may run beside another one if a firewall refused
   the nodes of that one before, until the register answers its coordinator (docs/decisions/0012).
 
 Not guaranteed, for as long as a lease and a half:
 
-- A coordinator that starts after the old one has died knows only what it is told. If as many new
+- A coordinator that starts after the old one has died knows only what nodes report. If as many new
   nodes as there may be reach it before a node of the live generation does, it forms a generation
   without that; the older workers are stopped as soon as they are heard of, or frozen at the end of
   their lease.
@@ -139,7 +139,7 @@ class Try:
         """The pairs of nodes of which one has not reached the other."""
 
     def hear(self, node: str, answer: NodesProbed) -> None:
-        """Note what a node has answered."""
+        """Note the answer of a node."""
         if answer.cookie in self._cookies and node in self._nodes:
             number = self._nodes.index(node)
             for target, _ in answer.unreached:
@@ -174,11 +174,13 @@ class Watch:
         self.tolerated_s = self._lease_s + refused_s
         """How long workers may run on whose node was lost by the end of its connection."""
         self.left_alone_from = float("inf")
-        """From when on no workers are frozen, and the generation goes on: only blips happen."""
+        """The time after which only blips happen: no workers are frozen, and the generation
+        continues.
+        """
         self.may_freeze = False
         """Whether workers may be frozen all the same."""
         self.on_coordinator: Callable[[Process], None] = lambda process: None
-        """Is told of each process that begins to coordinate."""
+        """Called with each process that begins to coordinate."""
         self.on_answer: Callable[[], None] = lambda: None
         """Is called when a coordinator has answered an agent."""
         self.agents: list[Node] = []
@@ -208,7 +210,7 @@ class Watch:
         self._absent_at = 0.0
         """When nobody coordinated, the last time that it was looked at."""
         self._refused: dict[Process, float] = {}
-        """When a node was last refused, as nobody coordinated: that renews a lease."""
+        """When a node was last refused because nobody coordinated, which renews a lease."""
         self._failures_before = 0
         self._charged = 0
         """The count of restarts when a failure was charged last."""
@@ -293,13 +295,14 @@ class Watch:
         restart = coordinator.restart
         if restart > (before := self._restart.get(coordinator.number, 0)):
             heard = isinstance(event, Received) and isinstance(event.message, Join | NodeReady)
-            # A coordinator may have ended before the nodes that are left knew what it had charged.
+            # A coordinator may have ended before the remaining nodes knew of the restart it had
+            # charged.
             again = restart == self._charged
             charged_before = self.failures == self._failures_before and not again
             if not heard and (restart != before + 1 or charged_before):
                 raise Failure(f"restart {restart} after {before} with no failure")
             if not (isinstance(event, Received) and isinstance(event.message, Join)):
-                self._failures_before = self.failures  # a join only tells of earlier restarts
+                self._failures_before = self.failures  # a join only reports earlier restarts
                 self._charged = restart
             if formation is not None:  # it has not just heard of earlier restarts
                 self._spend(coordinator)
@@ -319,7 +322,7 @@ class Watch:
             self._formed(coordinator, forms)
         confirmed = {node for node, message in sent if isinstance(message, Confirm)}
         if coordinator.state is GroupState.RUNNING and len(confirmed) > 1:
-            # One that was told to begin, and has not, ran a generation before.
+            # One that was asked to begin, and has not, ran a generation before.
             formations = {self._of[node] for node in confirmed if self._runs(node)}
             if len(formations) > 1:
                 raise Failure(f"confirmed as one: {' and '.join(map(str, formations))}")
@@ -374,13 +377,13 @@ class Watch:
             raise Failure(f"{late} will be taken away, but no workers are asked to save")
 
     def _see_change(self, formation: Formation, event: Event) -> None:
-        """See whether there is a reason for a generation that is no failure."""
+        """See whether a generation has a reason other than a failure."""
         match event:
             case Received(node, NodeReady()) if node in formation.nodes:
                 pass
             case NodeSilent(node):
                 formation.was_silent = True
-                formation.changed |= node not in formation.nodes  # let in, and gone
+                formation.changed |= node not in formation.nodes  # admitted, and gone
             case NodeLost() | Received(_, Join() | NodeLeaving() | NodeReady()):
                 formation.changed = True
             case _:
@@ -450,7 +453,7 @@ class Watch:
             self.world.after(seconds, setattr, formation, "idle", set[str]())
 
     def ends_well(self, agent: "Node") -> None:
-        """The workers of a node have ended: those of the others don't wait for them any more."""
+        """The workers of a node have ended. Those of the others no longer wait for them."""
         formation = self._of.get(agent.id)
         if formation is not None:
             formation.idle = set()
@@ -509,7 +512,7 @@ class Watch:
         return agent.alive and not agent.over and agent.id not in self._left
 
     def settled(self) -> str:
-        """Return why the world is not as it should be in the end, or nothing."""
+        """Return why the final state of the world is wrong, or nothing."""
         membership = self.coordinating()
         if membership is None:
             return "there is no coordinator"
@@ -536,7 +539,7 @@ class Watch:
         return ""
 
     def _spend(self, coordinator: "WatchedMembership") -> None:
-        """A coordinator has decided on a restart: it counts against the budget."""
+        """A coordinator has decided on a restart, which counts against the budget."""
         settings, now = self.settings, self.world.now
         spent = self._spent.setdefault(coordinator.number, [])
         if settings.budget_renews and coordinator.progressed:
@@ -682,7 +685,7 @@ def _shown(event: Event) -> str:
 
 
 def _named(message: FromAgent) -> Sequence[GenerationId]:
-    """Return the generations of which a message says that there are such."""
+    """Return the generations that a message mentions."""
     match message:
         case Join(announce=announce) if announce is not None:
             return (announce.generation,)

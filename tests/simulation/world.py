@@ -1,6 +1,6 @@
 """Machines, processes, a network and time, all simulated; the same seed gives the same run.
 
-What stands here knows nothing of relight: clocks that run at different speeds, processes that are
+Nothing here knows relight: clocks that run at different speeds, processes that are
 killed or stand still, packets that are late, lost, refused or cut off in one direction.
 """
 
@@ -32,7 +32,7 @@ class Killed(BaseException):
 
 
 class Host:
-    """A machine: its clock, its ports, and whether it is there and goes on."""
+    """A machine: its clock, its ports, and whether it exists and runs."""
 
     def __init__(self, world: "World", number: int) -> None:
         self.number = number
@@ -96,7 +96,7 @@ class Process:
         self._inbox: deque[Call] = deque()
         self._late: list[Timer] = []
         self.lagging: list[Timer] = []
-        """The timers of a busy machine, in the order in which they were set."""
+        """The timers of a busy machine, in the order of their calls."""
         self._done: Callable[[], bool] | None = None
         self._program: greenlet | None = None
         host.processes.append(self)
@@ -156,7 +156,7 @@ class Process:
 
     @property
     def runs(self) -> bool:
-        """Whether it is there and goes on."""
+        """Whether it exists and runs."""
         return self.alive and not self.stopped and not self.host.paused
 
     def call(self, callback: Callable[..., None], *arguments: object) -> None:
@@ -173,7 +173,7 @@ class Process:
             self._resume()
 
     def fire(self, timer: Timer) -> None:
-        """A timer is due. If the machine is busy, those before it were late as well: a loop calls
+        """A timer is due. If the machine is busy, earlier ones were also late, and a loop calls
         them first.
         """
         if timer.callback is None or not self.alive:
@@ -202,7 +202,7 @@ class Process:
         self.call(callback)
 
     def resumed(self) -> None:
-        """It goes on: first what has come in, then what was due."""
+        """It continues, first with pending input, then with due timers."""
         while self._inbox and self.runs:
             callback, arguments = self._inbox.popleft()
             self.call(callback, *arguments)
@@ -225,7 +225,7 @@ class Process:
                 self.resumed()
 
     def end(self, *, silently: bool = False) -> None:
-        """Be gone; the machine ends its connections, unless it is gone as well."""
+        """Be gone; the machine ends its connections, unless it is also gone."""
         if not self.alive:
             return
         self.alive = False
@@ -266,8 +266,8 @@ class World:
         """How probable it is that a health check of a machine fails, if they are checked at all."""
         self.savings = random.Random(f"{seed}, savings")
         self.step_s = 0.0
-        """How long a step of workers takes on average, after which they ask whether to save a
-        checkpoint; 0 if they never ask."""
+        """The average duration of a step of workers. They then ask whether to save a checkpoint;
+        with 0 they never do."""
         lateness = random.Random(f"{seed}, lateness")
         self.freezer_late_s = lateness.choice((0.0, 0.0, 0.4, 0.8))
         """How late the workers of a node are frozen; with the error of clocks, at most a second."""
@@ -295,7 +295,7 @@ class World:
         self.cut: set[tuple[int, int]] = set()
         self.rejected: set[tuple[int, int]] = set()
         self.walled: set[int] = set()
-        """Machines of which a firewall opens only the port of the coordinator."""
+        """Machines behind a firewall that opens only the port of the coordinator."""
         self.holes: set[int] = set()
         """Machines whose packets, in and out, arrive only if they are small (a wrong MTU)."""
         self.lines: deque[str] = deque(maxlen=400)
@@ -367,6 +367,6 @@ class World:
         return source is not target and (source.number, target.number) in self.rejected
 
     def healed(self) -> None:
-        """A cut is over: what was held back is sent again, when TCP would."""
+        """A cut is over. Lost data is sent again when TCP would."""
         for end in list(self.held):
             self.after(end.repeats_in(), end.send_held)

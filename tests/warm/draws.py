@@ -169,7 +169,7 @@ def compare(modules: list[str], names: str = "") -> tuple[list[str], list[str]]:
     """Return what is equal only in warm workers: what was drawn; and times, pids, addresses.
 
     Raises:
-        RuntimeError: a job failed, or workers did not start warm.
+        RuntimeError: if a job failed, or workers did not start warm.
     """
     found = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -42,7 +42,7 @@ def count(word: str, env: Environment, root: str = "/") -> int:
         root: where /proc, /dev and /sys are; for tests.
 
     Raises:
-        UsageError: there is no device of the kind.
+        UsageError: if this node lacks a device of the kind.
     """
     if word == "cpu":
         return cpus(root)
@@ -54,7 +54,7 @@ def count(word: str, env: Environment, root: str = "/") -> int:
     seen = f" with {', '.join(hiding)}" if hiding else ""
     raise UsageError(
         f"--nproc-per-node={word}: there is no {word} that can be used here{seen}",
-        hint="--nproc-per-node=auto takes the CPUs where there is no accelerator",
+        hint="--nproc-per-node=auto takes the CPUs on nodes without an accelerator",
     )
 
 
@@ -80,7 +80,7 @@ def gpus(env: Environment, root: str = "/") -> list[Device]:
 
 def xpus(env: Environment, root: str = "/") -> list[Device]:
     """Return the Intel GPUs that Level Zero shows to a worker: the one inside the processor only
-    where there is no other.
+    if it is alone.
     """
     found = _intel(root, tiles=env.get("ZE_FLAT_DEVICE_HIERARCHY") != "COMPOSITE")
     mask = env.get("ZE_AFFINITY_MASK")
@@ -92,8 +92,8 @@ def xpus(env: Environment, root: str = "/") -> list[Device]:
 
 
 def cpus(root: str = "/") -> int:
-    """Return how many CPUs we may use: those of the affinity mask, or the cgroup's quota if that
-    is less.
+    """Return how many CPUs this process may use: the affinity mask or the cgroup's quota, whichever
+    is smaller.
     """
     mask = system.cpus()
     quota = _cpu_quota(root)
@@ -112,7 +112,7 @@ def _nvidia(root: str) -> list[Device]:
     """Return the NVIDIA GPUs that we may open, by PCI address.
 
     The driver lists those of the whole machine, in a container too; the device files, and the
-    device cgroup of a scheduler such as Slurm, restrict a job to some of them.
+    device cgroup of a scheduler such as Slurm, restrict a job to a subset.
     """
     minors = {
         int(name[6:])
@@ -143,7 +143,7 @@ def _amd(root: str) -> list[Device]:
     folder = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
     found = []
     for node in sorted(int(name) for name in entries(folder) if name.isdecimal()):
-        # A CPU is a node as well, with id 0; nodes that a container may not use can't be read.
+        # A CPU is also a node, with id 0; nodes that a container may not use can't be read.
         if content(os.path.join(folder, str(node), "gpu_id")) in ("", "0"):
             continue
         facts = dict.fromkeys(("domain", "location_id", "unique_id", "drm_render_minor"), 0)
@@ -191,7 +191,7 @@ def _visible(text: str | None, devices: list[Device]) -> list[Device]:
     """Return the devices that a *_VISIBLE_DEVICES variable leaves, in its order.
 
     The first entry decides whether all are read as numbers or as names. The list ends at the first
-    entry that is no device; a duplicate entry hides everything.
+    entry that does not name a device; a duplicate entry hides everything.
     """
     if text is None:
         return devices
@@ -258,7 +258,7 @@ def _quota_of(root: str, controllers: str, path: str) -> int | None:
             period = content(os.path.join(folder, "cpu.cfs_period_us"))
         else:
             quota, _, period = content(os.path.join(folder, "cpu.max")).partition(" ")
-        if quota.isdecimal() and period.isdecimal():  # "max" and -1 are no limit
+        if quota.isdecimal() and period.isdecimal():  # "max" and -1 mean unlimited
             return -(-int(quota) // int(period))
     return None
 
@@ -268,7 +268,9 @@ def _bus_order(device: Device) -> tuple[int, str]:
 
 
 def _usable(path: str) -> bool:
-    """Return whether we may open a device file: the kernel asks the device cgroup here as well."""
+    """Return whether this process may open a device file. The kernel also asks the device
+    cgroup.
+    """
     return os.access(path, os.R_OK | os.W_OK)
 
 

@@ -24,7 +24,7 @@ def collect(
         script: SCRIPT of the command line.
         arguments: its arguments.
         is_file: whether SCRIPT is a file, and not a module or a program.
-        python: the workers' interpreter, empty if they have none.
+        python: the workers' interpreter; empty for programs other than Python.
     """
     facts = {"relight": __version__}
     own = python == sys.executable
@@ -43,7 +43,7 @@ def collect(
 
 def machine() -> str:
     """Return what the processes of this machine share until it boots again (random(4)); an empty
-    string where the system has no such thing.
+    string on systems without a boot id.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -81,7 +81,7 @@ def _site_packages(python: str) -> list[str]:
 
 
 def _checksum_of_file(path: str) -> str:
-    """Return the checksum of a file; empty if it is no regular file, or huge."""
+    """Return the checksum of a file; empty for a huge file or anything but a regular one."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SCRIPT:

@@ -31,14 +31,14 @@ def new_run_id() -> str:
 def own_directory(base: str, forbidden: int = 0) -> str:
     """Return this user's directory in one where all may write: `relight-<uid>`, or
     `relight-<uid>-1` to `-9` where another user has taken that name. It is the first that is this
-    user's, so that all processes of the user find the same; it is made if there is none.
+    user's, so that all processes of the user find the same; it is created if necessary.
 
     Args:
         base: the shared directory.
         forbidden: bits of its mode that must not be set.
 
     Raises:
-        OSError: it can't be made, or others have taken all names.
+        OSError: if it can't be made, or others have taken all names.
     """
     paths = [os.path.join(base, name) for name in _own_names()]
     for path in paths:
@@ -81,7 +81,7 @@ def make_run_directory(base: str, run_id: str) -> str:
     """Make `<base>/<run id>_<random>` and return it.
 
     Raises:
-        UsageError: the directory can't be made or written.
+        UsageError: if the directory can't be made or written.
     """
     directory = os.path.join(base, f"{run_id}_{os.urandom(4).hex()}")
     try:
@@ -100,7 +100,7 @@ def make_directories(path: str, mode: int = 0o777) -> None:
     """Make a directory and those above it, as far as they do not exist.
 
     Raises:
-        OSError: one can't be made.
+        OSError: if one can't be made.
     """
     try:
         os.makedirs(path, mode, exist_ok=True)
@@ -118,12 +118,12 @@ def replace(path: str, text: str, mode: int = 0o600) -> None:
     theirs, and neither read nor change their files.
 
     Args:
-        path: the file, which need not exist.
+        path: the file; created if it does not exist.
         text: its new content.
         mode: its permissions, less the umask.
 
     Raises:
-        OSError: it can't be written, or `path` is not a regular file.
+        OSError: if it can't be written, or `path` is not a regular file.
     """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # /dev/null, which root could replace
@@ -146,7 +146,7 @@ def opened(path: str) -> "BinaryIO":
     """Open a regular file for reading; refuse what blocks or never ends, such as a FIFO or device.
 
     Raises:
-        OSError: it can't be opened, or is no regular file.
+        OSError: if it can't be opened, or is not a regular file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -158,10 +158,10 @@ def opened(path: str) -> "BinaryIO":
 def read_small(path: str) -> bytes:
     """Return the content of a small file, such as those of proc(5).
 
-    It makes no file object: a process that was just forked would copy pages for one.
+    It avoids file objects, for which a process that was just forked would copy pages.
 
     Raises:
-        OSError: it can't be read.
+        OSError: if it can't be read.
     """
     parts = []
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

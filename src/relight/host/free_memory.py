@@ -10,8 +10,8 @@ from relight.base.values import NO_LIMIT
 from relight.host.devices import content
 
 PLENTY = 2 << 30
-"""Bytes; more than twice what a process takes that has imported torch with its CUDA libraries and
-the HF Trainer.
+"""Bytes; more than twice the memory of a process with torch, its CUDA libraries and the HF
+Trainer imported.
 """
 _UNLIMITED = 2**60
 
@@ -55,8 +55,8 @@ def available(root: str = "/") -> int:
 def why_scarce(root: str = "/") -> str:
     """Return why a process that is not needed had better not take memory; empty if it may.
 
-    Pressure alone is no reason: it counts on the whole machine, so another container at its own
-    limit makes it, and so does a file that was dropped from the cache and is read again.
+    Pressure alone proves nothing. The kernel measures it for the whole machine: another container
+    at its own limit raises it, and so does reading a file again that was dropped from the cache.
     """
     left = available(root)
     if left == NO_LIMIT or left >= PLENTY:
@@ -65,7 +65,7 @@ def why_scarce(root: str = "/") -> str:
 
 
 def left_of_cgroup(root: str, kind: Limit) -> int:
-    """Return what is left of a limit: the least among our cgroup and its ancestors, or NO_LIMIT."""
+    """Return the smallest remainder of a limit in our cgroup and its ancestors, or NO_LIMIT."""
     left = []
     for line in content(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

@@ -11,7 +11,7 @@ _LIMIT_S, _AFTER_KILL_S = 5.0, 0.5
 
 class Gpu(NamedTuple):
     """A GPU: its number and model, the percentage of the time in which it was busy, and its memory
-    in MiB, used and total. Values that the driver withholds, as for MIG partitions, are None.
+    in MiB, used and total. None replaces values that the driver withholds, as for MIG partitions.
     """
 
     number: int
@@ -30,7 +30,9 @@ class Gpus:
         self._works = True
 
     def look(self) -> list[Gpu]:
-        """Return how the GPUs are now; none where there are none, or `nvidia-smi` fails."""
+        """Return the present state of each GPU; an empty list without GPUs or if `nvidia-smi`
+        fails.
+        """
         text = _output() if self._works else None
         self._works = text is not None
         return _parsed(text or "")

@@ -77,7 +77,7 @@ def _records(fd: int) -> list[bytes]:
         try:
             found.append(os.read(fd, _LARGEST))
         except BrokenPipeError:
-            continue  # records were overwritten meanwhile; the next read goes on after them
+            continue  # records were overwritten; the next read starts after them
         except OSError:
-            break  # EAGAIN: that was all
+            break  # EAGAIN: no more records
     return found

@@ -36,11 +36,11 @@ IN_MOVE_SELF = 0x800
 _MFD_CLOEXEC = 1  # linux/memfd.h
 _MFD_ALLOW_SEALING = 2
 _FOLDERS = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108
-"""Where files that stand for memory are made."""
+"""Directories for files that replace anonymous memory."""
 END_LIMIT_S = 10.0
 """How long processes may take to exit after SIGKILL before whoever waits for them gives up."""
 REFUSED_LIMIT_S = 1.0
-"""The same for processes that this user may not signal: they exit when they like, or never."""
+"""The same for processes that this user may not signal. They may never exit."""
 _LET_END_S = 0.5
 _START_MS = 100
 """How long the guard delays its own setup, so that the starting workers have the processors."""
@@ -66,7 +66,7 @@ program of it has left. As a subreaper it has other children too: orphans, which
 
 
 def fork() -> int:
-    """Fork a process that is no worker: the spawner, a warm spawner, a helper."""
+    """Fork a process other than a worker: the spawner, a warm spawner, a helper."""
     pid = os.fork()
     if pid:
         own_children.add(pid)
@@ -88,7 +88,7 @@ def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
 
 
 def require_linux(what: str) -> None:
-    """Do nothing: this is Linux."""
+    """Do nothing. Everything runs on Linux."""
     del what
 
 
@@ -102,7 +102,7 @@ class Child:
         pid: the spawner.
 
     Raises:
-        OSError: no descriptor can be opened.
+        OSError: if no descriptor can be opened.
     """
 
     def __init__(self, pid: int) -> None:
@@ -145,7 +145,7 @@ class Child:
         unless it was killed.
 
         Raises:
-            ChildProcessError: this process has reaped it before.
+            ChildProcessError: if this process has reaped it before.
         """
         if self._is_foreign:
             return -signal.SIGKILL
@@ -176,15 +176,15 @@ def stand_guard(agent: int, of: str = "worker", held: Collection[int] = ()) -> i
 
     Args:
         agent: the parent of this process.
-        of: what the child spawns, for the name of the guard.
+        of: the kind of processes that the child spawns, for the name of the guard.
         held: descriptors that the guard keeps as long as it lives.
 
     Returns:
-        The descriptor of a pipe to the guard. It is for the path of a directory, which the guard
-        removes at the end if the agent is gone.
+        The descriptor of a pipe to the guard. Write the path of a directory to it, and the guard
+        removes the directory at the end if the agent is gone.
 
     Raises:
-        OSError: the fork failed, or no descriptor is left.
+        OSError: if the fork failed, or no descriptor is left.
     """
     become_subreaper()
     directory, to_guard = os.pipe()
@@ -237,7 +237,7 @@ def _stay(agent: int, poll: select.poll, of: str) -> None:
 
 
 def let_end(child: ProcessHandle) -> None:
-    """Continue a child whose agent is gone, and give it a bounded time to end by itself.
+    """Continue a child whose agent is gone, and give it a bounded time to exit.
 
     It kills its descendants; no process would if both it and this process were killed now.
     """
@@ -273,7 +273,7 @@ def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
     reused in between.
 
     Raises:
-        ProcessLookupError: no process has this pid.
+        ProcessLookupError: if no process has this pid.
     """
     process = ProcessHandle(pid)
     try:
@@ -304,7 +304,7 @@ def reopen(fd: int, flags: int) -> int:
     """Return a new descriptor, with its own flags, for the file, pipe or terminal of another one.
 
     Raises:
-        OSError: it can't be opened.
+        OSError: if it can't be opened.
     """
     return os.open(f"/proc/self/fd/{fd}", flags)
 
@@ -316,7 +316,7 @@ def anonymous_file(name: str) -> int:
     Without it, the file has been removed from a directory.
 
     Raises:
-        OSError: no descriptor is left, or no directory can be written to.
+        OSError: if no descriptor is left, or no directory can be written to.
     """
     try:
         if hasattr(os, "memfd_create"):
@@ -413,7 +413,8 @@ def close_all_but(keep: Collection[int]) -> None:
 
 def libffi_descriptors() -> set[int]:
     """Return the descriptors of its own file from which libffi 3.5 maps code for each callback of
-    ctypes (src/tramp.c). A fork in which one means another file would run what stands there.
+    ctypes (src/tramp.c). A fork that reuses one of these numbers would execute the contents of
+    another file.
     """
     found = set()
     for name in os.listdir("/proc/self/fd"):
@@ -455,7 +456,7 @@ def unblock_sigchld() -> None:
 
 
 def system_call(number: int, *arguments: int) -> int:
-    """Make a system call that libc has no function for; return -1 if it failed."""
+    """Make a system call that libc does not wrap; return -1 if it failed."""
     return int(_libc.syscall(number, *arguments))
 
 
@@ -481,8 +482,8 @@ def show_as(short: bytes, command_line: bytes, *, exactly: bool = True) -> None:
 
 
 def show_environment(variables: Mapping[str, str]) -> None:
-    """Set what /proc/PID/environ shows of this process, as far as there is room for it: it has the
-    size of the environment that the program was started with.
+    """Set what /proc/PID/environ shows of this process, up to the size of the environment that the
+    program was started with.
     """
     pairs = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in variables.items())
     _overwrite(_ENVIRONMENT, pairs, exactly=True)
@@ -491,8 +492,8 @@ def show_environment(variables: Mapping[str, str]) -> None:
 _COMMAND_LINE, _ENVIRONMENT = 48, 50
 """Fields of /proc/self/stat: arg_start and env_start, each followed by the end (proc(5))."""
 _MAP = (26, 27, 45, 46, 47, 0, 28, 48, 49, 50, 51)
-"""Fields of /proc/self/stat in the order of `struct prctl_mm_map` (linux/prctl.h); 0 is the end of
-the heap, which is not there."""
+"""Fields of /proc/self/stat in the order of `struct prctl_mm_map` (linux/prctl.h); 0 replaces the
+end of the heap, which stat lacks."""
 _places: dict[int, tuple[int, int]] = {}
 """Where these words began and ended when this program was started, with the room that they have."""
 
@@ -531,7 +532,7 @@ def kill_children() -> dict[int, bool]:
     them.
 
     Returns:
-        Their pids, each with whether the system refused the signal: it is another user's process.
+        Their pids, each with whether the system refused the signal, as for another user's process.
     """
     return _kill(children())
 
@@ -552,7 +553,7 @@ def _kill(pids: Iterable[int]) -> dict[int, bool]:
 def reap_and_kill(keep: Collection[int] = ()) -> dict[int, bool]:
     """Reap children but those to keep, then kill the others; return these as `kill_children` does.
 
-    Reaping comes first: the system refuses a signal to another user's zombie as well.
+    Reaping comes first because the system refuses a signal even to another user's zombie.
     """
     for pid in set(children()).difference(keep):
         try:
@@ -583,17 +584,17 @@ def reap_any() -> tuple[int, int]:
     waitpid(2) status.
 
     Raises:
-        ChildProcessError: there is no child.
+        ChildProcessError: if this process has no children.
     """
     return os.waitpid(-1, os.WNOHANG)
 
 
 def reap(pid: int, limit_s: float) -> int | None:
-    """Reap a child that has ended or is about to; return its waitpid(2) status, None if it still
+    """Reap a child that has ended or is about to; return its waitpid(2) status, or None if it still
     runs when the time is up.
 
     Raises:
-        ChildProcessError: it was reaped before.
+        ChildProcessError: if it was reaped before.
     """
     end, pause = time.monotonic() + limit_s, 0.0005
     while True:
@@ -629,8 +630,8 @@ def name_and_user(pid: int) -> tuple[str, str]:
 
 
 def _log_left(agent: int, pids: Collection[int]) -> None:
-    """Tell the system log of processes that could not be killed: nobody reads the stderr of an
-    agent that is gone.
+    """Write to the system log that processes could not be killed. The stderr of an agent that is
+    gone has no reader.
     """
     if not pids:
         return
@@ -658,7 +659,7 @@ def children_of(pid: int) -> list[int]:
             with open(f"/proc/{pid}/task/{thread}/children") as file:
                 found += [int(word) for word in file.read().split()]
     except (FileNotFoundError, ProcessLookupError):
-        # It has ended, before open(2) or before read(2); or the kernel has no CONFIG_PROC_CHILDREN.
+        # It has ended, before open(2) or before read(2); or the kernel lacks CONFIG_PROC_CHILDREN.
         if os.path.exists(f"/proc/{pid}/task"):
             all_pids = map(int, filter(str.isdecimal, os.listdir("/proc")))
             return [child for child in all_pids if parent_of(child) == pid]
@@ -681,7 +682,7 @@ def is_uninterruptible(pid: int) -> bool:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 if it has none or has ended."""
+    """Return the parent of a process; 0 for a process without one or that has ended."""
     return int(_state_and_parent(pid)[1])
 
 
@@ -701,8 +702,9 @@ _TICKS_S = os.sysconf("SC_CLK_TCK")
 
 
 def usage(pid: int) -> tuple[float, int, int]:
-    """Return what a process and the children that it has reaped have used: seconds of CPU time,
-    bytes passed to read(2) and write(2), and page faults; 0 for what can't be read (proc(5)).
+    """Return the use of a process and of the children that it has reaped: seconds of CPU time,
+    bytes passed to read(2) and write(2), and page faults; 0 for values that can't be read
+    (proc(5)).
     """
     cpu_s, faults, io_bytes = 0.0, 0, 0
     try:
@@ -722,7 +724,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 def resident(pid: int) -> int:
     """Return the memory of a process in bytes, shared pages included; 0 where it can't be read.
-    Unlike `memory`, it is known at once, however large the process is.
+    Unlike `memory`, it takes the same time for a process of any size.
     """
     try:
         with open(f"/proc/{pid}/statm", "rb") as file:

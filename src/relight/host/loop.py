@@ -49,7 +49,7 @@ class Alarm:
 
     Args:
         loop: calls back.
-        callback: what to call.
+        callback: called at that time.
     """
 
     def __init__(self, loop: "Loop", callback: Callback) -> None:
@@ -59,7 +59,7 @@ class Alarm:
 
     @property
     def when(self) -> float | None:
-        """When it calls back, None if it does not."""
+        """When it calls back, or None if it does not."""
         return None if self._timer is None else self._timer.when
 
     def set(self, when: float | None) -> None:
@@ -189,7 +189,7 @@ class Loop:
                 due()
 
     def close(self) -> None:
-        """Restore the signal handlers and close what the loop opened."""
+        """Restore the signal handlers and close all that the loop opened."""
         for number, previous in self._previous.items():
             signal.signal(number, previous)  # type: ignore[arg-type]  # as signal() returned it
         signal.set_wakeup_fd(-1)

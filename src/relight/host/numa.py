@@ -25,10 +25,11 @@ def bind(
     - `socket`: all CPUs of the NUMA nodes of its socket;
     - `exclusive`: its own part of the home's physical cores; remaining cores go to the lowest
       local ranks;
-    - `core-complex`: the home's cores that share one last-level cache, in turns, the largest first.
+    - `core-complex`: the home's cores that share one last-level cache, round-robin, the largest
+    first.
 
     The home is the NUMA node of the GPU whose index is the local rank. `exclusive` and
-    `core-complex` leave the part of a visible GPU without a worker unused. Where there is no GPU
+    `core-complex` leave the part of a visible GPU without a worker unused. Without GPUs
     (torchrun refuses that), the workers' homes are spread evenly over the cores: with 4 workers on
     2 equal nodes, 2 are at home on each.
 
@@ -40,7 +41,7 @@ def bind(
         allowed: the CPUs that may be used; by default, the affinity mask of this process.
 
     Raises:
-        UsageError: this machine does not support the mode.
+        UsageError: if this machine does not support the mode.
     """
     topology = _Topology(
         mode, root, frozenset(os.sched_getaffinity(0)) if allowed is None else allowed
@@ -59,7 +60,7 @@ def bind(
     word = "GPUs" if found else "workers"
     masks: dict[int, Cpus] = {}
     for node in dict.fromkeys(homes[:nproc]):
-        # GPUs without a worker have their share as well.
+        # GPUs without a worker also have a share.
         at_home = [index for index, home in enumerate(homes) if home == node]
         masks.update(zip(at_home, topology.share(node, len(at_home), word), strict=True))
     return tuple(masks[local_rank] for local_rank in range(nproc))

@@ -83,7 +83,7 @@ class OomKills:
         self._listen()
 
     def close(self) -> None:
-        """Stop watching; what is known stays."""
+        """Stop watching; keep the findings so far."""
         if self._inotify >= 0 and self._loop is not None and self._alarm is not None:
             self._note()
             self._alarm.set(None)
@@ -110,7 +110,7 @@ class OomKills:
 
     def of_child(self, at: float, *, is_worker: bool) -> str:
         """Describe whether a process that a worker had started was killed for lack of memory, given
-        that it got SIGKILL; empty if there is no sign of it.
+        that it got SIGKILL; empty without any sign of that.
 
         Args:
             at: when the worker ended, on the monotonic clock.
@@ -135,7 +135,7 @@ class OomKills:
         return kernel_log.kills(self._began)
 
     def _counted(self, at: float) -> str:
-        """Return what the counters say about an end at this time; empty for no kill."""
+        """Describe the kill that the counters show at this time; empty for no kill."""
         here = _increase(self._before, _read(self._counter))
         if here and self._cgroup is not None:
             if self._inotify >= 0:
@@ -240,7 +240,7 @@ def _increase(before: int | None, now: int | None) -> int | None:
 
 
 def _limit(cgroup: _Cgroup) -> int:
-    """Return the smallest limit of a cgroup and its parents; 0 if there is none."""
+    """Return the smallest limit of a cgroup and its parents; 0 without a limit."""
     limits = []
     path = cgroup.path.strip("/")
     while True:

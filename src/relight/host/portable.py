@@ -3,7 +3,7 @@
 They have the same meaning as far as possible; docs/macos.md lists the exceptions. Only jobs of one
 node run here.
 
-There is no parent-death signal and no subreaper, so a separate process, the guardian
+macOS lacks parent-death signals and subreapers, so a separate process, the guardian
 (`processes/guardian.py`), ends the workers when the spawner is killed. Each worker reports itself
 to the guardian through a pipe before its program starts; the spawner reports each worker that it
 reaps.
@@ -36,7 +36,7 @@ _SETTLE_S = 2.0
 END_LIMIT_S = 10.0
 REFUSED_LIMIT_S = 1.0
 own_children: set[int] = set()
-"""Nothing here: this process adopts no orphans."""
+"""Nothing here. This process adopts no orphans."""
 
 SPAWNER_STAYS = False
 """Whether one spawner can start the workers of several generations: its guardian can't."""
@@ -66,14 +66,14 @@ _reaped: set[int] = set()
 
 
 def fit(spec: "LaunchSpec", notes: list[str]) -> "LaunchSpec":
-    """Return the spec without the options that have no effect on this system.
+    """Return the spec without the options that this system lacks.
 
     Args:
         spec: the launch's options.
-        notes: a line is added for each option that has no effect.
+        notes: gets a line for each such option.
 
     Raises:
-        UsageError: the launch does not work here at all.
+        UsageError: if the launch does not work here at all.
     """
     if not spec.runs_locally():
         require_linux("a job of several nodes (--nnodes)")
@@ -100,7 +100,7 @@ def require_linux(what: str) -> None:
     """Refuse a feature that only works on Linux.
 
     Raises:
-        UsageError: always.
+        UsageError: if always.
     """
     raise UsageError(f"{what} needs Linux", hint="docs/macos.md lists what works on this system")
 
@@ -112,7 +112,7 @@ def fork() -> int:
     """Fork the spawner, and start its guardian.
 
     Raises:
-        OSError: no process can be forked, or no descriptor is left.
+        OSError: if no process can be forked, or no descriptor is left.
     """
     global _pipe
     told, tell = os.pipe()
@@ -193,10 +193,10 @@ def _become_guardian(told: int, sweeps: int, watched: int) -> None:
 
 
 class Child:
-    """A process that was forked with `fork`; it gets no signals once it was reaped.
+    """A process that was forked with `fork`. Signals to it are dropped once it was reaped.
 
     Raises:
-        OSError: never here, only on Linux.
+        OSError: only on Linux.
     """
 
     def __init__(self, pid: int) -> None:
@@ -217,7 +217,7 @@ class Child:
                 pass
 
     def guards(self, pid: int) -> None:
-        """Do nothing: the forked process is no guard."""
+        """Do nothing. The forked process is the spawner itself."""
         del pid
 
     def is_stopped(self) -> bool:
@@ -267,7 +267,7 @@ def reap_any() -> tuple[int, int]:
     or 0 if none has, and its waitpid(2) status.
 
     Raises:
-        ChildProcessError: there is no child.
+        ChildProcessError: if this process has no children.
     """
     reaped, status = os.waitpid(-1, os.WNOHANG)
     if reaped in _running:
@@ -299,7 +299,7 @@ def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
     """Send a signal to a process if `still()` confirms that it is the same one.
 
     Raises:
-        ProcessLookupError: no process has this pid.
+        ProcessLookupError: if no process has this pid.
     """
     os.kill(pid, 0)
     if still():
@@ -429,7 +429,7 @@ def _kill(pids: Collection[int], number: int) -> None:
 
 
 def kill_children() -> dict[int, bool]:
-    """Kill the workers of this process and what they have started; return the pids of the workers
+    """Kill the workers of this process and their descendants; return the pids of the workers
     that are not reaped yet, each with False.
     """
     sweep(_running, _reaped)
@@ -439,11 +439,11 @@ def kill_children() -> dict[int, bool]:
 
 
 def reap(pid: int, limit_s: float) -> int | None:
-    """Reap a child that has ended or is about to; return its waitpid(2) status, None if it still
+    """Reap a child that has ended or is about to; return its waitpid(2) status, or None if it still
     runs when the time is up.
 
     Raises:
-        ChildProcessError: it was reaped before.
+        ChildProcessError: if it was reaped before.
     """
     end = time.monotonic() + limit_s
     while True:
@@ -494,13 +494,13 @@ def is_uninterruptible(pid: int) -> bool:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 if it has none or has ended."""
+    """Return the parent of a process; 0 for a process without one or that has ended."""
     parent = _ps("ppid", pid)
     return int(parent) if parent.isdecimal() else 0
 
 
 def usage(pid: int) -> tuple[float, int, int]:
-    """Return nothing: only --hang-timeout needs it, which has no effect here."""
+    """Return nothing. Only --hang-timeout needs it, which this system lacks."""
     del pid
     return 0.0, 0, 0
 
@@ -567,7 +567,7 @@ def reopen(fd: int, flags: int) -> int:
     """Return a new descriptor, with its own flags, for the same terminal.
 
     Raises:
-        OSError: `fd` is no terminal, or belongs to another user.
+        OSError: if `fd` is not a terminal, or belongs to another user.
     """
     return os.open(os.ttyname(fd), flags)
 
@@ -576,7 +576,7 @@ def anonymous_file(name: str) -> int:
     """Return the descriptor of a new file that was removed from its directory.
 
     Raises:
-        OSError: it can't be made.
+        OSError: if it can't be made.
     """
     import tempfile
 
@@ -597,12 +597,12 @@ def most_open_files(hard: int) -> int:
 
 
 def inotify_open() -> int:
-    """Return -1: there is no inotify, so files are polled."""
+    """Return -1. Files are polled, as macOS lacks inotify."""
     return -1
 
 
 def inotify_watch(fd: int, path: str, mask: int) -> int:
-    """Return -1: there is no inotify."""
+    """Return -1, as macOS lacks inotify."""
     del fd, path, mask
     return -1
 

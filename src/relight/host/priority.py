@@ -2,8 +2,8 @@
 
 Without privileges, a priority lowered by nice(2) or SCHED_IDLE can't be raised again, and processes
 that are forked later would inherit it. So SCHED_IDLE is used only where a trial shows that it can
-be undone; otherwise the work sleeps most of the time. A low priority of the session's autogroup
-(sched(7)) helps as well, where autogroups are enabled; each worker has its own session.
+be undone; otherwise the work sleeps most of the time. Where autogroups are enabled, a low priority
+of the session's autogroup (sched(7)) also helps; each worker has its own session.
 """
 
 import os
@@ -18,7 +18,7 @@ from relight.host import linux
 IDLE_S = 15.0
 """How long the work may get hardly any time, on a machine whose processors are all busy."""
 GENTLE_S = 45.0
-"""After so long it has the usual priority: it ends about as soon as other work would."""
+"""Seconds after which it gets the usual priority, so that it ends about as soon as other work."""
 _SHARE = 4
 """Without SCHED_IDLE: one part of the time in this many is for work, the rest for others."""
 _QUARTER_NICE = 5
@@ -71,7 +71,7 @@ def raise_step_by_step(pid: int, seconds: float) -> float | None:
         elif seconds >= IDLE_S and policy == os.SCHED_IDLE:
             _raise(pid, usual + _QUARTER_NICE, _QUARTER_NICE)
     except OSError:
-        pass  # it has ended, or has lowered its priority itself, which it may not undo
+        pass  # it has ended, or may not raise the priority that it has lowered
     if seconds < IDLE_S:
         return IDLE_S
     return GENTLE_S if seconds < GENTLE_S else None

@@ -26,20 +26,21 @@ if TYPE_CHECKING:
 _PIDFD_SEND_SIGNAL, _PIDFD_OPEN = 424, 434
 """The same on all architectures since Linux 5.1, but for Alpha and MIPS (syscalls(2))."""
 _REFUSALS = (errno.ENOSYS, errno.EPERM, errno.EACCES)
-"""How kernels and seccomp filters refuse a system call; pidfd_open(2) itself has none of these."""
+"""How kernels and seccomp filters refuse a system call; pidfd_open(2) itself never fails with
+these."""
 _LOOK_S = 0.05
 
 
 class ProcessHandle:
-    """A process. Without pidfds, `fileno` starts a thread, which a process that is forked later
-    lacks: `fileno` then starts one there.
+    """A process. Without pidfds, `fileno` starts a thread. Forked processes lack the thread; there,
+    `fileno` starts another.
 
     Args:
         pid: of the process; it may have ended, if it was not reaped.
 
     Raises:
-        ProcessLookupError: there is no such process.
-        OSError: no descriptor is left.
+        ProcessLookupError: if the process does not exist.
+        OSError: if no descriptor is left.
     """
 
     def __init__(self, pid: int) -> None:
@@ -62,7 +63,7 @@ class ProcessHandle:
         """Return a descriptor that can be read once the process has ended.
 
         Raises:
-            OSError: no descriptor or thread is left.
+            OSError: if no descriptor or thread is left.
         """
         if self._pidfd >= 0:
             return self._pidfd
@@ -102,8 +103,8 @@ class ProcessHandle:
         """Send it a signal.
 
         Raises:
-            ProcessLookupError: it has ended.
-            PermissionError: it is another user's.
+            ProcessLookupError: if it has ended.
+            PermissionError: if it is another user's.
         """
         if self._pidfd >= 0 and _pidfd_send_signal(self._pidfd, number):
             return
@@ -142,10 +143,10 @@ class ProcessHandle:
 
 
 def _pidfd_open(pid: int) -> int:
-    """Return a pidfd; -1 where there are none.
+    """Return a pidfd; -1 on systems without pidfds.
 
     Raises:
-        OSError: there is no such process, or no descriptor is left.
+        OSError: if the process does not exist, or no descriptor is left.
     """
     try:
         if hasattr(os, "pidfd_open"):
@@ -161,7 +162,7 @@ def _pidfd_send_signal(pidfd: int, number: int) -> bool:
     """Send a signal; return False if that was refused.
 
     Raises:
-        ProcessLookupError: the process was reaped.
+        ProcessLookupError: if the process was reaped.
     """
     try:
         if hasattr(signal, "pidfd_send_signal"):
@@ -190,8 +191,8 @@ def _state_and_start(pid: int) -> tuple[bytes, bytes]:
     """Return the state letter and the start time of a process.
 
     Raises:
-        ProcessLookupError: there is no such process.
-        OSError: no descriptor is left.
+        ProcessLookupError: if the process does not exist.
+        OSError: if no descriptor is left.
     """
     try:
         words = read_small(f"/proc/{pid}/stat").rpartition(b")")[2].split(None, 20)

@@ -16,8 +16,8 @@ from relight.host.files import read_small, remove_tree
 from relight.host.loop import Loop
 
 _FALLBACKS = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108
-"""Where the directory is made if TMPDIR has no room for it, or is not there: without it, workers
-share no memory with their agent, and can't be asked to save.
+"""Where the directory is made if TMPDIR is full or missing. Without the directory, workers
+share no memory with their agent and can't be asked to save.
 """
 _LOCK = "lock"
 _TRIES = 3
@@ -37,7 +37,7 @@ class Scratch:
 
     def __init__(self, loop: Loop, base: str) -> None:
         self.path = ""
-        """The directory, empty while there is none."""
+        """The directory; empty before it is made."""
         self._loop = loop
         self._base = base
         self._lock = -1
@@ -82,7 +82,7 @@ def make(base: str) -> tuple[str, int]:
         must not open the file `lock` elsewhere: closing that descriptor would release the lock.
 
     Raises:
-        OSError: it can't be made.
+        OSError: if it can't be made.
     """
     for _ in range(_TRIES):
         path = os.path.join(base, f"relight_{_boot()}_{os.urandom(8).hex()}")
@@ -95,8 +95,8 @@ def make(base: str) -> tuple[str, int]:
 
 
 def _boot() -> str:
-    """Return an id that is the same for all processes of this machine until it reboots; empty where
-    the system has none.
+    """Return an id that is the same for all processes of this machine until it reboots; empty on
+    systems without one.
     """
     try:
         return read_small("/proc/sys/kernel/random/boot_id")[:8].decode(errors="replace")

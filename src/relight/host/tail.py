@@ -18,15 +18,15 @@ def lines(find: Callable[[], Sequence[str]], goes_on: Callable[[], bool]) -> Ite
 def lines_by_path(
     find: Callable[[], Sequence[str]], goes_on: Callable[[], bool]
 ) -> Iterator[tuple[str, str]]:
-    """Return the lines of files with their paths, then those that are added; a last one without its
-    end as well.
+    """Return the lines of files with their paths, then those that are added, including an
+    incomplete last one.
 
     Args:
         find: returns the paths, in the order in which they are read.
         goes_on: returns whether more may come; all is read once more after it has returned false.
 
     Raises:
-        MachineError: a file can't be read.
+        MachineError: if a file can't be read.
     """
     opened: dict[str, BinaryIO] = {}
     rests: dict[str, bytes] = {}

@@ -41,7 +41,7 @@ def directory(variables: Mapping[str, str], below: str = "") -> str:
         below: a name in it.
 
     Raises:
-        OSError: it can't be made, or is not this user's alone.
+        OSError: if it can't be made, or is not this user's alone.
     """
     base = variables.get("XDG_RUNTIME_DIR", "")
     if os.path.isabs(base) and os.path.isdir(base):
@@ -65,7 +65,7 @@ def listen(path: str) -> socket.socket:
     sockets that refuse connections as leftovers of dead processes.
 
     Raises:
-        OSError: it can't be made, or this system does not say who connects (macOS).
+        OSError: if it can't be made, or this system does not say who connects (macOS).
     """
     if not hasattr(socket, "SO_PEERCRED"):
         raise OSError(errno.ENOTSUP, "this system does not say who connects")
@@ -85,8 +85,8 @@ def listen(path: str) -> socket.socket:
 
 
 def connect(path: str, timeout_s: float) -> socket.socket | None:
-    """Return a connection to the process that listens on a socket, with a time limit; None if there
-    is none. A socket that nobody listens on any more is removed.
+    """Return a connection to the process that listens on a socket, with a time limit; None if
+    nobody listens, in which case the socket is removed.
     """
     connection = socket.socket(socket.AF_UNIX)
     connection.settimeout(timeout_s)
@@ -107,7 +107,7 @@ def connect(path: str, timeout_s: float) -> socket.socket | None:
 
 
 def peer(connection: socket.socket) -> Peer:
-    """Return who has made the other end; the pid is 0 for a process in another container."""
+    """Return the process at the other end; the pid is 0 for a process in another container."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(data)
     return Peer(pid, user)

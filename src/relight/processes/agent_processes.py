@@ -59,7 +59,7 @@ def running() -> list[Running]:
     """Return this user's agents, in the order of their pids.
 
     Raises:
-        UsageError: there is no proc(5).
+        UsageError: if there is no proc(5).
     """
     processes = {process.pid: process for process in _processes()}
     children: dict[int, list[_Process]] = {}

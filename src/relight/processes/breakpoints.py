@@ -41,7 +41,7 @@ def connect(pid: int) -> socket.socket:
     """Attach to a process that waits at a breakpoint.
 
     Raises:
-        MachineError: it does not wait any more, or belongs to another user.
+        MachineError: if it does not wait any more, or belongs to another user.
     """
     connection = socket.socket(socket.AF_UNIX)
     try:

@@ -31,7 +31,7 @@ class Freezer:
         self._frozen_pids: set[int] = set()
 
     def next_look(self, now: float) -> float | None:
-        """Return the time of the next `look`, None if no lease ends."""
+        """Return the time of the next `look`, or None if no lease ends."""
         if self.frozen:
             return now + LOOK_EVERY_S
         return self.until or None

@@ -65,7 +65,7 @@ def send(
     """Send the plans of a generation; return the agent's end of its socket.
 
     Raises:
-        OSError: they can't be sent, or no descriptor is left.
+        OSError: if they can't be sent, or no descriptor is left.
     """
     plans = [(w.argv, dict(w.variables), w.cpus, w.signal_group) for w in workers]
     ours, theirs = socket.socketpair()
@@ -85,10 +85,10 @@ def send(
 
 
 def receive(control: socket.socket) -> GenerationPlan | None:
-    """Return the plans of the next generation, None if the agent is gone.
+    """Return the plans of the next generation, or None if the agent is gone.
 
     Raises:
-        OSError: no descriptor is left.
+        OSError: if no descriptor is left.
     """
     header = _exactly(control, _COUNT.size)
     if header is None:

@@ -55,7 +55,7 @@ class Helper:
         is_lost: its spawner was killed, and it as a consequence.
 
     Raises:
-        OSError: no process can be forked, or no descriptor is left.
+        OSError: if no process can be forked, or no descriptor is left.
     """
 
     def __init__(
@@ -189,8 +189,8 @@ def run(command: Sequence[str], variables: Mapping[str, str], limit_s: float) ->
     """Run a program to its end; call it in a thread, or where nothing else is to be done.
 
     Raises:
-        TimeoutError: it has not ended in time. It was killed, if that is possible.
-        OSError: it can't be started.
+        TimeoutError: if it has not ended in time. It was killed, if that is possible.
+        OSError: if it can't be started.
     """
     files: list[int] = []
     try:

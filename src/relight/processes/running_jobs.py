@@ -57,7 +57,7 @@ class JobDirectory:
         variables: the environment.
 
     Raises:
-        OSError: it can't be made, or others can enter it.
+        OSError: if it can't be made, or others can enter it.
     """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -192,7 +192,7 @@ class JobDirectory:
         """Keep the last snapshot of a job; remove the oldest of more than 100.
 
         Raises:
-            OSError: it can't be written.
+            OSError: if it can't be written.
         """
         import json
 
@@ -208,7 +208,7 @@ class JobDirectory:
         were killed are removed.
 
         Raises:
-            OSError: it can't be written.
+            OSError: if it can't be written.
         """
         for name in self._names(_TOKEN):
             of, _, pid = name.rpartition(".")

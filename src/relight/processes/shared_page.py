@@ -24,7 +24,7 @@ def mapped(path: str, *, make: bool) -> memoryview:
     if somebody has truncated the file: only the worker, which may harm itself, has it mapped.
 
     Raises:
-        OSError: there is none and `make` is not set, or it can't be made.
+        OSError: if there is none and `make` is not set, or it can't be made.
     """
     fd = opened(path, make=make)
     try:
@@ -40,7 +40,7 @@ def opened(path: str, *, make: bool) -> int:
     """Return a descriptor of the memory at a path; either side may make it.
 
     Raises:
-        OSError: there is none and `make` is not set, or it can't be made.
+        OSError: if there is none and `make` is not set, or it can't be made.
     """
     where, flags = path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if make else 0)
     if os.path.islink(path):

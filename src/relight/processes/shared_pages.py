@@ -56,7 +56,7 @@ class WorkerMemory:
         return max((words.calls(page) for _, page in self._pages()), default=0)
 
     def step(self) -> int | None:
-        """Return the highest step that a worker of this node has reported, None if none has."""
+        """Return the highest step that a worker of this node has reported, or None if none has."""
         return max(self.steps().values(), default=None)
 
     def steps(self) -> dict[int, int]:

@@ -210,7 +210,7 @@ class Spawner:
         """Execute the worker's program; does not return.
 
         Raises:
-            OSError: it can't be executed.
+            OSError: if it can't be executed.
         """
         start = os.execve if "/" in plan.argv[0] else os.execvpe
         start(plan.argv[0], plan.argv, plan.variables)
@@ -351,7 +351,7 @@ class SpawnerProcess:
                 it if the agent is gone by then.
 
         Raises:
-            OSError: no process can be forked, or no descriptor is left.
+            OSError: if no process can be forked, or no descriptor is left.
         """
         if self._control is not None and self._continue_idle(self._control):
             self._idle_pid = 0
@@ -440,7 +440,7 @@ def fork(plans: Sequence[WorkerPlan], scratch: str = "") -> tuple[int, socket.so
     """Fork a spawner for one generation; return what `SpawnerProcess.fork` returns.
 
     Raises:
-        OSError: no process can be forked, or no descriptor is left.
+        OSError: if no process can be forked, or no descriptor is left.
     """
     return _fork(plans, scratch, None)
 
@@ -456,7 +456,7 @@ def fork_helper(
         call: what it does instead of executing a program, with these three descriptors alone.
 
     Raises:
-        OSError: no process can be forked, or no descriptor is left.
+        OSError: if no process can be forked, or no descriptor is left.
     """
     return _fork([plan], "", None, stdin, call, of="helper")
 

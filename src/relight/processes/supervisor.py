@@ -54,7 +54,7 @@ class Supervisor:
             too. If not, it is killed at once, except where the agent itself got a stop signal.
 
     Raises:
-        MachineError: the machine has no process or descriptor left.
+        MachineError: if the machine has no process or descriptor left.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class WorkerTimers:
         on_expired: called with pid, signal and scope of an expired timer.
 
     Raises:
-        OSError: the FIFO can't be made.
+        OSError: if the FIFO can't be made.
     """
 
     def __init__(self, loop: Loop, path: str, on_expired: Callable[[int, int, str], None]) -> None:

@@ -59,7 +59,7 @@ class Workers:
         fork: starts a spawner, or uses the warm one (`warm/preloading.py`).
 
     Raises:
-        MachineError: the machine has no process or descriptor left.
+        MachineError: if the machine has no process or descriptor left.
     """
 
     def __init__(
