@@ -52,10 +52,10 @@ $(LONG_READY): $(READY)
 	$(INSTALL) --progress-bar on -e . --group long --group docs --group bench
 	@touch $@
 
-demo: $(EXAMPLES_READY)  ## Train on 4 workers, kill one in the middle, start again, warm; the same with torchrun
+demo: $(EXAMPLES_READY)  ## Train on 4 workers, kill one, watch it resume; launch again, warm; the same with torchrun
 	$(BIN)/python examples/demo.py
 
-test: setup lint types  ## Everything but `make long`: format, lint, types, layers, tests
+test: setup lint types  ## Everything except `make long`: format, lint, types, layers, tests
 	$(PYTEST) $(RETRY)
 
 quick: $(QUICK_READY) lint types  ## Format, lint, types and the pure tests: a minute, without torch
@@ -70,7 +70,7 @@ types: $(QUICK_READY)
 
 # What a job of one node meets; tests/portable/exceptions.py names what can't hold there.
 ONE_NODE := tests/test_*.py tests/host tests/cli tests/differential tests/portable tests/schedulers/test_local*.py
-portable: setup  ## All tests of one node as on macOS, as far as Linux can play it
+portable: setup  ## Single-node tests on a Linux that imitates macOS
 	RELIGHT_HOST=portable $(BIN)/python -m pytest -n 5 --dist loadfile -rs -m "not long" --ignore=tests/test_layers.py $(ONE_NODE)
 
 bench: $(LONG_READY)  ## Measure against torchrun; writes benchmarks/results/
@@ -90,28 +90,28 @@ gpu:  ## Check relight on a machine with one NVIDIA GPU, with the torch of PYTHO
 
 SEEDS ?= 10000
 N ?= 1000
-simulate: setup  ## Run the simulated group with SEEDS seeds
+simulate: setup  ## Simulation test: run the simulated group with SEEDS seeds
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
-mutants: setup  ## Break fencing rules one by one: the simulation must find each within SEEDS seeds
+mutants: setup  ## Mutation test: disable each fencing rule; the simulation must catch it within SEEDS seeds
 	$(BIN)/python -m tests.simulation.mutants --seeds $(SEEDS)
 
-diagnosis: $(LONG_READY)  ## How right failure reports are, with torchrun beside it; writes docs/diagnosis.md
+diagnosis: $(LONG_READY)  ## Accuracy of failure reports, compared with torchrun; writes docs/diagnosis.md
 	$(BIN)/python -m tests.diagnosis --torchrun --write
 
-chaos: setup  ## N jobs on this machine whose parts are killed and stopped at random
+chaos: setup  ## Chaos test: N local jobs whose processes are killed or stopped at random
 	$(BIN)/python -m tests.chaos --runs $(N)
 
-long: $(LONG_READY)  ## Tests of minutes to hours
+long: $(LONG_READY)  ## Tests that take minutes to hours
 	$(BIN)/python -m pytest -m long
 
-dist: setup  ## Build the wheel, the sdist and the launcher in one file, and try them on each Python there is
+dist: setup  ## Build the wheel, the sdist and the one-file launcher, and try them on every installed Python
 	$(BIN)/python -m tests.release
 
 docs: $(LONG_READY)  ## Build the documentation site in .build/site
 	$(BIN)/python -m documentation.site
 
-pages: setup  ## Write what is generated: the page of flags, the failure guide, the figures and the picture of the README
+pages: setup  ## Write the generated pages: flags, failure guide, README figures and picture
 	$(BIN)/python -m documentation.from_torchrun
 	$(BIN)/python -m documentation.failures
 	$(BIN)/python -m benchmarks.readme

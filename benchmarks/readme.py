@@ -35,22 +35,13 @@ class Row(NamedTuple):
 
 _DDP = ("torchrun", "cold", "named")
 ROWS = (
-    Row("start to the first trained step, 4 DDP workers; warm: the second start, `--keep-warm`",
+    Row("Launch to first training step, 4 DDP workers",
         "warm", "launch of 4 workers, s", ("torchrun", "cold", "warm")),
-    Row("kill -9 of a worker to the first trained step, 2 DDP workers; warm: `--preload`",
-        "warm", "restart of 2 workers, s", _DDP),
-    Row("the same, 4 DDP workers on 2 processors", "warm", "restart of 4 workers, s", _DDP),
-    Row("kill -9 of one of 2 nodes to the first trained step of the other; warm: `--preload`",
-        "warm", "loss of 1 node of 2, s", _DDP),
-    Row("a node is killed, and a worker of another fails of it, to new workers on the others",
-        "nodes", "loss-noticed"),
-    Row("restart of a job that has fewer nodes than its maximum, to new workers",
-        "nodes", "restart"),
-    Row("start to a worker's first line, without torch", "results", "first-line"),
-    Row("kill -9 of a worker to the first line of its replacement, without torch",
-        "results", "restart"),
-    Row("memory of the launcher with 2 workers", "results", "memory", unit="MiB"),
-    Row("lines a second through `--tee`", "results", "tee", unit="lines"),
+    Row("Worker killed to next training step, 4 DDP workers",
+        "warm", "restart of 4 workers, s", _DDP),
+    Row("Node killed to next training step, 2 nodes", "warm", "loss of 1 node of 2, s", _DDP),
+    Row("Restart of an elastic job below its maximum size", "nodes", "restart"),
+    Row("Memory of the launcher", "results", "memory", unit="MiB"),
 )  # fmt: skip
 
 

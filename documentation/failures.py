@@ -85,11 +85,11 @@ def page() -> str:
         group = cause.group
         lines += [f"### {cause.title}", ""]
         lines += [f"- `{text.strip(' ;,')}`" for text in cause.says]
-        lines += ["", f"**It means**: {cause.means}", "", f"**Do**: {cause.do}", ""]
+        lines += ["", f"**Meaning**: {cause.means}", "", f"**What to do**: {cause.do}", ""]
         if cause.example:
             report = (_FAULTS / cause.example).read_text().rstrip("\n")
             lines += ["```console", report, "```", ""]
-    lines += ["## What relight itself ends with", "", "| exit code | meaning |", "|---|---|"]
+    lines += ["## Exit codes of relight itself", "", "| exit code | meaning |", "|---|---|"]
     lines += [f"| {getattr(errors, name)} | {text} |" for name, text in EXIT_CODES.items()]
     return "\n".join([*lines, "", _TAIL])
 
@@ -99,12 +99,12 @@ _HEAD = """\
 
 <!-- written by python -m documentation.failures -->
 
-When a job fails, the first line that begins with `relight: rank` or `relight: error` says why; this
-page says what each of them means. `…` stands for a name or a number. The reports are shortened
-where they differ from machine to machine.
+When a job fails, the first line that begins with `relight: rank` or `relight: error` says why.
+Search this page for its text, with `…` for a name or a number. The reports below are shortened
+where they differ between machines.
 
-A report has the cause first: what, where, on which node; then the traceback; then "what followed",
-the ranks that failed as a consequence; then the exit code, and why there was no restart.
+A report starts with the cause: what, where, on which node. Then come the traceback, the knock-on
+failures ("what followed"), the exit code, and why there was no restart.
 """
 _TAIL = """\
 Any other code is [the root cause's own](exit-codes.md). Each error that begins with

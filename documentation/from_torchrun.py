@@ -22,25 +22,25 @@ _HEAD = """\
 
 <!-- written by python -m documentation.from_torchrun -->
 
-Type `relight run` for `torchrun` or `python -m torch.distributed.run`; nothing else changes. The
-script, its arguments, the `PET_…` variables and the variables of the workers are the same.
+Replace `torchrun` or `python -m torch.distributed.run` by `relight run`; the script, its arguments,
+the `PET_…` variables and the workers' variables stay the same.
 
 ```bash
 relight run --nproc-per-node=2 --max-restarts=3 train.py --lr 0.1
-# torchrun's spellings: underscores, a space for =, a beginning of a flag
+# torchrun's spellings: underscores, a space instead of =, abbreviated flags
 relight run --nproc_per_node 2 --max-rest=3 train.py
 PET_NPROC_PER_NODE=2 relight run train.py
 ```
 
-All that behaves otherwise is in [one document](differences.md), which tests keep complete. What
-people notice first: the exit code is [that of the root cause](exit-codes.md), not 1; a failure is
-reported in a few lines, with its cause first; no worker outlives the launcher; and on a cluster [no
-flag is needed for the nodes](zero-flags.md).
+[One document](differences.md), kept complete by tests, lists everything that behaves differently.
+Most visible: the exit code is [that of the root cause](exit-codes.md), not 1; failures are reported
+in a few lines, with the cause first; no worker outlives the launcher; and on a cluster, [no
+rendezvous flags](zero-flags.md) are needed.
 
 ## Every flag
 
-"Default" is what counts if neither the flag nor its variable is given. "Differs" leads to what
-torchrun does otherwise.
+"Default" applies if neither the flag nor its variable is set. "Differs" links to differences from
+torchrun.
 
 """
 _OWN = """

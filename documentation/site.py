@@ -23,6 +23,7 @@ SHOWN = (
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
     "LICENSE",
     "docs",
     "examples",

@@ -1,10 +1,10 @@
-"""See a restart and a warm start: train digits.py on 4 workers, kill one half-way, and watch; then
-start the same job again, and do the same with torchrun.
+"""Demonstrate a restart and a warm launch: train digits.py on 4 workers, kill one half-way, and
+watch it recover; then launch the same job again, and do the same with torchrun.
 
     python examples/demo.py
 
-It exits 0 if the worker was killed, the others were restarted with a new one, the training went on
-after the last saved epoch, and the network reads well in the end.
+It exits 0 if the worker was killed, all workers were restarted, training resumed after the last
+saved epoch, and the final accuracy is good.
 """
 
 import json
@@ -34,10 +34,10 @@ ACCURACY = re.compile(r"test accuracy: ([\d.]+)$")
 
 
 class Story:
-    """What has happened in a job so far, from the lines that it prints.
+    """The progress of a job, parsed from its output.
 
     Args:
-        find_victim: returns the pid of the worker to kill; None to kill none.
+        find_victim: returns the pid of the worker to kill; None to skip the kill.
     """
 
     def __init__(self, find_victim: Callable[[], int] | None = None) -> None:
@@ -90,9 +90,9 @@ class Story:
 
 
 class Stop:
-    """What Ctrl-C, SIGTERM and SIGHUP do: they stop the job, and the demo ends when it has ended.
+    """Handle Ctrl-C, SIGTERM and SIGHUP: stop the job, and exit when it has ended.
 
-    A handler that raises could leave the job running, if it came while the job is being started.
+    A handler that raises could leave the job running if the signal arrives during its start.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Jobs:
         self.warm = False
 
     def relight(self, story: Story, epochs: int) -> int:
-        """Run it with relight, show what it prints, and return the exit code."""
+        """Run it with relight, show its output, and return the exit code."""
         logs = self._folder / "logs"
         # The process with the modules stays for the next job, as long as this demo runs.
         options = ["--preload=torch,torch._dynamo", f"--keep-warm=while:{os.getpid()}"]
@@ -237,15 +237,15 @@ def tell(first: Story, again: Story, other: Story) -> None:
 
 
 def shown(seconds: float) -> str:
-    """Return a time; a job that was not seen to get so far has none."""
+    """Format a time; `-` if the job did not get that far."""
     return f"{seconds:.2f} s" if seconds else "-"
 
 
 def rank_in_logs(logs: Path) -> int:
-    """Return the pid of the worker to kill, from the event log that relight keeps with --log-dir.
+    """Return the pid of the worker to kill, from relight's event log (--log-dir).
 
     Raises:
-        LookupError: it is not there.
+        LookupError: the log does not have it.
     """
     (events,) = logs.glob("*/events.jsonl")
     for line in events.read_text().splitlines():
@@ -256,10 +256,10 @@ def rank_in_logs(logs: Path) -> int:
 
 
 def rank_of(launcher: int) -> int:
-    """Return the pid of the worker to kill, which is a child of torchrun's process.
+    """Return the pid of the worker to kill, a child of torchrun's process.
 
     Raises:
-        LookupError: it is not there.
+        LookupError: there is no such process.
     """
     for children in Path(f"/proc/{launcher}/task").glob("*/children"):
         for pid in children.read_text().split():

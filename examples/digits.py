@@ -2,9 +2,9 @@
 
     relight run --nproc-per-node=4 --max-restarts=3 examples/digits.py --checkpoint digits.pt
 
-The shape is the one that a launcher with restarts needs: load the last checkpoint, initialize,
-train, save. A restart runs this file from its first line, so a run that was interrupted goes on
-after the last epoch that it finished, and ends with the same weights as one that was not.
+It has the structure that restarts require: load the last checkpoint, initialize, train, save. A
+restart runs this file from its first line, so an interrupted run resumes after its last finished
+epoch, and ends with the same weights as an undisturbed one.
 """
 
 import argparse
@@ -64,10 +64,10 @@ def main() -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
-    """Return the latest checkpoint, or None if there is none yet.
+    """Return the latest checkpoint, or None.
 
-    Every worker reads the file before any of them can write it: rank 0 saves only after an epoch,
-    and an epoch needs them all.
+    Every worker reads the file before any worker can write it, because rank 0 saves only after an
+    epoch, which takes all workers.
     """
     if not path.exists():
         return None
@@ -164,12 +164,12 @@ def train(
     # The sampler gives every worker as many images as the others, by repeating a few. So all make
     # the same number of steps, and their last, smaller batches have the same size.
     sampler = DistributedSampler(training, seed=SEED)
-    # The more workers, the fewer images for each: a step is the same work on any number of them.
+    # The batch is divided among the workers, so a step is the same on any number of them.
     batches = DataLoader(training, batch_size=max(1, BATCH_SIZE // world_size), sampler=sampler)
 
     for epoch in range(done + 1, epochs + 1):
-        # Order and dropout depend on the epoch alone, not on what this process did before: that
-        # is why a run that was interrupted gives the same result.
+        # Order and dropout depend only on the epoch, not on the history of this process, so an
+        # interrupted run gives the same result.
         sampler.set_epoch(epoch)
         torch.manual_seed(SEED + epoch * world_size + rank)
         loss = train_epoch(parallel, optimizer, batches)
@@ -205,7 +205,7 @@ def train_epoch(
 
 
 def measure_accuracy(model: nn.Module, test: TensorDataset) -> float:
-    """Return the share of images that are read correctly; each worker evaluates a part of them."""
+    """Return the test accuracy; each worker evaluates a share of the images."""
     # Not the sampler: the images that it repeats would count twice.
     images, labels = test[dist.get_rank() :: dist.get_world_size()]
     model.eval()

@@ -1,9 +1,9 @@
-"""Train while nodes come, go, fail and are taken away: a script that survives all of it.
+"""Train while nodes join, leave, fail and are preempted.
 
     relight run --nproc-per-node=2 --max-restarts=3 --restart-policy=smart examples/elastic.py
 
-Each start of this file may have another number of workers. It loads the last checkpoint, trains on
-from there, and ends with the same weights, to rounding, as if nothing had happened.
+Each start of this file may have a different number of workers. It resumes from the last checkpoint
+and ends with the same weights, up to rounding, as an undisturbed run.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def train_step(
     model: DistributedDataParallel,
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Take one step. What is drawn depends on the step alone, not on the number of workers."""
+    """Take one step. Its data depends only on the step, not on the number of workers."""
     random = torch.Generator().manual_seed(SEED + step)
     inputs = torch.randn(BATCH_SIZE, 8, generator=random)
     targets = inputs.sum(dim=1, keepdim=True)
@@ -76,7 +76,7 @@ def train_step(
 
 
 def load(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Load the last checkpoint, if there is one; return the step to begin with."""
+    """Load the last checkpoint, if any; return the first step."""
     if not path.exists():
         return 0
     saved = torch.load(path, map_location="cpu", weights_only=True)

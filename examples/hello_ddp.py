@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 def choose_device() -> torch.device:
     """Return an accelerator for this worker alone, or the CPU if there are too few."""
-    # The index is the local rank. The rank counts the workers of all nodes: on the second node of
-    # two with 8 GPUs each it starts at 8, and there is no GPU 8 there.
+    # Index by local rank. The global rank counts the workers of all nodes: on the second of two
+    # nodes with 8 GPUs each it starts at 8, but the last GPU there is 7.
     local_rank, workers = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     # Without this argument, a CUDA build of torch returns "cuda" on a machine without a GPU.
     accelerator = torch.accelerator.current_accelerator(check_available=True)

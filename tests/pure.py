@@ -31,6 +31,7 @@ PATHS = (
     "tests/host/test_watched_worker.py",
     "tests/host/test_worker_memory.py",
     "tests/job",
+    "tests/messages",
     "tests/pages/test_pages.py",
     "tests/portable/test_portable.py",
     "tests/runner/test_injected.py",

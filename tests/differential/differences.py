@@ -53,7 +53,7 @@ _ONLY_RELIGHT = (
 
 DIFFERENCES = {
     "master-addr": Difference(
-        "the full host name of a machine need not resolve",
+        "a machine's full host name need not resolve",
         ((_ENV + "MASTER_ADDR", re.escape(socket.getfqdn()), r"127\.0\.0\.1"),),
     ),
     "breakpoint": Difference(
@@ -75,7 +75,7 @@ DIFFERENCES = {
         ),
     ),
     "filtered-stderr": Difference(
-        "it is not shown, but the report has its traceback",
+        "it is hidden, but the report has its traceback",
         ((r"workers .* fd 2", "a null of its own", "a pipe of its own"),),
     ),
     "parent-death-signal": Difference(
@@ -83,7 +83,7 @@ DIFFERENCES = {
         ((r"workers .* parent death signal", "[02]", "9"),),
     ),
     "faulthandler": Difference(
-        "a crash shows where it was in Python",
+        "a crash shows its position in Python",
         (
             (r"workers .* orig_argv", r".*'-u', .*", r".*'-uXfaulthandler', .*"),
             (r"workers .* status SigCgt", r"[0-9a-f]+002", r"[0-9a-f]+4ea"),
@@ -144,7 +144,7 @@ DIFFERENCES = {
         "a list of arguments in Python often has them, as torch's own tests do", _ONLY_RELIGHT
     ),
     "signal-names": Difference(
-        "one form, whatever was typed",
+        "one normalized form",
         ((_ENV + "TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1, SIGTERM", "SIGUSR1,SIGTERM"),),
     ),
     "ambiguous-beginning": Difference("both spellings are the same flag", _ONLY_RELIGHT),
@@ -179,11 +179,11 @@ DIFFERENCES = {
         ),
     ),
     "run-path-unbuffered": Difference(
-        "as in the other modes, nothing is lost when a worker is killed",
+        "no output is lost when a worker is killed, as in the other modes",
         ((r"workers .* unbuffered", "False", "True"),),
     ),
     "run-path-beside": Difference(
-        "a script finds the modules beside it",
+        "a script finds the modules next to it",
         ((r"workers .* sys\.path\[0\]", r"\{work\}", r"\{work\}/folder"),),
     ),
     "run-path-error-file": Difference(
@@ -194,7 +194,7 @@ DIFFERENCES = {
         ),
     ),
     "nohup": Difference(
-        "a job under nohup outlives its terminal, and so do its workers",
+        "a job under nohup outlives its terminal, workers included",
         ((r"workers .* status SigIgn", ".*0", ".*1"),),
     ),
     "closed-stdin": Difference(
@@ -202,7 +202,7 @@ DIFFERENCES = {
         ((r"workers .* fd 0", "closed", "a null of its own"),),
     ),
     "ignored-sigchld": Difference(
-        "a process that ignores it can't learn how its children ended, nor can a worker",
+        "a process that ignores it can't read the exit status of its children",
         ((r"workers .* status SigIgn", ".*11000", ".*01000"),),
     ),
     "tee-carriage-return": Difference(
@@ -228,7 +228,7 @@ DIFFERENCES = {
         (("exit_code", "1", "137|163"),),
     ),
     "exit-code-of-launcher": Difference(
-        "as in every shell; a scheduler must not take it for a failure of the job",
+        "as in every shell; a scheduler must not mistake it for a failed job",
         (("exit_code", "1", "130|138|143"),),
     ),
     "late-worker": Difference(
@@ -236,11 +236,11 @@ DIFFERENCES = {
         (("exit_code", "-9", "137"), ("left", r"\[.*, 'watchdog_timer_\{random\}'\]", r"\[\]")),
     ),
     "fresh-store": Difference(
-        "workers of a restart must not meet the addresses of dead ones",
+        "restarted workers must not find addresses of dead ones",
         ((_ENV + "MASTER_PORT", r"\{any port\}", r"\{another port\}"),),
     ),
     "error-file-always": Difference(
-        "the program that started the job learns why it failed, without a decorator in the script",
+        "the calling program can read the reason, without a decorator in the script",
         (("files outer.json .*", NOTHING, ".*"),),
     ),
 }
@@ -251,15 +251,15 @@ DIFFERENCES |= {
         "the command is kept", (("says a deprecation", "True", "False"),)
     ),
     "failure-report": Difference(
-        "the first lines say which rank, what, and where; others are listed as consequences",
+        "the first lines name the rank, the error and the place; knock-on failures follow",
         (("says a box of failures", "True", "False"),),
     ),
-    "own-traceback": Difference("the launcher's own code tells a user nothing", (_OWN_CODE,)),
+    "own-traceback": Difference("frames of the launcher are useless to its user", (_OWN_CODE,)),
     "usage-exit-code": Difference(
         "a script can tell a wrong command line from a failed job", (("exit_code", "1", "2"),)
     ),
     "missing-script": Difference(
-        "no worker starts; the message names the nearest file",
+        "no worker starts in vain",
         (
             ("exit_code", "1", "2"),
             _OWN_CODE,

@@ -1,13 +1,12 @@
-"""What everything else uses: errors, the environment, text, parsing of values and records.
+"""Foundations: errors, the environment, text, parsing of values and records.
 
-    errors.py      what users see: errors, hints, exit codes
+    errors.py      user-visible errors: messages, hints, exit codes
     exit_signals.py  128 + n on SIGINT or SIGTERM while no agent handles them
     env.py         the only reader of os.environ
     text.py        times, counts, lists of hosts and ranks, spelling suggestions
     values.py      parsers for the values of flags
     fields.py      input from other processes, checked field by field
-    redaction.py   hides secrets in what is shown or kept
+    redaction.py   hides secrets in output and records
 
-
-It imports nothing else of relight.
+It imports no other room.
 """

@@ -1,15 +1,15 @@
-"""The errors that users see, sorted by who must act on them, and their exit codes.
+"""User-visible errors, grouped by who must act on them, and their exit codes.
 
     RelightError
     ├── WorkersFailedError  1   the user's function, called by relight.launch
     ├── UsageError      2   the user: the command line or the environment asks for the impossible
-    ├── MachineError    4   the operator: this machine refused something that the launcher needs
+    ├── MachineError    4   the operator: this machine refused a resource that the launcher needs
     └── InternalError  70   us: a state that must not occur; please report it
 
 A job whose workers failed is not an error of the launcher: it ends with the exit code of its root
-cause. A job whose nodes did not come together in time, or separated for good, ends with EXIT_GROUP.
+cause. A job whose nodes did not meet in time, or separated for good, ends with EXIT_GROUP.
 
-A message is one line: what happened, to which thing, why. The hint says what to do next.
+A message is one line: what happened, to what, why. The hint says what to do next.
 """
 
 import signal
@@ -31,11 +31,11 @@ _PLACES = 10
 
 
 class RelightError(Exception):
-    """Base of all errors that the command line prints as one line and a hint.
+    """Base of all errors printed as one line and a hint.
 
     Args:
         message: one line without a final full stop.
-        hint: what to do next, or an empty string.
+        hint: the next step, or an empty string.
     """
 
     exit_code = EXIT_INTERNAL
@@ -107,7 +107,7 @@ def exit_code_of_signal(number: int) -> int:
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a signal: `SIGTERM` for 15; `signal 40` where there is no name."""
+    """Return the name of a signal: `SIGTERM` for 15, `signal 40` for an unnamed one."""
     try:
         return signal.Signals(number).name
     except ValueError:

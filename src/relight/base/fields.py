@@ -1,19 +1,18 @@
-"""Turns input from another process into records, and checks each field. No other module does that.
+"""Turns input from other processes into records, and checks each field. No other module does.
 
-A record is a NamedTuple, and the annotations of its fields say what they accept:
+A record is a NamedTuple, and the annotations of its fields define the accepted values:
 
     bool
     int, float              finite, within the bounds for the field's name or for all numbers
-    str                     bounded; what could confuse a terminal is replaced, or refused in a
-                            name; one line, except in texts for people; texts that only programs
-                            read, such as arguments and variables, are left as they are
+    str                     bounded; control characters are replaced, or rejected in a name; one
+                            line, except in texts for people; texts that only programs read, such
+                            as arguments and variables, stay unchanged
     tuple[X, ...], dict     bounded
     a NamedTuple, an Enum   by its fields, by its name
     X | None
 
 A message is a record with its type's name under the key `type`. Anything else is `Malformed`.
-`to_json` makes texts and numbers fit the same bounds, so that no process refuses what another one
-has passed on.
+`to_json` clamps texts and numbers to the same bounds, so peers never reject each other's messages.
 """
 
 import json
@@ -32,7 +31,7 @@ MAX_ITEMS = 1 << 20
 MAX_FACTS = 255
 MAX_FINDINGS = 100
 MAX_ANSWER = 1 << 18
-"""Characters of what a node says of itself and its workers."""
+"""Limit of characters in texts about a node and its workers."""
 
 Message = dict[str, Any]
 """A message as a JSON object."""
@@ -115,10 +114,10 @@ class Malformed(ValueError):  # noqa: N818
 
 
 def decode(text: bytes | str) -> Any:
-    """Parse a JSON text, in which all numbers must be finite.
+    """Parse JSON; all numbers must be finite.
 
     Raises:
-        Malformed: it is not such a text.
+        Malformed: the text is invalid.
     """
     try:
         return _decode(text.decode() if isinstance(text, bytes) else text)

@@ -1,7 +1,7 @@
 """Hides values that look like secrets in the records and the output of a job.
 
-A variable or a flag is treated as a secret by its name, and a token of a well-known service by its
-prefix; hiding a value that is no secret does little harm.
+A variable or a flag counts as a secret because of its name, a token of a well-known service because
+of its prefix; false positives do little harm.
 """
 
 import re
@@ -79,8 +79,8 @@ def of_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def redact_text(text: str) -> str:
-    """Return a text with these values hidden: those of `NAME=value`, `--name value`, `Name: value`
-    where the name is a secret's, and passwords in URLs and after `--user NAME:`.
+    """Redact a text: values in `NAME=value`, `--name value` and `Name: value` with a secret's name,
+    and passwords in URLs and after `--user NAME:`.
     """
     text = _TOKEN.sub(HIDDEN, text)
     text = _JSON.sub(_hidden_in_json, text)

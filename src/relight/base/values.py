@@ -1,6 +1,6 @@
-"""Parsers for the values of flags, each by itself. No I/O.
+"""Parsers for the values of single flags. No I/O.
 
-Every `parse_…` takes the text of one flag and raises ValueError with what was expected.
+Every `parse_…` takes the text of one flag and raises ValueError with the expected form.
 """
 
 import os
@@ -37,7 +37,7 @@ BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "file")
 
 
 class Nodes(NamedTuple):
-    """How many nodes the job may have; both are equal for a job of fixed size."""
+    """Minimum and maximum number of nodes; equal for a job of fixed size."""
 
     min_nodes: int
     max_nodes: int
@@ -48,8 +48,8 @@ class Nodes(NamedTuple):
 
 
 class KeepWarm(NamedTuple):
-    """How long a process with preloaded modules outlives its job: for `stays_s` seconds without
-    use, and not longer than the process `until`; 0 for none.
+    """Lifetime of a warm process after its job: until it has been idle for `stays_s` seconds, and
+    no longer than the process `until` (0 for none).
     """
 
     stays_s: float
@@ -57,8 +57,8 @@ class KeepWarm(NamedTuple):
 
 
 class RestartBudget(NamedTuple):
-    """How many restarts are allowed: in the whole job, or within `window_s` seconds. `per` is that
-    time as the user wrote it, such as `/1h`.
+    """The restart limit: per job, or within `window_s` seconds. `per` is that time as the user
+    wrote it, such as `/1h`.
     """
 
     most: int
@@ -70,8 +70,8 @@ class RestartBudget(NamedTuple):
 
 
 class HangTimeout(NamedTuple):
-    """After how many seconds a job hangs: `idle_s` in which its workers do nothing at all, or
-    `silent_s` in which they only use CPU time. `adapts`: `idle_s` grows with the pauses of the job.
+    """Limits of hang detection: `idle_s` seconds of complete idleness, or `silent_s` seconds of CPU
+    time only. `adapts`: `idle_s` grows with the pauses of the job.
     """
 
     idle_s: float
@@ -80,14 +80,14 @@ class HangTimeout(NamedTuple):
 
 
 class BuiltinCheck(NamedTuple):
-    """A check that relight has itself; `least` is in bytes, 0 where it has no meaning."""
+    """A built-in check; `least` is in bytes, 0 if not applicable."""
 
     name: str
     least: int
 
 
 class HealthCheck(NamedTuple):
-    """What a node must pass before its workers start: a shell command, or checks by name."""
+    """Checks before a node's workers start: a shell command, or built-in ones."""
 
     command: str
     names: tuple[BuiltinCheck, ...] = ()
@@ -99,14 +99,14 @@ class HealthCheck(NamedTuple):
 
 
 class PreemptionSource(NamedTuple):
-    """Where the notice of a preemption comes from: signals besides SIGTERM, or a file."""
+    """The source of preemption notices: signals in addition to SIGTERM, or a file."""
 
     signals: tuple[int, ...]
     file: str = ""
 
 
 class Endpoint(NamedTuple):
-    """Where the nodes meet. `port` is None if none was given; `others` are further hosts that may
+    """The address at which nodes meet. `port` may be None; `others` are additional hosts that may
     take over. A text with a slash is kept unchanged, as `host`.
     """
 
@@ -121,7 +121,7 @@ class Endpoint(NamedTuple):
 
 
 class PageAddress(NamedTuple):
-    """Where a status page is served; `is_public`: whether reading it needs no token."""
+    """The address of a status page; `is_public`: whether it can be read without a token."""
 
     endpoint: Endpoint
     is_public: bool = False
@@ -131,7 +131,7 @@ class PageAddress(NamedTuple):
 
 
 class StreamChoice(NamedTuple):
-    """Which streams are chosen: a default, and exceptions by local rank."""
+    """A selection of streams: a default, and exceptions by local rank."""
 
     default: int
     by_rank: tuple[tuple[int, int], ...] = ()
@@ -167,7 +167,7 @@ NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")
 
 
 def parse_nproc(text: str) -> str:
-    """Parse a number of workers or a word, which is resolved later, on the machine."""
+    """Parse a number of workers, or a word that is resolved later, on the machine."""
     if text in NPROC_WORDS:
         return text
     try:
@@ -340,7 +340,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def parse_filters(text: str) -> tuple[str, ...]:
-    """Parse comma-separated texts to look for; two commas stand for a literal comma."""
+    """Parse comma-separated search texts; a double comma is a literal comma."""
     parts = text.replace(",,", "\0").split(",")
     return tuple(part.replace("\0", ",") for part in parts if part)
 
@@ -410,7 +410,7 @@ _UNITS_OF_SIZE = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def parse_name(text: str) -> str:
-    """Return the name of a job: letters, digits, `_`, `.` and `-`, as in file and host names.
+    """Validate the name of a job: letters, digits, `_`, `.` and `-`, as in file and host names.
 
     Raises:
         ValueError: it has other characters, or is too long.
@@ -426,7 +426,7 @@ def parse_name(text: str) -> str:
 
 
 def parse_health_check(text: str) -> HealthCheck | None:
-    """Parse names of checks, such as `disk=10G,gpu`, or a command, which has a space or a slash."""
+    """Parse names of checks, such as `disk=10G,gpu`, or a command with a space or a slash."""
     text = text.strip()
     if not text or text == "off":
         return None

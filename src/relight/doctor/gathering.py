@@ -55,10 +55,10 @@ _MAX_MISTAKES = 3
 
 
 class GatherSettings(NamedTuple):
-    """How the nodes are to meet.
+    """Settings of the meeting.
 
-    `nodes`: how many there are. `wait_s`: how long to wait for more nodes after the last one came.
-    `facts` should be equal on all nodes.
+    `nodes`: number of nodes. `wait_s`: wait for more nodes after the last arrival. `facts` should
+    be equal on all nodes.
     """
 
     meeting: Meeting
@@ -71,8 +71,8 @@ def gather(settings: GatherSettings, say: Callable[[list[str]], None]) -> Verdic
     """Meet the other nodes, probe all pairs, and return the findings.
 
     Args:
-        settings: where, and how many.
-        say: called with the nodes that have come, each time that they change.
+        settings: of the meeting.
+        say: called with the nodes that have joined, at each change.
     """
     loop, mistakes = Loop(), list[Finding]()
 
@@ -291,7 +291,7 @@ class _Participant(Seeker):
                 self._verdict = verdict._replace(seconds=self._loop.now() - began)
 
     def closed(self, connection: Connection, reason: str) -> None:
-        """Handle a connection that has ended or could not be made."""
+        """Handle a connection that has ended or failed."""
         self._connection = None
         if connection.turned_away:
             self._refused = reason
@@ -315,8 +315,8 @@ class _Participant(Seeker):
 
 
 class _Examination:
-    """What a node finds out for the host: its probes of the others, and by how much its clock is
-    ahead of the host's. Ends with a report.
+    """A node's probes of the others, and the offset of its clock from the host's. Ends with a
+    report to the host.
     """
 
     def __init__(self, loop: Loop, connection: Connection) -> None:

@@ -44,12 +44,12 @@ _DRAIN_S = 1.0
 
 
 class _Attendee:
-    """A node that has come; the first one is the host of the meeting itself.
+    """A node that has joined; the first one is the host of the meeting itself.
 
     Attributes:
         node: its description.
-        connection: to it; None for the host, and once it has ended.
-        reported: its probes are known.
+        connection: the connection to it; None for the host, and after its end.
+        reported: whether it has reported its probes.
     """
 
     def __init__(self, node: DoctorNode, connection: Connection | None) -> None:
@@ -64,12 +64,12 @@ class MeetingHost:
     Args:
         loop: the loop.
         sock: bound to the endpoint and listening.
-        security: what the other nodes must prove.
-        job: the job's id, and `nodes` how many it has; others are refused.
+        security: credentials that the other nodes must prove.
+        job: the job's id, and `nodes` its number of nodes; others are rejected.
         own: this node.
         prober: its probes.
-        wait_s: how long to wait for more nodes after the last one came.
-        say: called with lines for the user on which nodes have come.
+        wait_s: wait for more nodes after the last arrival.
+        say: called with lines for the user about the nodes that have joined.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class MeetingHost:
     # Called by the listener.
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Take the connection of a new node."""
+        """Accept the connection of a new node."""
         sender, job, settings, _ = fields.record(Hello, hello)
         if sender != "doctor":
             connection.fail("the peer is not `relight doctor`, and this side is")
@@ -198,7 +198,7 @@ class MeetingHost:
         return self._began_at is None and len(self._attendees) < self._wanted.max_nodes
 
     def _number_of(self, connection: Connection) -> int:
-        """Return the number of the node at the other end of a connection, 0 if there is none."""
+        """Return the number of the node at the other end of a connection, or 0."""
         connections = [each.connection for each in self._attendees]
         return connections.index(connection) if connection in connections else 0
 

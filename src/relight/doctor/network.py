@@ -7,7 +7,7 @@ blocks it; if both fail, datagrams show whether packets pass at all, and in whic
     ok        ok                               none; large segments that get stuck: MTU
     silent    ok                               b takes no connections
     silent    silent    by both                TCP is blocked
-    silent    silent    only by a              what a sends does not reach b: one way
+    silent    silent    only by a              packets from a do not reach b: one way
     silent    silent    by none                nothing passes
     refused                                    a device rejects, or the address is another machine's
     no route  silent                           no route from a to b
@@ -31,13 +31,13 @@ Probes = Mapping[tuple[int, int], Probe]
 def judge(
     nodes: Sequence[DoctorNode], probes: Probes, *, port: int, missing: Sequence[int] = ()
 ) -> list[Finding]:
-    """Return what is wrong between the nodes.
+    """Return the findings about the network between the nodes.
 
     Args:
-        nodes: all nodes that came; the first one hosts the endpoint.
+        nodes: all nodes that joined; the first one hosts the endpoint.
         probes: their results.
         port: the port of the endpoint.
-        missing: nodes that came but did not report.
+        missing: nodes that joined but did not report.
     """
     findings = _connections(nodes, probes, port, missing)
     if missing:
@@ -60,8 +60,8 @@ def judge(
 
 
 def kind_of(there: Probe, back: Probe) -> str:
-    """Return what is wrong from a to b, a word of `_KINDS`; an empty string if nothing is, or if
-    the other direction reports it.
+    """Return the problem from a to b, a word of `_KINDS`; empty without one, or if the other
+    direction reports it.
     """
     if there.tcp == ProbeResult.PASSED:
         return "mtu" if there.large == ProbeResult.STUCK else ""
@@ -162,7 +162,7 @@ def _connections(
 
 
 def _packet_sizes(pairs: Sequence[tuple[int, int]], probes: Probes) -> dict[str, str]:
-    """Return what datagrams show about the largest packet that gets through."""
+    """Return the finding about the largest datagram that arrives."""
     mtus = [probes[pair].mtu for pair in pairs if probes[pair].mtu]
     least = min((probes[pair].answered for pair in pairs), default=0)
     if not mtus or not least:
@@ -180,7 +180,7 @@ def _port_range(nodes: Sequence[DoctorNode]) -> tuple[str, str]:
 
 
 def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[Finding]:
-    """Judge the datagrams to the endpoint, which carry heartbeats as well."""
+    """Judge the datagrams to the endpoint, which heartbeats use."""
     if nodes and nodes[0].udp_taken:
         return [
             Finding(

@@ -1,8 +1,8 @@
-"""The events of a job: what `--event-log`, `relight events`, handlers and metrics get.
+"""The events of a job, for `--event-log`, `relight events`, handlers and metrics.
 
-`event_types` has one small immutable type for each event; `event_text` says each in words,
-`event_schema` says what the fields mean (docs/events.md is made from it), and `event_lines` reads
-and chooses the lines of a log.
+`event_types` has one small immutable type per event; `event_text` has their texts, `event_schema`
+the documentation of their fields (source of docs/events.md), and `event_lines` reads and filters
+the lines of a log.
 
 Users import the types from here.
 

@@ -1,5 +1,5 @@
-"""Lines of the event log: read, chosen and shown again. They come from a file or from an agent, and
-may be of another version of relight.
+"""Parses, filters and formats lines of the event log. They come from a file or from an agent,
+possibly of another version of relight.
 """
 
 import json
@@ -11,7 +11,7 @@ from relight.events.event_text import describe
 from relight.events.event_types import Readable
 
 _KEYS = {"v", "n", "t", "time", "event"}
-"""The keys of a line that are no fields of its event."""
+"""The keys of a line that do not belong to its event."""
 _MOST_SHOWN = 300
 
 
@@ -29,7 +29,7 @@ class Line(NamedTuple):
 
 
 def read(text: str) -> Line | None:
-    """Return a line of an event log; None if it is none."""
+    """Parse a line of an event log; None if it is malformed."""
     try:
         found = fields.decode(text)
         version, name = found.get("v", event_types.SCHEMA), found["event"]
@@ -43,7 +43,7 @@ def read(text: str) -> Line | None:
 
 def event_of(line: Line) -> event_types.Event | None:
     """Return the event of a line; None if this version of relight does not know it."""
-    match line.name, line.fields:  # what they hold is read by core/group/group_replay
+    match line.name, line.fields:  # core/group/group_replay reads their content
         case "GroupBegan", {"job": str(job), "origin": str(origin), "settings": dict(settings)}:
             return event_types.GroupBegan(job, origin, settings)
         case "GroupStep", {"job": str(job), "input": dict(found), "effects": list(effects)}:
@@ -70,7 +70,7 @@ def shown(line: Line) -> str:
 
 
 class Selection:
-    """Which lines of one log are wanted.
+    """A filter for the lines of one log.
 
     Args:
         names: those of events; empty for all.
@@ -81,7 +81,7 @@ class Selection:
     def __init__(self, names: frozenset[str], since: float | None, rank: int | None) -> None:
         self._names, self._since, self._rank = names, since, rank
         self._local_rank: int | None = None
-        """Which worker of the node has the rank, in the generation that the lines have reached."""
+        """The local rank of the wanted worker, in the current generation of the lines."""
 
     def wants(self, line: Line) -> bool:
         """Return whether a line is wanted; each line of the log must be shown to it, in order."""

@@ -1,9 +1,8 @@
 """The events of a job: one small immutable type for each. In words: events/event_text.py.
 
-The same records are the inputs of the cores and the lines of the event log. An event has no time:
+The same records are inputs of the state machines and lines of the event log. An event has no time:
 the code that records it adds one (`LoggedEvent`). An exit code below 0 is the number of the signal
-that ended a process, as in torch and subprocess. What each field means stands in
-events/event_schema.py.
+that ended a process, as in torch and subprocess. events/event_schema.py documents each field.
 """
 
 from typing import Any, NamedTuple
@@ -16,8 +15,9 @@ _MOST_CAUSE = 300
 
 
 class Formed(NamedTuple):
-    """A generation was formed with this many nodes and workers. `group_rank` and `host` are this
-    node's. `failed_host`: on which the one before it failed, or which was lost.
+    """A generation was formed. `nodes` and `world_size` count its nodes and workers; `group_rank`
+    and `host` are this node's. `failed_host` is the node on which the previous generation failed,
+    or the lost node.
     """
 
     generation: int
@@ -89,8 +89,8 @@ class PreloadStarted(NamedTuple):
 
 
 class WarmProcessTaken(NamedTuple):
-    """Workers are forked from a process that an earlier job has left, or `relight warm start`. It
-    was made `age_s` seconds ago, and `uses` jobs have used it before.
+    """Workers are forked from a process left by an earlier job or `relight warm start`. It is
+    `age_s` seconds old, and `uses` jobs have used it before.
     """
 
     pid: int
@@ -107,8 +107,8 @@ class WarmProcessUnfit(NamedTuple):
 
 
 class PreloadReady(NamedTuple):
-    """The process has imported the modules and uses `mib` MiB. `left_out` are packages on the path
-    that workers import as well, but that are not installed: the user's own.
+    """The process has imported the modules and uses `mib` MiB. `left_out` are packages that workers
+    import from the path without installation: the user's own.
     """
 
     pid: int
@@ -131,14 +131,14 @@ class PreloadWithout(NamedTuple):
 
 
 class PreloadUnfit(NamedTuple):
-    """The process can't be used (any more) and is gone; `asked`: the user named the modules."""
+    """The process can't be used (any longer) and is gone; `asked`: the user named the modules."""
 
     reason: str
     asked: bool
 
 
 class WorkersWarm(NamedTuple):
-    """Whether the workers of this generation are forked from that process; if not, why not."""
+    """Whether the workers of this generation are forked from that process, or why not."""
 
     warm: bool
     reason: str
@@ -180,11 +180,11 @@ class HealthChecked(NamedTuple):
 
 
 class RanksSlow(NamedTuple):
-    """Ranks on these hosts are persistently slower than the others (--watch-slow-ranks), since a
-    time in seconds since 1970; no `ranks`: none is any more.
+    """Ranks on these hosts have been persistently slower than the others (--watch-slow-ranks) since
+    a time in seconds since 1970; empty `ranks`: no longer.
 
-    `slower`: by which share, and `waited`: for which share of the time the others wait for them;
-    of the slowest node.
+    `slower` is their slowdown, `waited` the share of time that the others wait for them; both for
+    the slowest node.
     """
 
     ranks: tuple[int, ...]
@@ -203,8 +203,8 @@ class NotRestarting(NamedTuple):
 
 
 class StoreReached(NamedTuple):
-    """This many workers are connected to the store of the generation, which is on this node: the
-    first one is, or all are. They connect in init_process_group.
+    """Workers have connected to the store of the generation, which is on this node: the first one,
+    or all. They connect in init_process_group.
     """
 
     generation: int
@@ -241,8 +241,8 @@ class CheckpointFound(NamedTuple):
 
 
 class StateChanged(NamedTuple):
-    """A part of relight that decides something is in another state. The state in which it begins is
-    not told, nor is one that it leaves at once.
+    """A state machine has changed its state. Initial states, and states left immediately, are not
+    recorded.
     """
 
     core: str
@@ -261,8 +261,8 @@ class GroupBegan(NamedTuple):
 
 
 class GroupStep(NamedTuple):
-    """The coordinator took a message, lost a node or had a deadline, and decided what follows
-    (--record-group). `relight events --replay` takes these steps again.
+    """The coordinator handled a message, the loss of a node or a deadline (--record-group).
+    `relight events --replay` repeats these steps.
     """
 
     job: str
@@ -311,13 +311,13 @@ Event = Readable | GroupBegan | GroupStep | Tick
 
 
 def changed(core: str, before: str, after: str, taken: object) -> StateChanged:
-    """Return the event of a core that is in another state since it has taken an input.
+    """Return the event for a state change of a state machine.
 
     Args:
         core: the name of its module.
-        before: its state before.
-        after: its state now.
-        taken: the input; of a message that came from another process, the message counts.
+        before: its previous state.
+        after: its current state.
+        taken: the input; for a message from another process, the message itself.
     """
     taken = getattr(taken, "message", taken)
     reason = getattr(taken, "reason", "") or getattr(taken, "cause", "")

@@ -14,7 +14,7 @@ from relight.core.group.messages import StartProbes
 from relight.health.finding import Finding, in_order
 
 _MOST_TEXT = 800
-"""Most characters of each text of a finding, so that all findings fit into a message."""
+"""Limit of characters per text of a finding, so that all findings fit into a message."""
 
 
 class ProbeResult(StrEnum):
@@ -30,15 +30,14 @@ class ProbeResult(StrEnum):
 
 
 class DoctorNode(NamedTuple):
-    """One node, as it describes itself.
+    """A node's description of itself.
 
-    `address` is where other nodes try to reach it, at `tcp_port` and `udp_port`; `own` is the
-    address from which it connects to the host of the meeting. `resolved`: the addresses of the
-    endpoint's host on this node. `udp_taken`: it hosts the endpoint, and datagrams to that port go
-    to another program.
+    Other nodes try to reach it at `address`, ports `tcp_port` and `udp_port`; `own` is the address
+    from which it connects to the host of the meeting. `resolved`: the addresses of the endpoint's
+    host on this node. `udp_taken`: it hosts the endpoint, but another program gets the datagrams.
 
-    The host adds: `seen_as`, the source address of its connection, if not `own`; `clock_s`, how
-    much its clock is ahead of the host's, within `clock_error_s`; None if not known.
+    The host adds `seen_as`, the source address of its connection if that differs from `own`, and
+    `clock_s`, the offset of its clock from the host's, within `clock_error_s`; None if unknown.
     """
 
     name: str
@@ -56,7 +55,7 @@ class DoctorNode(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """What one node found about another.
+    """A node's probe of another one.
 
     `tcp`: the result of a connection to a free port; `large`: of sending much data over it.
     `answered`: the largest packet in bytes that was answered; `heard`: the largest that came from
@@ -78,7 +77,7 @@ class TargetProbe(NamedTuple):
 
 
 class NodesPresent(NamedTuple):
-    """The nodes that have come."""
+    """The nodes that have joined."""
 
     hosts: tuple[str, ...]
 

@@ -1,6 +1,6 @@
-"""The endpoint as this machine sees it: its addresses, what answers there, who holds its port.
+"""This machine's view of the endpoint: its addresses, the answering program, its port's owner.
 
-Nothing here needs an event loop, so that an agent can call it before it gives up.
+Needs no event loop, so an agent can call it before it gives up.
 """
 
 import os
@@ -25,7 +25,7 @@ RELIGHT_PROGRAMS = (COORDINATOR, DOCTOR, RELIGHT)
 _MAX_ADDRESSES = 8
 _NAME_S = 0.4
 _ANSWER_S = 0.4
-"""The shares of the time for a look-up and for an answer; connecting gets the rest."""
+"""Shares of the time for the lookup and for the answer; connecting gets the rest."""
 _TRACE_PORT = 33434
 """No program listens on this port, so a machine that is up refuses (traceroute(8))."""
 
@@ -33,8 +33,9 @@ _TRACE_PORT = 33434
 class EndpointAnswer(NamedTuple):
     """The answer from one address.
 
-    `what` is one of the words above, or describes what the program there did. `alive`: the machine
-    answers on another port. `ours`: it is this machine, and `holder` is the process with the port.
+    `what` is one of the words above, or describes the behaviour of the program there. `alive`: the
+    machine answers on another port. `ours`: it is this machine, and `holder` is the process that
+    has the port.
     """
 
     address: str
@@ -45,7 +46,7 @@ class EndpointAnswer(NamedTuple):
 
 
 class EndpointReport(NamedTuple):
-    """What this machine sees of an endpoint; without addresses, its name has none."""
+    """This machine's view of an endpoint; without addresses, its name does not resolve."""
 
     host: str
     port: int
@@ -53,7 +54,7 @@ class EndpointReport(NamedTuple):
 
 
 def at_timeout(host: str, port: int, *, seconds: float = 2.0) -> list[str]:
-    """Return lines on what may be wrong with an endpoint at which no other node was met.
+    """Return a diagnosis, in lines, of an endpoint at which no other node was met.
 
     Takes at most `seconds`, and never raises.
     """
@@ -78,7 +79,7 @@ def examine(host: str, port: int, seconds: float) -> EndpointReport:
 
 
 def judge(seen: EndpointReport) -> list[Finding]:
-    """Return what is wrong with an endpoint, or that nothing is wrong."""
+    """Return the findings about an endpoint, at least one."""
     where = text_of(seen.host, seen.port)
     if not seen.answers:
         return [
@@ -163,7 +164,7 @@ def answer_of(data: bytes, *, closed: bool) -> str:
 def _connect_to_all(
     addresses: tuple[str, ...], port: int, end: float, answer_s: float
 ) -> tuple[EndpointAnswer, ...]:
-    """Connect to all addresses at once, send a hello to those that accept, and read the answers."""
+    """Connect to all addresses in parallel, send a hello where accepted, and read the answers."""
     calls, answers = [], []
     for address in addresses:
         try:

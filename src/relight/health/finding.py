@@ -1,4 +1,4 @@
-"""A finding: what was examined, how bad it is, and what to do."""
+"""A finding: its subject, its severity, and the remedy."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -11,7 +11,7 @@ _MAX_PARTS = 4
 
 
 class Level(StrEnum):
-    """How bad a finding is, worst first."""
+    """Severity of a finding, worst first."""
 
     ERROR = "error"
     WARNING = "warning"

@@ -1,7 +1,7 @@
-"""Examines this machine: limits, disks, devices, names. What can't be read counts as no limit.
+"""Examines this machine: limits, disks, devices, names. An unreadable limit counts as unlimited.
 
-Sources: getrlimit(2), statvfs(3), cgroups(7), proc(5) and sysfs of Linux; `host.devices` tells
-which accelerators a worker sees.
+Sources: getrlimit(2), statvfs(3), cgroups(7), proc(5) and sysfs of Linux; `host.devices` for the
+accelerators visible to a worker.
 """
 
 import os
@@ -72,7 +72,7 @@ def with_time_limit(seconds: float, call: Callable[[], T], otherwise: T) -> T:
 
 
 def addresses_of(host: str) -> tuple[str, ...]:
-    """Return the addresses of a name, none if it can't be resolved."""
+    """Return the addresses of a name; empty if it can't be resolved."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
@@ -205,7 +205,7 @@ def _interfaces(root: str) -> tuple[str, ...]:
             try:
                 answer = fcntl.ioctl(sock, _SIOCGIFADDR, request)
             except OSError:
-                continue  # it has no IPv4 address
+                continue  # without an IPv4 address
             found.append(f"{name} {socket.inet_ntoa(answer[20:24])}")
     for line in content(os.path.join(root, "proc/net/if_inet6")).splitlines():
         fields = line.split()

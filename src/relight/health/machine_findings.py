@@ -48,11 +48,11 @@ class Accelerators(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """The facts of a machine. Sizes are in bytes; a limit that does not exist is `NO_LIMIT`.
+    """Facts about a machine. Sizes are in bytes; a missing limit is `NO_LIMIT`.
 
-    `tasks` are threads and processes that may still be started, by RLIMIT_NPROC (`of_user`) and by
-    the cgroup. `locked`: RLIMIT_MEMLOCK. `rdma`: names of InfiniBand and RoCE devices. `memory`:
-    what the cgroup leaves. `own_name`: addresses of the host's own name. `addresses`: those of its
+    `tasks`: threads and processes that may still be started, by RLIMIT_NPROC (`of_user`) and by the
+    cgroup. `locked`: RLIMIT_MEMLOCK. `rdma`: names of InfiniBand and RoCE devices. `memory`: memory
+    left in the cgroup. `own_name`: addresses of the host's own name. `addresses`: those of its
     interfaces, `eth0 10.0.0.3`.
     """
 

@@ -1,4 +1,4 @@
-"""Tries what the workers of a job will do: connect to free ports, send much data, large datagrams.
+"""Imitates the workers of a job: connects to free ports, sends much data and large datagrams.
 
     caller                                     prober
     connect, cookie and its number      ->
@@ -8,8 +8,8 @@
     datagram: cookie ? number size ...  ->
                                         <-     datagram: cookie ! number size
 
-A prober counts and drops all data that it receives. A peer that does not know the cookie gets no
-answer. An answer is never larger than its request. The numbers are those of the nodes.
+A prober counts and drops all data that it receives, and never answers a peer without the cookie. An
+answer is never larger than its request. Numbers are those of the nodes.
 """
 
 import errno
@@ -32,7 +32,7 @@ LARGE = 14_000
 LIMIT_S = 2.5
 """Long enough for a second attempt to connect after the first packet is lost."""
 MOST_PEERS = 200
-"""More connections at once could exceed the limit of open files."""
+"""More simultaneous connections could exceed the limit of open files."""
 
 _SEND_TIMES_S = (0.0, 0.3, 0.7, 1.2, 1.7)
 _SIZES = (100, 576, 1280, 1400, 1450, 1492, 1500, 4000, 8900)
@@ -75,7 +75,7 @@ class Prober:
 
     Attributes:
         tcp_port: the port for connections.
-        udp_port: the port for datagrams, 0 if there is none.
+        udp_port: the port for datagrams, or 0.
         udp_taken: another program has the requested port.
     """
 
@@ -236,9 +236,9 @@ class _Other:
     """Another node, and the largest datagrams that passed so far, as in `Probe`.
 
     Args:
-        call: the connection to it.
-        where: the address for datagrams, None if it has none.
-        mtu: the largest packet that the interface takes, 0 if that is not known.
+        call: the connection to the node.
+        where: the address for datagrams, or None.
+        mtu: the largest packet of the interface, 0 if unknown.
     """
 
     def __init__(self, call: "_Call", where: tuple[Any, ...] | None, mtu: int) -> None:
@@ -368,7 +368,7 @@ class _Caller:
             self._sock.close()
 
     def check(self, cookie: bytes) -> None:
-        """Answer the hello, if it has come and the cookie is known."""
+        """Answer the hello once it has arrived, if it has the cookie."""
         if len(self._hello) < _hello.size or not cookie or self._left >= 0:
             return
         if _hello.unpack(self._hello)[0] != cookie:
@@ -378,7 +378,7 @@ class _Caller:
         self._say(b"+")
 
     def _on_readable(self) -> None:
-        """Read what has come; an error closes only this connection."""
+        """Read pending data; an error closes only this connection."""
         if not self._loop.run_guarded(self._read, "a probe"):
             self.close()
 
@@ -436,7 +436,7 @@ def _header(where: tuple[Any, ...]) -> int:
 
 
 def _datagram_socket(port: int) -> socket.socket | None:
-    """Return a socket for datagrams that routers must not fragment; None if there is none."""
+    """Return a socket for datagrams that routers must not fragment, or None if unsupported."""
     address = any_address()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:

@@ -1,5 +1,5 @@
-"""What is shown of running jobs, from outside of them: `relight top` and the status page.
+"""Views of running jobs from outside: `relight top` and the status page.
 
-`top_rows` makes the table of `relight top` of many jobs; `page/` is the status page, a process of
-its own. Both read the agents' sockets (processes/running_jobs.py).
+`top_rows` builds the table of `relight top`; `page/` is the status page, a separate process. Both
+read the agents' sockets (processes/running_jobs.py).
 """

@@ -1,4 +1,4 @@
-"""What `relight top` shows: looks at jobs, one after the other, become rows. It does no I/O."""
+"""The content of `relight top`: turns successive readings of jobs into rows. No I/O."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -15,21 +15,18 @@ from relight.job.status import AppStatus, ReplicaStatus
 _MOST_LINE = 200
 HEADS = ("JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "LAST LINE")
 ORDERS = ("rank", "host", "state", "step", "rate", "cpu", "memory")
-"""By which column rows are sorted, the most remarkable one first: that with the lowest step or
-rate, or with the highest use.
+"""Sort columns. The most remarkable row comes first: the lowest step or rate, or the highest usage.
 """
 _IMPORTANT = ("STATE", "REPLICA", "JOB", "STEP", "LAST LINE", "STEP/S", "HOST", "CPU", "MEMORY")
-"""In this order columns get the room that there is."""
+"""The order in which columns get the available space."""
 _READABLE = {"JOB": 12, "REPLICA": 12, "HOST": 16, "LAST LINE": 16}
-"""The width with which a long column still says something; others are never cut."""
+"""Minimum useful width of a long column; others are never cut."""
 _STATES = ("FAILED", "UNKNOWN", "CANCELLED", "UNSUBMITTED", "SUBMITTED", "PENDING", "RUNNING",
            "SUCCEEDED")  # fmt: skip
 
 
 class JobLook(NamedTuple):
-    """A job at the time of a look; `handle` is its handle as text, `name` what the user calls it,
-    if that is known.
-    """
+    """A job at one moment. `handle` is its handle as text, `name` its name, if known."""
 
     handle: str
     status: AppStatus
@@ -37,8 +34,8 @@ class JobLook(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A replica of a job, or a job without any, whose `rank` is -1. `rate` is in steps a second,
-    and `cpu` in CPUs; what is not known is None.
+    """A replica of a job, or a job without replicas, with `rank` -1. `rate` is in steps per second,
+    `cpu` in CPUs; unknown values are None.
     """
 
     handle: str
@@ -55,7 +52,7 @@ class Row(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What tells it from all others: the handle of the rank, or of the job."""
+        """The unique key: the handle of the rank, or of the job."""
         return self.handle if self.rank < 0 else f"{self.handle}/{self.role}/{self.rank}"
 
     def cells(self) -> tuple[str, ...]:
@@ -112,7 +109,7 @@ def _row(job: JobLook, each: ReplicaStatus) -> Row:
 
 
 def ordered(rows: Iterable[Row], order: str, *, reverse: bool = False) -> list[Row]:
-    """Return rows sorted by one of ORDERS, those of which it is not known last."""
+    """Return rows sorted by one of ORDERS, unknown values last."""
     every = sorted(rows, key=lambda row: (row.handle, row.role, row.rank), reverse=reverse)
     if order == "rank":
         return every
@@ -122,7 +119,7 @@ def ordered(rows: Iterable[Row], order: str, *, reverse: bool = False) -> list[R
 
 
 def _value(row: Row, order: str) -> Any:
-    """Return by what a row is sorted, which is least for the most remarkable one."""
+    """Return the sort key of a row, lowest for the most remarkable one."""
     value = getattr(row, order)
     if order == "state":
         return _STATES.index(value)
@@ -136,8 +133,8 @@ def matching(rows: Iterable[Row], words: str) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Return the heads and the lines of a table: without columns in which nothing is known, and
-    without that of the job where there is only one.
+    """Return the headings and the lines of a table, without empty columns, and without the job's
+    column if there is only one job.
     """
     lines = [row.cells() for row in rows]
     shown = [number for number in range(len(HEADS)) if any(line[number] for line in lines)]
@@ -149,17 +146,17 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def widths(
     heads: Sequence[str], lines: Sequence[Sequence[str]], room: int, between: int, keep: str = ""
 ) -> dict[int, int]:
-    """Return which columns of a table fit into a line, and how wide they are, by their numbers.
+    """Return the columns that fit into a line, as widths by column number.
 
-    Columns that would not be readable are left out, the least important first. Then long ones get
-    what is left, from left to right.
+    Unreadable columns are dropped, the least important first. Then long ones get the remaining
+    space, from left to right.
 
     Args:
-        heads: of the columns.
+        heads: headings of the columns.
         lines: their texts.
-        room: the width of a line.
-        between: what a column needs beside its text.
-        keep: the head of a column that is always there, as the table is sorted by it.
+        room: width of a line.
+        between: padding of a column.
+        keep: heading of the sort column, which is never dropped.
     """
     full = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
     chosen: dict[int, int] = {}
@@ -178,7 +175,7 @@ def widths(
 
 
 def shortened(text: str, width: int) -> str:
-    """Return a text that is cut in its middle if it is longer."""
+    """Shorten a text in the middle if it is too long."""
     if len(text) <= width or width < 1:
         return text
     end = (width - 1) // 2
@@ -201,7 +198,7 @@ def totals(rows: Iterable[Row]) -> str:
 
 
 def gpus_line(gpus: Sequence[Gpu]) -> str:
-    """Return how the GPUs of this machine are, empty if there are none."""
+    """Return a line on the GPUs of this machine, empty without GPUs."""
     models = {gpu.model for gpu in gpus}
     texts = []
     for gpu in gpus:
@@ -218,7 +215,7 @@ def gpus_line(gpus: Sequence[Gpu]) -> str:
 
 
 def headline(job: JobLook) -> list[str]:
-    """Return what is to be known of a job as a whole: its state, its generation and restarts."""
+    """Return the summary of a job: its state, its generation and restarts."""
     status = job.status
     lines = [f"{job.handle} {status.state.name}"]
     if status.message:

@@ -18,7 +18,7 @@ _LINGER_READS = 16
 
 
 class ByteStream:
-    """A TCP connection: reads what has arrived, and sends what is queued as the kernel takes it.
+    """A TCP connection: non-blocking reads, and a queue for writes.
 
     It watches for writability only while there is something to write.
 
@@ -27,14 +27,14 @@ class ByteStream:
         sock: the socket; closed with the stream.
         on_ready: called when there may be something to read, or when a step of the connection or of
             TLS can continue.
-        on_broken: called with the error when nothing can be sent any more. What the peer has sent
-            can still be read.
-        connecting: the socket does not have its connection yet.
-        connect_error: the number of the error that connecting it gave at once, or 0.
+        on_broken: called with the error when sending has become impossible. Data from the peer can
+            still be read.
+        connecting: the connection is not established yet.
+        connect_error: the immediate errno of connect(2), or 0.
 
     Attributes:
         connecting: whether the connection is not established yet.
-        unsent: bytes that the kernel has not taken yet.
+        unsent: bytes not yet accepted by the kernel.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ByteStream:
         """Return whether the connection is established.
 
         Raises:
-            OSError: it can't be.
+            OSError: it failed.
         """
         assert self._sock is not None
         error = self._connect_error or self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -113,7 +113,7 @@ class ByteStream:
         """Continue the TLS handshake; return whether it is complete.
 
         Raises:
-            OSError: it has failed.
+            OSError: it failed.
         """
         assert self._tls is not None
         try:
@@ -122,8 +122,7 @@ class ByteStream:
             return False
 
     def read(self) -> bytes | None:
-        """Return bytes that have arrived: none if the peer has closed its end, None if there are
-        none yet.
+        """Return received bytes: empty if the peer has closed its end, None without data.
 
         Raises:
             OSError: the connection has failed.
@@ -136,12 +135,12 @@ class ByteStream:
             return None
 
     def write(self, data: bytes) -> None:
-        """Queue bytes, and send what the kernel takes now."""
+        """Queue bytes, and send as much as the kernel accepts."""
         self.unsent += data
         self.flush()
 
     def flush(self) -> None:
-        """Send what the kernel takes of the queue."""
+        """Send as much of the queue as the kernel accepts."""
         channel = self._tls or self._sock
         if channel is not None and (self._tls is None or not self._tls.shaking):
             try:
@@ -165,10 +164,10 @@ class ByteStream:
         return sock
 
     def close(self) -> None:
-        """Close the connection; what the kernel has taken still arrives."""
+        """Close the connection; data already accepted by the kernel still arrives."""
         sock = self.release()
         try:
-            # Closing a socket with unread bytes makes the kernel drop what was not yet sent.
+            # Closing a socket with unread bytes makes the kernel drop unsent data.
             sock.shutdown(socket.SHUT_WR)
             for _ in range(_LINGER_READS):
                 if not sock.recv(_READ_SIZE):

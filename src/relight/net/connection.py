@@ -142,13 +142,13 @@ class Connection:
             self._fail_later(f"the peer is not reading: {MAX_UNSENT >> 20} MiB are queued", 0)
 
     def drain(self) -> bool:
-        """Send what the kernel takes now; return whether everything has been sent."""
+        """Send as much as the kernel accepts; return whether everything has been sent."""
         if self.is_open:
             self._stream.flush()
         return not self._stream.unsent and not self._waiting
 
     def close(self) -> None:
-        """Send what can be sent at once and end the connection; the owner is not called again."""
+        """Flush without blocking and close the connection; the owner is not called again."""
         if not self._stream.is_closed:
             self._stream.flush()
             self._end()
@@ -160,8 +160,8 @@ class Connection:
             self.owner.closed(self, reason)
 
     def _ready(self) -> None:
-        """Take what the peer has sent. An error, here or in the owner's handling of a message, ends
-        this connection and nothing else.
+        """Handle data from the peer. An error, here or in the owner's handler, ends only this
+        connection.
         """
         if not self._loop.run_guarded(self._take, f"a message of {self.peer}"):
             reason = "relight failed on its message, which is a bug in relight"
@@ -180,7 +180,7 @@ class Connection:
             self.fail(f"it sent an invalid message: {error}")
 
     def _read(self) -> bytes | None:
-        """Return bytes of frames, once the handshake has come so far."""
+        """Return bytes of frames, after the handshake."""
         try:
             if self._handshake is not None and not self._handshake.proceed():
                 return None
@@ -240,7 +240,7 @@ class Connection:
         self._fail_later(_words(error), _LAST_READS_S)
 
     def _fail_later(self, reason: str, seconds: float) -> None:
-        """End the connection in `seconds`: the peer may have sent a reason, which is read first."""
+        """End the connection in `seconds`, to read a reason that the peer may have sent."""
         self._stream.unsent.clear()
         if not self._doom:
             self._doom = reason
@@ -273,7 +273,7 @@ def dial(
     """Connect to a numeric address within `timeout_s`; the owner is called on success and failure.
 
     Raises:
-        ValueError: it is a name (see `resolve`), or the hello is too large.
+        ValueError: the address is a name (see `resolve`), or the hello is too large.
     """
     family, target = dns.sock_address(*address)
     sock = socket.socket(family, socket.SOCK_STREAM)

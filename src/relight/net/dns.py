@@ -13,7 +13,7 @@ def resolve(
 ) -> None:
     """Resolve a name without blocking, then call `done` with its addresses or an error message.
 
-    There is no time limit: the caller may stop waiting.
+    There is no timeout; the caller may stop waiting.
     """
 
     def look_up() -> list[tuple[str, int]]:
@@ -49,7 +49,7 @@ def outward_address() -> str:
 
 
 def is_numeric(host: str) -> bool:
-    """Return whether this is a numeric address, which needs no DNS lookup."""
+    """Return whether an address is numeric and can skip the DNS lookup."""
     try:
         sock_address(host, 0)
     except ValueError:
@@ -61,7 +61,7 @@ def sock_address(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
     """Return the family of a numeric address, and the address tuple for a socket of that family.
 
     Raises:
-        ValueError: it is not numeric.
+        ValueError: the address is not numeric.
     """
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     try:
@@ -72,7 +72,7 @@ def sock_address(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
 
 
 def peer_of(sock: socket.socket) -> str:
-    """Return the address of the other end for people, or nothing if there is none yet."""
+    """Return the remote address as text; empty if not connected yet."""
     try:
         host, port = sock.getpeername()[:2]
     except OSError:
@@ -81,7 +81,7 @@ def peer_of(sock: socket.socket) -> str:
 
 
 def own_address(sock: socket.socket) -> str:
-    """Return the address of this end, or nothing if there is none yet."""
+    """Return the local address as text; empty if not connected yet."""
     try:
         return without_prefix(sock.getsockname()[0])
     except OSError:

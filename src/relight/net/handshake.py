@@ -1,4 +1,4 @@
-"""What two peers settle before messages flow between them.
+"""The handshake of two peers before messages flow.
 
     connected, or the first byte of a caller -> [TLS handshake] -> hello -> [proof of the token]
 
@@ -44,8 +44,8 @@ class Handshake:
         opening: hello and proof of the two sides.
         tls: the TLS context of this side, if the job uses TLS.
         dialled: this side opened the connection.
-        divert: called if the caller's first byte is 0: a client of torch's TCPStore. It releases
-            the stream.
+        divert: called if the caller's first byte is 0, a client of torch's TCPStore; releases the
+            stream.
     """
 
     def __init__(
@@ -98,12 +98,12 @@ class Handshake:
         return self._opening.done
 
     def answer_other_version(self) -> None:
-        """Tell a caller with another version of the protocol which one this side has."""
+        """Send this side's protocol version to a caller with another one."""
         if not self._dialled:
             self._say(self._opening.hello)
 
     def if_late(self, seconds: float) -> str:
-        """Describe what the peer has not done within `seconds`."""
+        """Describe the step that the peer has not completed within `seconds`."""
         if self._stream.connecting:
             return f"no answer within {seconds:g} s"
         if self._opening.peer_hello is not None:
@@ -117,7 +117,7 @@ class Handshake:
         return "the peer closed the connection instead of a greeting (is it relight?)"
 
     def _until_frames_flow(self) -> Iterator[bool]:
-        """Yield False where the peer has to act first."""
+        """Yield False when it is the peer's turn."""
         if self._dialled:
             while not self._connect():
                 yield False

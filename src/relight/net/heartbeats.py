@@ -25,7 +25,7 @@ Address = tuple[Any, ...]
 """An address of the socket module."""
 SIZE = 24
 PROBE_S = 0.05
-"""How often a port is probed whose process may have ended."""
+"""Probe interval for a port whose process may have ended."""
 _ROUNDS_AT_FIRST, _LATER_EACH = 20, 5
 _OPEN_AGAIN_S = 1.0
 _RECVERR = (socket.IPPROTO_IP, 11), (socket.IPPROTO_IPV6, 25)
@@ -40,13 +40,13 @@ _FROM_NETWORK = (2, 3)
 _OFFENDER = 8
 """Least size of SO_EE_OFFENDER, a sockaddr_in or sockaddr_in6 after the error."""
 _MOST_BYTES = 1200
-"""No network fragments a datagram of that size (RFC 8200 requires packets of 1,280 bytes)."""
+"""Never fragmented on any network (RFC 8200 requires packets of 1,280 bytes)."""
 _AT_ONCE = 256
 _number = struct.Struct(">Q")
 
 
 class Heartbeats:
-    """A socket for heartbeats. If none can be opened, nothing is sent or received.
+    """A socket for heartbeats. Does nothing if it can't be opened.
 
     Args:
         loop: the agent's loop.
@@ -55,8 +55,8 @@ class Heartbeats:
         on_datagram: called with each datagram and its sender.
 
     Attributes:
-        on_unreachable: called with an address, host and port, to which a datagram was sent and that
-            nobody has.
+        on_unreachable: called with the address, host and port, of a datagram that no process
+            received.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class Heartbeats:
             self._socket.bind(address)
             self._loop.on_readable(self._socket, self._receive)
         except OSError as error:
-            self.close()  # heartbeats go over the connection as well
-            if error.errno == errno.EADDRINUSE:  # by what is left of an agent before this one
+            self.close()  # the connection also carries heartbeats
+            if error.errno == errno.EADDRINUSE:  # by remains of a previous agent
                 self._timer = self._loop.call_after(
                     _OPEN_AGAIN_S, lambda: self._open(address, family)
                 )
@@ -96,11 +96,11 @@ class Heartbeats:
 
     @property
     def port(self) -> int:
-        """The port, 0 if there is none."""
+        """The port, or 0."""
         return 0 if self._socket is None else int(self._socket.getsockname()[1])
 
     def fileno(self) -> int:
-        """Return the descriptor, -1 if there is none."""
+        """Return the descriptor, or -1."""
         return -1 if self._socket is None else self._socket.fileno()
 
     def probe(self, target: Address, *, on: bool = True) -> None:
@@ -201,8 +201,8 @@ class Heartbeats:
                     self._loop.run_guarded(answer, "a refused datagram")
 
     def _on_refused(self, sent: bytes, target: Address) -> None:
-        """Take an answer to a probe. Linux quotes the whole probe; whoever can't read it on its way
-        can't forge an answer.
+        """Handle an answer to a probe. Linux quotes the whole probe, so an attacker who can't read
+        it in transit can't forge an answer.
         """
         for each, probe in list(self._probed.items()):
             if each[:2] == target[:2] and sent == probe.content:
@@ -211,7 +211,7 @@ class Heartbeats:
 
 
 class _Probe:
-    """What is sent to a port to find out whether a process has it."""
+    """A datagram that tests whether a process has a port."""
 
     def __init__(self) -> None:
         self.content = os.urandom(8)
@@ -224,8 +224,8 @@ def numeric(address: Address) -> tuple[str, int]:
 
 
 def _is_refusal(data: bytes, host: str) -> bool:
-    """Return whether a machine says of itself that nobody has a port, and no firewall in between;
-    `data` is a sock_extended_err and the address of who says it.
+    """Return whether the destination itself, not a firewall in between, reports an unused port.
+    `data` is a sock_extended_err with the address of the reporter.
     """
     if len(data) < _error.size + _OFFENDER:
         return False
@@ -245,7 +245,7 @@ def _is_refusal(data: bytes, host: str) -> bool:
 
 
 def _code(content: bytes, session_key: bytes) -> bytes:
-    # It loads OpenSSL in two milliseconds, which the start of a job has better use for.
+    # Loading OpenSSL takes two milliseconds, too long for the start of a job.
     from hashlib import blake2b
 
     return blake2b(content, key=session_key, digest_size=8).digest()

@@ -91,7 +91,7 @@ def _sockets(pid: int) -> set[str]:
         try:
             target = os.readlink(f"{folder}/{name}")
         except (FileNotFoundError, ProcessLookupError):
-            continue  # closed meanwhile, or the process has ended
+            continue  # closed in the meantime, or the process has ended
         if target.startswith("socket:["):
             found.add(target[8:-1])
     return found

@@ -42,8 +42,8 @@ def free_ports() -> str:
 
 
 def no_free_port(what: str) -> MachineError:
-    """Return the error for port 0, which the kernel refuses with EADDRINUSE if none of its ports is
-    free (bind(2)).
+    """Return the error for port 0: EADDRINUSE means that the kernel's port range is exhausted
+    (bind(2)).
     """
     return MachineError(
         f"this machine has no free port for {what}: all of {free_ports()} are in use",
@@ -53,7 +53,7 @@ def no_free_port(what: str) -> MachineError:
 
 
 def any_address() -> str:
-    """Return the wildcard address, which stands for all addresses of this machine."""
+    """Return the wildcard address, for all addresses of this machine."""
     try:
         socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
     except OSError:

@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 class StorePort:
     """A port of this machine for the store of one generation's workers.
 
-    If the agent serves it, the socket listens at once, and the server is loaded when the first
-    client connects: workers need not wait for that. Otherwise the socket is bound but does not
-    listen: the kernel assigns the port to no other process, while a server that sets SO_REUSEADDR,
-    as torch's does, may still bind and listen on it.
+    If the agent serves it, the socket listens immediately, and the server is loaded when the first
+    client connects, so workers start without waiting for it. Otherwise the socket is bound but does
+    not listen: the kernel reserves the port, while a server with SO_REUSEADDR, like torch's, may
+    still bind and listen on it.
 
     Args:
         loop: the agent's loop.
         host: the address to bind; a name is resolved.
         port: the port, 0 for any free one; the attribute `port` then has its number.
         served: whether the agent serves the store.
-        among: the ports of which port 0 is the first free one; empty for all.
+        among: candidates for port 0, which takes the first free one; empty for all.
 
     Raises:
         UsageError: the port is taken, or the address does not belong to this machine.
@@ -49,7 +49,7 @@ class StorePort:
 
     @property
     def clients(self) -> int:
-        """How many clients are connected to the agent's server."""
+        """Number of clients connected to the agent's server."""
         return self._store.clients if self._store is not None else 0
 
     def tell_arrivals(self, most: int, tell: Callable[[int], None]) -> None:

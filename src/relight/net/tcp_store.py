@@ -70,7 +70,7 @@ class TCPStore:
         """Called with the number of clients when one has connected."""
         self._queues: dict[bytes, deque[bytes]] = {}  # none is empty
         self._stored = 0
-        self._waiting: dict[bytes, dict[_Client, None]] = {}  # in the order in which they came
+        self._waiting: dict[bytes, dict[_Client, None]] = {}  # in order of arrival
         self._clients: set[_Client] = set()
         files = system.open_files()
         self._max_clients = max(files - _SPARE_FILES, files // 2, 64)
@@ -80,7 +80,7 @@ class TCPStore:
 
     @property
     def clients(self) -> int:
-        """How many clients are connected."""
+        """Number of connected clients."""
         return len(self._clients)
 
     def close(self) -> None:
@@ -416,7 +416,7 @@ class _Client:
 
 
 def _parse(data: bytes, position: int, layout: tuple[int, ...]) -> tuple[list[bytes], int]:
-    """Return the fields of a request and its end, which is beyond the data if it is incomplete."""
+    """Parse a request; return its fields and its end, beyond the data if it is incomplete."""
     fields, size = [], len(data)
     for limit in layout:
         if limit < 0:
@@ -436,7 +436,7 @@ def _parse(data: bytes, position: int, layout: tuple[int, ...]) -> tuple[list[by
 
 
 def _number(value: _Value) -> int:
-    """Read a number as C does: spaces, a sign and digits, no matter what follows."""
+    """Parse a number like C's strtol: spaces, a sign and digits, ignoring the rest."""
     text = value[:1000].lstrip()
     digits = text[1:] if text.startswith((b"+", b"-")) else text
     end = len(text) - len(digits.lstrip(b"0123456789"))

@@ -14,12 +14,12 @@ def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLConte
     """Return the TLS contexts of the listening side and of the dialling side.
 
     Args:
-        cert: file with this node's certificate, and the chain up to the authority if there is one.
+        cert: file with this node's certificate, optionally with the chain up to the authority.
         key: file with its key.
         ca: file with the certificates of the authority that signed those of all nodes.
 
     Raises:
-        UsageError: a file is missing, can't be read, or has other content.
+        UsageError: a file is missing, unreadable or malformed.
     """
     for option, path in (("tls_cert", cert), ("tls_key", key), ("tls_ca", ca)):
         _check_readable(option, path)

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from relight.core.workers.repeated_lines import RepeatedLines
 
 _PARTIAL_S = 0.1
-"""How long an unfinished line is delayed."""
+"""Delay of an unfinished line."""
 _QUIET_S = 0.5
-"""How long the owner of the console may be quiet in mid-line while others wait."""
+"""Maximum pause of the console's owner in mid-line while others wait."""
 _PATIENCE_S = 5.0
-"""How long others wait for a line that keeps growing, such as endless dots."""
+"""Maximum wait of others for a line that keeps growing, such as endless dots."""
 _LONG_LINE = 64 * 1024
 _QUEUE = 256 * 1024
 _ATOMIC = select.PIPE_BUF
@@ -52,16 +52,14 @@ class Console:
         self._queue = bytearray()
         self._owner: ConsoleStream | None = None
         self._at_return = False
-        """Whether the owner's last byte was a carriage return: it may be broken at once."""
+        """Whether the owner's last byte was a carriage return, so its line may be broken now."""
         self._waiting: dict[ConsoleStream, None] = {}
         self._waiting_since = 0.0
         self._again: bool | None = None
-        """Whether to serve the waiting streams once more; None while they are not served."""
+        """Whether to serve the waiting streams another time; None while they are not served."""
         self._patience = Alarm(loop, self._on_patience)
         self.shows_once: Callable[[], RepeatedLines] | None = None
-        """Where the same line of several ranks is shown once, with a note: what decides that, made
-        at the first output.
-        """
+        """Merges equal lines of several ranks into one with a note; created at the first output."""
         self._repeated: RepeatedLines | None = None
         self._notes = Alarm(loop, self._on_notes)
         may_block = self.fd == fd and not stat.S_ISREG(os.fstat(fd).st_mode)
@@ -76,11 +74,11 @@ class Console:
 
     @property
     def unwritten(self) -> int:
-        """How many bytes wait for the console itself."""
+        """Number of bytes waiting for the console itself."""
         return len(self._queue)
 
     def say(self, text: str) -> None:
-        """Write a message of the agent as a line of its own."""
+        """Write a message of the agent as a separate line."""
         self._end_line()
         if self._repeated is not None:
             self._say_notes(self._repeated.all_notes())
@@ -98,7 +96,7 @@ class Console:
         return not self._queue and self._owner is None
 
     def overwrite(self, data: bytes | bytearray) -> None:
-        """Write what is no output: to the line that output will begin."""
+        """Write text that is not output, before the line that output will begin."""
         if not self.broken:
             self._queue += data
             self._drain()
@@ -220,9 +218,9 @@ class Console:
             self._owner = None
 
     def _serve(self) -> None:
-        """Let the waiting streams write, in the order in which they came.
+        """Let the waiting streams write, first come, first served.
 
-        One of them may end the line that blocked those before it: then these are tried again.
+        If one of them ends the line that blocked those before it, these are retried.
         """
         is_served, self._again = self._again is not None, True
         if is_served:
@@ -270,8 +268,8 @@ class ConsoleStream:
     """The output of one worker on its way to a console.
 
     Args:
-        console: where it goes.
-        prefix: what each line begins with, such as `[default0]:`, or nothing.
+        console: its destination.
+        prefix: the prefix of each line, such as `[default0]:`, or empty.
         rank: of the worker; None if its lines are not compared with those of others.
     """
 
@@ -302,16 +300,16 @@ class ConsoleStream:
 
     @property
     def broken(self) -> bool:
-        """Whether the console can't be written any more."""
+        """Whether the console is no longer writable."""
         return self._console.broken
 
     @property
     def reader_is_gone(self) -> bool:
-        """Whether nobody reads the console any more, as after `| head`."""
+        """Whether the console has lost its reader, as after `| head`."""
         return self._console.reader_is_gone
 
     def feed(self, data: bytes) -> None:
-        """Take output of the worker."""
+        """Accept output of the worker."""
         self._buffer += data
         self.flush()
 
@@ -321,14 +319,14 @@ class ConsoleStream:
         self.flush()
 
     def drop(self) -> int:
-        """Discard what was not handed over; return how many bytes."""
+        """Discard pending output; return the number of bytes."""
         size = len(self._buffer)
         self._buffer.clear()
         self.end()
         return size
 
     def flush(self) -> None:
-        """Hand over what can be shown now."""
+        """Pass on output that can be shown now."""
         if self._console.broken:
             self._buffer.clear()
         while self._buffer and self._console.may_write(self):
@@ -421,7 +419,7 @@ def _reopen(fd: int) -> int:
         try:
             return system.reopen(fd, flags)
         except OSError:
-            pass  # the terminal is another user's (su), or the pipe has no reader
+            pass  # the terminal belongs to another user (su), or the pipe has lost its reader
     return fd
 
 

@@ -22,7 +22,7 @@ _LIMIT = 16 * 1024 * 1024
 
 
 def read(path: str) -> ErrorReport | None:
-    """Return the exception in an error file; None if there is no file, or it is malformed."""
+    """Return the exception in an error file; None if the file is missing or malformed."""
     text = _text(path)
     return from_error_file(text) if text else None
 
@@ -46,13 +46,13 @@ def line_of(text: str) -> str:
 
 
 def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
-    """Write the root cause for the program that started this agent.
+    """Write the root cause for the calling program.
 
     Args:
         path: the agent's own TORCHELASTIC_ERROR_FILE.
         failure: the root cause.
-        source: the worker's error file, whose content is passed on if there is one.
-        headline: the failure in one line; empty for none, as torchrun writes none.
+        source: the worker's error file; its content is copied if it exists.
+        headline: the failure in one line; empty to omit it, as torchrun does.
 
     Raises:
         OSError: the file can't be written.

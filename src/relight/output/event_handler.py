@@ -29,7 +29,7 @@ GROUP = "relight.events"
 _MOST_WAITING = 1 << 20
 """Bytes of events that may wait for the handler; further ones are dropped."""
 _END_S = 2.0
-"""How long the handler may take for the last events."""
+"""Timeout of the handler for the last events."""
 
 
 def check(name: str) -> None:
@@ -54,11 +54,11 @@ class EventProcess:
 
     Args:
         loop: the agent's loop.
-        name: the handler's.
-        journal: has the agent's events: those in memory are passed on at once, others as they come.
+        name: the handler's name.
+        journal: the agent's events: those in memory are sent immediately, others as they occur.
 
     Raises:
-        OSError: no process can be made.
+        OSError: no process can be started.
     """
 
     def __init__(self, loop: Loop, name: str, journal: Journal) -> None:
@@ -113,7 +113,7 @@ class EventProcess:
         self._loop.on_writable(self._socket, self._send if self._waiting else None)
 
     def _receive(self) -> None:
-        """Take what the process says: that the handler has raised an exception, or its end."""
+        """Handle a message of the process: an exception of the handler, or its end."""
         try:
             data = self._socket.recv(4096)
         except BlockingIOError:
@@ -144,8 +144,8 @@ class EventProcess:
 
 
 def _live(name: str) -> None:
-    """Be the process of the handler, until the agent closes its end of the socket, which is stdin
-    here. stdout has the workers' output alone, so both outputs are the agent's stderr.
+    """Run the handler's process until the agent closes its end of the socket, which is stdin here.
+    stdout is reserved for workers' output, so both outputs are the agent's stderr.
     """
     agent = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
@@ -156,7 +156,7 @@ def _live(name: str) -> None:
 
 
 def _serve(name: str, agent: socket.socket) -> None:
-    """Call the handler; tell the agent what it must know, in lines, and then an empty one."""
+    """Run the handler; send errors to the agent one per line, terminated by an empty line."""
     told = False
     try:
         handle = _handler(_plug_ins()[name].load())

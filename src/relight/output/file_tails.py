@@ -19,17 +19,17 @@ _AT_ONCE = 16
 _COALESCE_S = 0.01
 """A file that is written to all the time is read at this interval, not at each write."""
 _POLL_S = 0.1
-"""How often files are polled on a machine that has no inotify instance or watch left."""
+"""Polling interval on a machine without a free inotify instance or watch."""
 
 
 class FileTail:
     """Shows a file while a worker writes it. The file itself is the queue: nothing is kept here.
 
     Args:
-        path: the file, which exists.
-        stream: where to show it; None if it is only searched for tracebacks. What is written faster
-            than it is read is then skipped.
-        copy: called with what is read, for filters; also when the console is broken.
+        path: an existing file.
+        stream: where to show it; None to search for tracebacks only, skipping output that is
+            written faster than it is read.
+        copy: called with all data, for filters, even if the console is broken.
         on_traceback: called when a traceback begins, before it is shown.
     """
 
@@ -50,7 +50,7 @@ class FileTail:
 
     @property
     def full(self) -> bool:
-        """Whether the console has no room for more."""
+        """Whether the console is full."""
         return self.stream is not None and self.stream.full
 
     @property
@@ -70,7 +70,7 @@ class FileTail:
         return 0 if self.blocked or self.fd < 0 else self._read()
 
     def drop(self) -> int:
-        """Discard what was not shown; return how many bytes. They still reach the filters."""
+        """Discard unshown output; return the number of bytes. They still reach the filters."""
         left = 0
         if self.fd >= 0:
             left = max(0, os.fstat(self.fd).st_size - self._position)
@@ -78,7 +78,7 @@ class FileTail:
         return left + self.stream.drop() if self.stream is not None else 0
 
     def close(self) -> None:
-        """Stop showing the file; what the console did not take still reaches the filters."""
+        """Stop showing the file; unshown output still reaches the filters."""
         if self._copy is not None:
             while self._read(show=False):
                 pass
@@ -144,7 +144,7 @@ class FileTails:
                 break
 
     def drop(self) -> int:
-        """Discard what was not shown; return how many bytes."""
+        """Discard unshown output; return the number of bytes."""
         size = sum(tail.drop() for tail in self._tails)
         self._end()
         return size

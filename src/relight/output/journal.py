@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 _MOST_KEPT = 64 * 1024
 """Bytes of the events in memory, at most."""
 _MOST_CHANGES = 24
-"""Changes of the state of one core in memory, at most. They are apart from the other events: a link
-that comes and goes for an hour pushes out its own changes alone.
+"""Limit of state changes kept in memory per state machine. They are stored apart from other events,
+so a link that flaps for an hour only evicts its own changes.
 """
 _SIZE = 400
 """Bytes of an event without its texts, about."""
 _SHOWN_AFTER_S = 1.0
-"""A shorter wait is not shown, and costs no import."""
+"""Shorter waits are not shown, which saves an import."""
 
 
 class Wait:
@@ -117,8 +117,8 @@ class Journal:
         self.say(message)
 
     def set_status(self, what: Callable[[], str]) -> bool:
-        """Show on a terminal what the agent waits for, from a second on and until `clear_status`;
-        return whether that is done here, which it is only on a terminal.
+        """Show a status line after a second, until `clear_status`. Return False if stderr is not a
+        terminal.
         """
         if self._wait is None:
             if not os.isatty(self._stderr.fd) or self._env.get("TERM", "dumb") == "dumb":
@@ -149,7 +149,7 @@ class Journal:
     def record_mistake(self, during: str, error: Exception) -> None:
         """Write an unexpected exception to the log, and show it to the user.
 
-        It imports nothing of relight: the exception may be that a module can't be loaded any more.
+        It imports no module of relight, because the exception may be a failed import.
         """
         event = InternalErrorEvent(during, describe_bug(error))
         self.write(event)
@@ -206,11 +206,11 @@ class EventLog:
         return recorded
 
     def write_to_file(self, event: Event) -> None:
-        """Add an event to the file only: it is large."""
+        """Add a large event to the file only."""
         self._write_file(self._recorded(event))
 
     def after(self, number: int) -> list[LoggedEvent]:
-        """Return the events in memory whose number is higher."""
+        """Return the events in memory with a higher number."""
         changes = chain.from_iterable(self._changes.values())
         kept = chain(changes, (recorded for recorded, _ in self._kept))
         return sorted(recorded for recorded in kept if recorded.number > number)

@@ -11,7 +11,7 @@ class FilteredFile:
     """A file with the lines of all workers that contain one of the texts.
 
     Args:
-        texts: what to look for.
+        texts: strings to search for.
         path: the file; lines are appended.
         say: prints a line to the user.
 
@@ -58,7 +58,7 @@ class LineFilter:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Take a part of the output."""
+        """Accept a part of the output."""
         end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
         if not end:
             self._rest += data
@@ -76,6 +76,6 @@ class LineFilter:
             )
 
     def end(self) -> None:
-        """Take the last line, if it has no end."""
+        """Handle an unterminated last line."""
         if self._rest:
             self.feed(b"\n")

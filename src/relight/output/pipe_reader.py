@@ -15,7 +15,7 @@ from relight.output.console import ConsoleStream
 TAIL_SIZE = 64 * 1024
 """Bytes of a worker's stderr that are kept for its failure report."""
 HEAD_SIZE = 16 * 1024
-"""Bytes of the beginning of the last traceback that are kept: its frames, and what was raised."""
+"""Bytes to keep from the beginning of the last traceback: its frames and its exception."""
 TRACEBACK = b"Traceback (most recent call last):"
 _CHUNK = 64 * 1024
 _LARGEST_PIPE = 1024 * 1024
@@ -33,13 +33,13 @@ class LongOutput(NamedTuple):
 
 
 class PipeReader:
-    """Reads what a worker writes to a pipe or a pseudo-terminal, and keeps the last part.
+    """Reads a worker's output from a pipe or a pseudo-terminal, and keeps the end.
 
     Args:
         loop: the agent's loop.
         fd: our end, which the reader closes.
         stream: where to show it, or None.
-        on_traceback: called when a traceback begins, before it is shown; None to look for none.
+        on_traceback: called when a traceback begins, before it is shown; None to ignore them.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class PipeReader:
         self._head = bytearray()
         """The beginning of the last traceback."""
         self._head_at = 0
-        """How many bytes came before it."""
+        """Its offset in bytes."""
         self._newlines = 0
         """From its beginning on."""
         self._on_traceback = on_traceback
@@ -75,15 +75,15 @@ class PipeReader:
         return self.fd < 0 and (stream is None or stream.over or stream.broken)
 
     def end(self) -> LongOutput:
-        """Return the end of what was read, and the beginning of the last traceback if it is not in
-        there, as far as it was looked for.
+        """Return the end of the output, preceded by the beginning of the last traceback if that is
+        not included and tracebacks are searched for.
         """
         tail_at = self.size - len(self.tail)
         return ends(bytes(self._head), self._head_at, bytes(self.tail), tail_at, self._newlines)
 
     def finish(self) -> None:
-        """Read what is left, whether the console has room or not, and close; the workers are gone.
-        If a process still writes, continue as the console has room.
+        """Read the rest, even if the console is full, and close; the workers are gone. If a process
+        still writes, continue at the pace of the console.
         """
         self._finishing = True
         left = _LARGEST_PIPE
@@ -95,7 +95,7 @@ class PipeReader:
         self._on_room()
 
     def read(self) -> None:
-        """Read what the worker has written so far, if the console has room."""
+        """Read pending output, unless the console is full."""
         if self.fd >= 0:
             self._on_readable()
 
@@ -113,7 +113,7 @@ class PipeReader:
         return count[0]
 
     def drop(self) -> int:
-        """Discard what was read and not shown; return how many bytes."""
+        """Discard unshown output; return the number of bytes."""
         self.close()
         return self._stream.drop() if self._stream is not None else 0
 
@@ -150,7 +150,7 @@ class PipeReader:
             self._on_readable()
 
     def _on_readable(self) -> None:
-        """Read what is available, at most a chunk; a pseudo-terminal returns small pieces."""
+        """Read up to a chunk of available data; a pseudo-terminal returns small pieces."""
         left = _CHUNK
         while left > 0:
             if self._stream is not None and self._stream.full:
@@ -162,7 +162,7 @@ class PipeReader:
             left -= size
 
     def _read(self, most: int) -> int:
-        """Read once; return how many bytes, 0 if there are none now or the writer has closed."""
+        """Read once; return the number of bytes, 0 without data or after the writer has closed."""
         try:
             data = os.read(self.fd, most)
         except BlockingIOError:
@@ -190,7 +190,7 @@ class PipeReader:
             self._stream.feed(data)
 
     def _find_traceback(self, data: bytes, tell: Callable[[], None]) -> None:
-        """Look for the beginning of a traceback in new output, which may end one that is cut."""
+        """Search new output for the beginning of a traceback, which may be split across reads."""
         first = max(0, len(self.tail) - len(data) - len(TRACEBACK) + 1)
         at = self.tail.rfind(TRACEBACK, first)
         if at >= 0:
@@ -205,14 +205,14 @@ class PipeReader:
 
 
 def ends(head: bytes, head_at: int, tail: bytes, tail_at: int, newlines: int) -> LongOutput:
-    """Return two parts of an output, given where each begins.
+    """Join two parts of an output.
 
     Args:
-        head: the first; it is left out if the second has all of it.
-        head_at: how many bytes came before it.
-        tail: the second, the end.
-        tail_at: how many bytes came before it.
-        newlines: how many there are from the first one's beginning on.
+        head: the first part; omitted if the second contains it.
+        head_at: its offset in bytes.
+        tail: the second part, the end.
+        tail_at: its offset in bytes.
+        newlines: number of newlines from the beginning of the first part on.
     """
     missing = tail_at - (head_at + len(head))
     if not head or head_at >= tail_at:

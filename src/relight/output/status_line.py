@@ -24,8 +24,8 @@ class StatusLine:
             console.before_output = self.hide
 
     def show(self, what: str, waited_s: float) -> float:
-        """Show what the agent waits for, unless a worker is in the middle of a line, or this job
-        is in the background of the terminal; return in how many seconds the line changes.
+        """Show the reason to wait, unless a worker is in the middle of a line, or this job is in
+        the background of the terminal; return the seconds until the line changes.
         """
         fd = self._consoles.stderr.fd
         if all(console.is_at_line_start for console in self._consoles) and not _is_behind(fd):
@@ -34,7 +34,7 @@ class StatusLine:
         return status_text.until_next(waited_s)
 
     def hide(self) -> None:
-        """Remove the line, if it is there."""
+        """Remove the line if it is shown."""
         if self._is_there:
             self._is_there = False
             self._write("")

@@ -1,8 +1,7 @@
-"""Looks at a worker that prints a traceback; on a terminal, shows its output without the traceback
-with which it ends.
+"""Examines a worker that prints a traceback; on a terminal, holds back the traceback that ends it.
 
-core/diagnosis/printed_traceback decides when to look, and core/workers/held_traceback what is held
-back. Loaded when the first traceback comes, or where stderr is a terminal.
+core/diagnosis/printed_traceback decides when to examine it, core/workers/held_traceback which lines
+to hold back. Loaded at the first traceback, or if stderr is a terminal.
 """
 
 from collections.abc import Callable
@@ -14,13 +13,13 @@ from relight.output.console import Console, ConsoleStream
 
 
 class TracebackLooks:
-    """Finds out when a worker has printed its last traceback, and whether it went on.
+    """Detects when a worker has printed its last traceback, and whether it continued.
 
     Args:
         loop: the agent's loop.
-        program: returns what the worker does.
-        size: returns how many bytes the worker can have written to stderr so far.
-        own_time: whether to look by itself; on a terminal, `TracebackStream` calls `look`.
+        program: returns the worker's state.
+        size: returns the maximum number of bytes written to stderr so far.
+        own_time: whether to use its own timer; on a terminal, `TracebackStream` calls `look`.
     """
 
     def __init__(
@@ -50,9 +49,7 @@ class TracebackLooks:
                 self._alarm.set(due)
 
     def look(self) -> bool | None:
-        """Look at the worker; return whether it no longer runs its program, None if that can't be
-        seen.
-        """
+        """Examine the worker; return whether it no longer runs its program, or None if unknown."""
         program = self._program()
         self.core.looked(program, self._loop.now(), self._size())
         self._alarm.set(None)
@@ -70,16 +67,15 @@ class TracebackLooks:
 class TracebackStream(ConsoleStream):
     """The output of one worker on its way to a terminal.
 
-    If the agent is killed, what is held back is lost: the last words of a worker that has ended,
-    or is about to.
+    If the agent is killed, the held lines are lost: the last output of a worker that has ended, or
+    is about to.
 
     Args:
         console: the terminal.
-        is_shutting_down: returns whether the worker no longer runs its program; None if that can't
-            be seen.
-        on_late: called when a worker takes long to end; may `replace` what is held, which is shown
-            then.
-        rank: of the worker.
+        is_shutting_down: returns whether the worker no longer runs its program, or None if unknown.
+        on_late: called when a worker takes long to end; may `replace` the held lines, which are
+            then shown.
+        rank: the worker's rank.
     """
 
     def __init__(
@@ -97,11 +93,11 @@ class TracebackStream(ConsoleStream):
 
     @property
     def held(self) -> bytes:
-        """What is held back of a worker that has ended, or was seen to end."""
+        """Held lines of a worker that has ended, or is known to be ending."""
         return self._core.held if self._core.ends else b""
 
     def feed(self, data: bytes) -> None:
-        """Take output of the worker."""
+        """Accept output of the worker."""
         now = self._console.loop.now()
         self._show(self._core.output(data, now))
         due = self._core.deadline()
@@ -122,7 +118,7 @@ class TracebackStream(ConsoleStream):
         self._show(data)
 
     def release(self) -> None:
-        """Show what is held."""
+        """Show the held lines."""
         self._show(self._core.release())
 
     def _decide(self) -> None:

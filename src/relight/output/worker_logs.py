@@ -1,11 +1,11 @@
-"""Where the output of one generation's workers goes: files, the console, or nowhere.
+"""Routes the output of one generation's workers: to files, the console, or nowhere.
 
 If a stream has a file, the worker writes to it directly, so nothing is lost when a process is
 killed, and no console can block the worker; a tee'd stream is read back from its file. A stream
-without a file reaches the console through a pipe, or through a pseudo-terminal where the console is
-a terminal, so that progress bars and colours are as usual. There the traceback with which a worker
-ends is held back (output/traceback_stream). The end of each worker's stderr is kept for the failure
-report. What should go to a file that can't be made, as on a full disk, goes to the console.
+without a file reaches the console through a pipe, or through a pseudo-terminal if the console is a
+terminal, so that progress bars and colours work. There the traceback that ends a worker is held
+back (output/traceback_stream). The end of each worker's stderr is kept for the failure report. If a
+file can't be created, for example on a full disk, its stream goes to the console.
 
 The layout is torchrun's: `<run directory>/attempt_<n>/<local rank>/{stdout.log, stderr.log,
 error.json}` and `<run directory>/attempt_<n>/filtered_{stdout,stderr}.log`.
@@ -42,12 +42,12 @@ _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 _STDOUT_SIZE = 4 * 1024
 """Bytes of a worker's stdout that are read for its failure report."""
 _STEP, _MOST_READ = 1 << 20, 8 << 20
-"""How much of a file is searched for the beginning of a long traceback: at a time, and in all."""
+"""Bytes of a file searched for the beginning of a long traceback: per read, and in total."""
 _FRAME = '\n  File "'
 _MOST_UNSHOWN = 3
-"""How many ended generations' output is kept while the consoles are blocked."""
+"""Number of ended generations whose output is kept while the consoles are blocked."""
 _SHOW_S = 5.0
-"""How long an agent that was asked to end waits for the consoles."""
+"""Wait for the consoles after the agent was asked to stop."""
 
 
 class Destination(NamedTuple):
@@ -83,7 +83,7 @@ class Logs:
         loop: the agent's loop.
         consoles: the agent's stdout and stderr.
         spec: the launch's options.
-        directory: `attempt_<n>` of this generation, to be made; empty for no files at all.
+        directory: `attempt_<n>` of this generation, created here; empty for no files at all.
 
     Raises:
         OSError: no descriptor is left for a file.
@@ -91,7 +91,7 @@ class Logs:
 
     def __init__(self, loop: Loop, consoles: Consoles, spec: LaunchSpec, directory: str) -> None:
         self.program_of: Callable[[int], Program] | None = None
-        """Returns what a worker does, by its local rank."""
+        """Returns a worker's state, by local rank."""
         self.on_late: Callable[[], None] = lambda: None
         """Called when a worker takes long to end whose traceback is held; set before `open`."""
         self._directory = directory
@@ -134,8 +134,8 @@ class Logs:
         return self.path(local_rank, STDERR)
 
     def stderr_of(self, local_rank: int) -> str:
-        """Return the end of what a worker wrote to stderr, and of a last traceback that is longer
-        also the beginning; a line between them has how many lines are left out.
+        """Return the end of a worker's stderr. If its last traceback is longer, prepend the
+        beginning of that, with a line that counts the omitted ones.
         """
         source = self._stderr.get(local_rank)
         if source is None:
@@ -153,9 +153,7 @@ class Logs:
         return keep(found.head.decode(errors="replace"), tail, found.newlines)
 
     def stdout_of(self, local_rank: int) -> str:
-        """Return the end of what a worker wrote to stdout; an empty text where that is unknown, or
-        goes the way of stderr.
-        """
+        """Return the end of a worker's stdout; empty if unknown, or if stderr's channel has it."""
         source = self._stdout.get(local_rank)
         if isinstance(source, PipeReader):
             source.read()
@@ -167,13 +165,13 @@ class Logs:
             return file.read().decode(errors="replace")
 
     def printed(self, local_rank: int) -> "PrintedTraceback | None":
-        """Return what is known of the last traceback of a worker; None if there is none."""
+        """Return the evidence on a worker's last traceback, or None."""
         looks = self._looks.get(local_rank)
         return looks.core if looks is not None and looks.core.at is not None else None
 
     def look_before_stop(self, failed: int) -> None:
-        """If a worker that has failed has printed a traceback, look at the others that have printed
-        one too, as long as they are there.
+        """If a failed worker has printed a traceback, examine the other workers with one while they
+        still exist.
         """
         if failed not in self._looks:
             return
@@ -211,7 +209,7 @@ class Logs:
         return source if isinstance(source, str) else ""
 
     def tail(self, local_rank: int, stream: int) -> bytes:
-        """Return the end of what a worker wrote to a stream that has no file."""
+        """Return the end of a worker's stream that has no file."""
         source = self._streams(stream).get(local_rank)
         return bytes(source.tail) if isinstance(source, PipeReader) else b""
 
@@ -246,7 +244,7 @@ class Logs:
         if self._consoles.stdout is self._consoles.stderr and all(
             destination(self._spec, local_rank, stream) == raw for stream in _NAMES
         ):
-            # One channel keeps the order of what the worker writes to stdout and stderr.
+            # A shared channel preserves the order of stdout and stderr.
             both = self._open_stream(local_rank, STDERR, prefix)
             return both, both
         return (
@@ -274,7 +272,7 @@ class Logs:
         return {rank: stream for rank, stream in self._terminals.items() if stream.held}
 
     def release(self) -> None:
-        """Show what is held back."""
+        """Show held lines."""
         for stream in self._terminals.values():
             stream.release()
 
@@ -291,7 +289,7 @@ class Logs:
                 pipe.copy_window_size(console_fd)
 
     def finish(self) -> None:
-        """Show the rest as the consoles have room; all workers and their descendants are gone."""
+        """Show the rest at the consoles' pace; all workers and their descendants are gone."""
         for source in self._sources:
             source.finish()
         if self._tails is None:
@@ -299,7 +297,7 @@ class Logs:
 
     @property
     def reader_is_gone(self) -> bool:
-        """Whether nobody reads the agent's stdout or stderr any more, as after `| head`."""
+        """Whether the agent's stdout or stderr has lost its reader, as after `| head`."""
         return any(console.reader_is_gone for console in self._consoles)
 
     @property
@@ -308,7 +306,7 @@ class Logs:
         return all(source.done for source in self._sources)
 
     def drop(self) -> int:
-        """Discard unshown output; return how many bytes. Files still have them."""
+        """Discard unshown output; return the number of bytes. Files still have them."""
         return sum(source.drop() for source in self._sources)
 
     @property
@@ -346,7 +344,7 @@ class Logs:
                 self._tail(local_rank, path, None, None, tell)
         elif not to_console and stream == STDOUT:
             fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        else:  # stderr is read even if it is not shown: it tells why a worker failed
+        else:  # stderr is read even if it is hidden: the failure report needs it
             ours, fd = channel(console.fd if to_console else -1)
             if to_console and stream == STDERR and os.isatty(ours):
                 shown = self._without_traceback(local_rank, console)
@@ -360,10 +358,10 @@ class Logs:
         return fd
 
     def _make(self, path: str) -> int:
-        """Return the descriptor of a new file; -1 if it can't be made."""
+        """Return the descriptor of a new file, or -1 on failure."""
         if not self._directory:
             return -1
-        # O_APPEND: a file that is truncated under the worker, to save space, has no hole.
+        # O_APPEND: truncating the file under the worker, to save space, leaves no hole.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         try:
             return os.open(path, flags, 0o666)
@@ -372,10 +370,10 @@ class Logs:
             return -1
 
     def _do_without(self, error: OSError) -> None:
-        """Tell the user that a file can't be made; a lack of descriptors concerns more than that.
+        """Report a file that can't be created.
 
         Raises:
-            OSError: it is such a lack.
+            OSError: descriptors are exhausted, which affects more than this file.
         """
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise error
@@ -482,8 +480,8 @@ class UnshownOutput:
             self._say(self._logs.pop(number).drop(), f"worker output of generation {number}")
 
     def show(self) -> None:
-        """Return when all is written, when the consoles have no reader, some time after a first
-        signal, or at a second one.
+        """Return when everything is written, when the consoles have lost their readers, some time
+        after a first signal, or at a second one.
         """
         old = self._logs.values()
         self._loop.run_until(lambda: all(each.done for each in old) or self._is_late())

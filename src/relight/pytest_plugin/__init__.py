@@ -6,15 +6,14 @@
         torch.distributed.all_reduce(tensor)
         assert tensor.item() == 2
 
-pytest collects the test as ever, and evaluates its marks. Instead of setting up its fixtures, the
-plugin starts a job whose workers each run this one test, fixtures and all (`rank.py`). Each phase
-of the test (setup, call, teardown) then fails, or is skipped, as it was on the ranks.
+pytest collects the test and evaluates its marks as usual. Instead of setting up its fixtures, the
+plugin starts a job whose workers each run this one test, including fixtures (`rank.py`). Each phase
+of the test (setup, call, teardown) then fails, or is skipped, as on the ranks.
 
-The fixture `relight_sandbox` runs a script on several hosts of this machine, with faults
-(`sandbox.py`).
+The fixture `relight_sandbox` runs a script on several virtual hosts, with faults (`sandbox.py`).
 
-This file is loaded in every run of pytest where relight is installed: it imports nothing else of
-relight until a test has the mark.
+This file is loaded in every run of pytest where relight is installed, so it imports the rest of
+relight only for tests with the mark.
 """
 
 from collections.abc import Generator
@@ -38,7 +37,7 @@ _HELP = (
     "gloo), unless init=False. After `timeout` seconds the stacks of all ranks are reported. `env` "
     "has more variables for the ranks."
 )
-_outcome = pytest.StashKey[Any]()  # of reports.Outcome, which is imported late
+_outcome = pytest.StashKey[Any]()  # a reports.Outcome, which is imported late
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -109,7 +108,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Report what the ranks have reported."""
+    """Forward the ranks' reports."""
     report = yield
     if _outcome in item.stash:
         item.stash[_outcome].complete(report, call)

@@ -1,4 +1,4 @@
-"""Names that the plugin and its mark share. Loaded in every run of pytest: it imports nothing."""
+"""Names shared by the plugin and its mark. Loaded in every run of pytest, so without imports."""
 
 MARK = "distributed"
 TIMEOUT = "distributed_timeout"

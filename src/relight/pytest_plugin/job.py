@@ -23,11 +23,11 @@ from relight.pytest_plugin.reports import ReportedTest, collect
 _WORKER = "relight.pytest_plugin.rank"
 _LOOK_S = 0.1
 _STACKS_S = 1.0
-"""How long to wait for the stacks of the other ranks, when those of one are there."""
+"""Wait for the stacks of the other ranks after those of the first one."""
 _GRACE_S = 0.5
-"""How long ranks may go on when one has failed: they may be about to fail as well."""
+"""Delay before ranks are stopped after a failure: they may be about to fail on their own."""
 _WITH_TORCH = ("torch.distributed", "torch._dynamo")
-"""The second is what the first DistributedDataParallel imports, for a second."""
+"""The first DistributedDataParallel imports the second module, which takes a second."""
 _OFF: dict[str, Any] = {
     "collectonly": False,
     "deselect": None,
@@ -54,7 +54,7 @@ _NOT_ON_RANKS = (
 
 
 def run(item: pytest.Item, wanted: Wanted) -> ReportedTest:
-    """Run the test on all ranks, and return what they have reported."""
+    """Run the test on all ranks, and return their reports."""
     with job_directory() as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(_request(item, wanted)))
@@ -141,8 +141,8 @@ def _is_installed(name: str) -> bool:
 
 
 def _variables(wanted: Wanted) -> dict[str, str]:
-    """Return the environment of the job: that of this process now, as a test may have changed it,
-    without what an outer job has set.
+    """Return the environment of the job: the current one, which the test may have changed, without
+    variables of an outer job.
     """
     variables = {"OMP_NUM_THREADS": "1", **environment.read().variables, **wanted.env}
     for name in [name for name in variables if name.startswith(("PET_", "TORCHELASTIC_"))]:
@@ -151,7 +151,7 @@ def _variables(wanted: Wanted) -> dict[str, str]:
 
 
 def _request(item: pytest.Item, wanted: Wanted) -> dict[str, Any]:
-    """Return what the ranks need to run this test as this process would."""
+    """Return the request with which the ranks run this test as this process would."""
     config = item.config
     options = {k: v for k, v in vars(config.option).items() if _is_plain(v)} | _OFF
     options["inifilename"] = str(config.inipath) if config.inipath else None

@@ -14,14 +14,14 @@ from relight.pytest_plugin.constants import MARK, TIMEOUT
 BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake")
 _KEYS = ("world_size", "backend", "init", "timeout", "env")
 _MARGIN_S = 2.0
-"""How long before pytest-timeout the time is over, so that the stacks of all ranks are reported."""
+"""Margin before pytest-timeout's own limit, to report the stacks of all ranks."""
 
 
 class Wanted(NamedTuple):
-    """How a test is to be run.
+    """The parsed mark of a test.
 
-    `backend` is empty for the one that fits the machine. `init` is whether the process group is
-    initialized. After `timeout_s` seconds the ranks are stopped; 0 for no limit.
+    `backend` is empty for the machine's default. `init`: whether to initialize the process group.
+    The ranks are stopped after `timeout_s` seconds; 0 for no limit.
     """
 
     world_size: int
@@ -32,10 +32,10 @@ class Wanted(NamedTuple):
 
 
 def read(item: pytest.Item, mark: pytest.Mark) -> Wanted:
-    """Return what a mark says.
+    """Parse a mark.
 
     Raises:
-        Failed: of pytest, if an argument is wrong, or the test can't run on ranks.
+        Failed: (pytest's) an argument is invalid, or the test can't run on ranks.
     """
     if not isinstance(item, pytest.Function) or _is_test_case(item):
         raise _wrong("is for test functions, and methods of classes other than TestCase")

@@ -1,10 +1,10 @@
 """One rank of a test: `python -m relight.pytest_plugin.rank DIRECTORY`, a worker of `job.py`.
 
-It runs pytest for the one test that `request.json` names, with the options of the run, and writes
-each report as a line of JSON to `reports.RANK`. When the time is over, faulthandler writes the
-stacks of all threads to `stacks.RANK`. What it prints is captured in `stdout.RANK` and
-`stderr.RANK`, so that it is there when the rank is killed. It exits with 1 as soon as the test has
-failed here: other ranks may wait for this one for ever, and the launcher stops them.
+It runs pytest for the one test in `request.json`, with the options of the run, and writes each
+report as a line of JSON to `reports.RANK`. On a timeout, faulthandler writes the stacks of all
+threads to `stacks.RANK`. Output is captured in `stdout.RANK` and `stderr.RANK`, which survive a
+kill. It exits with 1 as soon as the test has failed here, so that the launcher stops the other
+ranks, which might otherwise wait forever.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from relight.pytest_plugin.rank_reports import cut
 from relight.worker.call import leave
 
 _IMPORT_S = 120.0
-"""How long the imports of a test may take, which are not part of its time."""
+"""Timeout for the imports of a test, separate from its own time."""
 
 
 class RankPlugin:
@@ -114,7 +114,7 @@ class RankPlugin:
         self._config = config
 
     def _limit(self, seconds: float) -> None:
-        """Write the stacks after so many seconds from now."""
+        """Schedule a dump of the stacks in this many seconds."""
         if self._timeout_s:
             faulthandler.dump_traceback_later(seconds, file=self._stacks)
 
@@ -151,8 +151,8 @@ def main(directory: str) -> None:
 
 
 def _capture_into(folder: Path, rank: str) -> None:
-    """Have pytest capture stdout and stderr in files with names (_pytest.capture, pytest 8 and 9):
-    it removes what it has reported.
+    """Make pytest capture stdout and stderr in named files (_pytest.capture, pytest 8 and 9). It
+    removes output that it has reported.
     """
     names = [f"stderr.{rank}", f"stdout.{rank}"]
     internals: Any = capture
@@ -167,10 +167,10 @@ def _capture_into(folder: Path, rank: str) -> None:
 
 
 def _configure(request: Mapping[str, Any]) -> pytest.Config:
-    """Return the configuration of the run, as far as a rank needs it.
+    """Return the part of the run's configuration that a rank needs.
 
-    Plugins are registered by this function, as they would be from entry points, but without
-    looking for these, and without rewriting the assertions of plugins: that takes 0.1 s.
+    Plugins are registered here as they would be from entry points, but without searching for these
+    and without rewriting assertions of plugins, which would take 0.1 s.
     """
     for name in request["modules"]:
         with contextlib.suppress(ImportError):
@@ -206,7 +206,7 @@ def _arguments(request: Mapping[str, Any]) -> list[str]:
 
 
 def _backend() -> str:
-    """Return nccl, and set the device of this rank, if there is a GPU for each rank; else gloo."""
+    """Return nccl and set this rank's device if each rank can have a GPU, otherwise gloo."""
     import torch
 
     local_rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])

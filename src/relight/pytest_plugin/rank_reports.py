@@ -1,4 +1,4 @@
-"""What a rank of a test has left in the job's directory: `rank.py` writes it."""
+"""Reads the files that a rank of a test (`rank.py`) has written to the job's directory."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import pytest
 
 MOST_BYTES = 128 << 10
-"""Of what a rank has printed: longer texts lose their middle."""
+"""Limit of a rank's output; longer texts are shortened in the middle."""
 
 
 class RankReports(NamedTuple):
-    """What rank `rank` has left.
+    """The files of rank `rank`.
 
-    `phases` are the reports of the phases, with their times. `collect` is why it could not collect
-    the test, `stacks` are those of when the time was over, `end` is the reason given to
-    `pytest.exit`: empty if not. `warnings` are the warnings of the test, `printed` what it has
-    printed and not reported, below titles.
+    `phases` are the reports of the phases, with their times. `collect` is why the test could not be
+    collected, `stacks` are the stacks at the timeout, `end` is the reason given to `pytest.exit`:
+    all empty by default. `warnings` are the warnings of the test, `printed` its unreported output,
+    below titles.
     """
 
     rank: int
@@ -29,8 +29,8 @@ class RankReports(NamedTuple):
 
 
 def read(folder: Path, rank: int) -> RankReports:
-    """Return what a rank has left. A phase that ended after the time was over did not end in time:
-    the launcher's signal has ended the call in which it hung.
+    """Read a rank's files. A phase that ended after the timeout counts as unfinished, because the
+    launcher's signal interrupted the call in which it hung.
     """
     stacks = folder / f"stacks.{rank}"
     is_late = stacks.exists() and stacks.stat().st_size > 0
@@ -45,7 +45,7 @@ def read(folder: Path, rank: int) -> RankReports:
             continue  # the rank was killed while it wrote
         if "report" in record:
             report = pytest.TestReport._from_json(record["report"])
-            if isinstance(report.longrepr, list):  # JSON has no tuples
+            if isinstance(report.longrepr, list):  # JSON lacks tuples
                 report.longrepr = tuple(report.longrepr)
             if record["time"] <= over_at:
                 phases[str(report.when)] = record["time"], report

@@ -1,4 +1,4 @@
-"""What the ranks of a test have reported, as the report of one test."""
+"""Merges the ranks' reports into the report of one test."""
 
 import re
 import sys
@@ -18,14 +18,14 @@ _STRICT = "[XPASS(strict)]"
 _PHASES = ("setup", "call", "teardown")
 _MOST_LINES = 60
 _VERDICT = ("relight: rank ", "relight: ranks ")
-"""How the launcher's report begins."""
+"""Beginnings of the launcher's report."""
 _BLAMED = re.compile(r"relight: ranks? (\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*) ")
-"""The ranks that the report names, unless they are too many."""
+"""The ranks in the report, unless there are too many."""
 _UNTRUE = ("  it printed nothing to stderr",)
-"""What the launcher can't know: pytest has captured it."""
+"""Notes of the launcher that are wrong here, because pytest captures the output."""
 _ERROR = re.compile(r"^E\s+(\S.*)", re.MULTILINE)
 _LOST = re.compile("connection (closed|reset)|remote process exited|broken pipe", re.IGNORECASE)
-"""What gloo and NCCL say on ranks that have waited for one that has ended."""
+"""Messages of gloo and NCCL on ranks that waited for a dead one."""
 _FRAMES = ("/_pytest/", "/pluggy/", "/pytest_plugin/", '"<frozen runpy>"')
 
 
@@ -60,13 +60,13 @@ class RanksRepr(TerminalRepr):
 
 
 class ReportedTest:
-    """What has happened to a test.
+    """The outcome of a test.
 
     Args:
-        ranks: what each rank has left.
-        wanted: how the test was to be run.
-        exit_code: of the launcher.
-        output: of the launcher, and of ranks around pytest's capture.
+        ranks: the files of each rank.
+        wanted: the test's mark.
+        exit_code: the launcher's exit code.
+        output: the output of the launcher, and of ranks outside pytest's capture.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class ReportedTest:
         self._is_told = False
 
     def replay(self, phase: str) -> None:
-        """Raise what has happened in a phase, unless it went well.
+        """Raise the outcome of a phase, unless it passed.
 
         Raises:
             RanksFailedError: it failed on a rank.
-            Exception: of pytest: it was skipped, or failed as expected, on the ranks.
+            Exception: (pytest's) it was skipped, or failed as expected, on the ranks.
         """
         self._failure = self._failed(phase) or self._unexplained(phase)
         if self._failure is not None:
@@ -120,7 +120,7 @@ class ReportedTest:
                     )
 
     def complete(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
-        """Put into a report what the ranks have captured, how long they took, how they failed."""
+        """Add the ranks' captured output, durations and failures to a report."""
         if call.excinfo is not None and isinstance(call.excinfo.value, RanksFailedError):
             report.longrepr = self._failure
         elif report.skipped and not hasattr(report, "wasxfail"):
@@ -163,7 +163,7 @@ class ReportedTest:
         return RanksRepr(parts) if parts else self._partly_skipped(phase)
 
     def _partly_skipped(self, phase: str) -> RanksRepr | None:
-        """Return that some ranks have skipped the test and others have not, if so."""
+        """Return an error if only some ranks have skipped the test."""
         skips = {
             rank: report
             for rank, report in self._of(phase)
@@ -191,14 +191,14 @@ class ReportedTest:
             parts += [(f"stacks of rank {x.rank}", _of_test(x.stacks)) for x in missing if x.stacks]
             return RanksRepr(parts + [part for each in missing for part in each.printed])
         if any(not report.passed for each in self._ranks for _, report in each.phases.values()):
-            return None  # which has ended this one, too
+            return None  # which has ended this one
         if any(each.end for each in self._ranks):
             return None  # `replay` ends the run
         return self._ended(missing)
 
     def _is_of_later_phase(self, phase: str, missing: set[int]) -> bool:
-        """Return whether the ranks to blame have got to the end of this phase, but not of a later
-        one: those that have not are only slower, and were stopped.
+        """Return whether the ranks to blame finished this phase, but no later one: the others are
+        only slower, and were stopped.
         """
         later = _PHASES[_PHASES.index(phase) + 1 :]
         blamed = self._blamed()
@@ -231,7 +231,7 @@ class ReportedTest:
 
 
 def collect(folder: Path, wanted: Wanted, exit_code: int, output: str) -> ReportedTest:
-    """Return what the ranks have left in a directory."""
+    """Read the files of all ranks in a directory."""
     ranks = [read(folder, rank) for rank in range(wanted.world_size)]
     return ReportedTest(ranks, wanted, exit_code, output)
 
@@ -245,7 +245,7 @@ def _has_ended(rank: RankReports, phase: str) -> bool:
 
 
 def _crash(part: tuple[str, Any]) -> Any:
-    """Return what the short summary shows of the failure of a rank."""
+    """Return the failure of a rank for pytest's short summary."""
     content = part[1]
     line = _ERROR.search(content) if isinstance(content, str) else None
     return _Crash(line[1]) if line else getattr(content, "reprcrash", None)
@@ -276,7 +276,9 @@ def _consequence(report: pytest.TestReport) -> str:
 
 
 def _is_strict(report: pytest.TestReport) -> bool:
-    """Return whether it failed because it passed: this process evaluates that mark as well."""
+    """Return whether it failed because it passed (strict xfail), which this process evaluates
+    itself.
+    """
     return isinstance(report.longrepr, str) and report.longrepr.startswith(_STRICT)
 
 

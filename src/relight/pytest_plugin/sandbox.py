@@ -20,7 +20,7 @@ _SHOWN = 5000
 
 
 class SandboxResult(NamedTuple):
-    """How a job in a sandbox has ended; each line of its output begins with its host."""
+    """The result of a job in a sandbox; each line of output begins with its host."""
 
     exit_code: int
     stdout: str
@@ -28,10 +28,10 @@ class SandboxResult(NamedTuple):
 
 
 class SandboxRunner:
-    """What the fixture is: call it.
+    """The callable returned by the fixture.
 
     Args:
-        directory: of the test, for a file of faults.
+        directory: the test's directory, for a file of faults.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -47,19 +47,19 @@ class SandboxRunner:
         timeout: float | None = 60.0,
         env: Mapping[str, str] | None = None,
     ) -> SandboxResult:
-        """Run a script on hosts until the job has ended; return how it has.
+        """Run a script on hosts until the job has ended; return the result.
 
         Args:
-            hosts: how many.
-            script: the training script, or whatever `flags` make of it.
-            arguments: of the script.
-            flags: of `relight run`, such as `--max-restarts=3`.
-            faults: lines as of a file for `--faults`.
+            hosts: number of hosts.
+            script: the training script; a module or a program with the corresponding `flags`.
+            arguments: arguments of the script.
+            flags: flags of `relight run`, such as `--max-restarts=3`.
+            faults: lines as in a file for `--faults`.
             timeout: seconds after which the job is killed and the test fails; None for no limit.
-            env: more variables for the job.
+            env: additional variables for the job.
 
         Raises:
-            UsageError: an argument is wrong, or a line of the faults.
+            UsageError: an argument or a fault is invalid.
         """
         __tracebackhide__ = True
         limit_s = time_limit("timeout", timeout)
@@ -69,7 +69,7 @@ class SandboxRunner:
         check_texts(flags, {} if env is None else env)
         path = self._directory / "faults.txt"
         text = "\n".join(faults)
-        read(text, "faults", hosts)  # so that a typing error is no failure of the job
+        read(text, "faults", hosts)  # so that a typo doesn't count as a failure of the job
         path.write_text(text, encoding="utf-8")
         words = [os.fspath(word) for word in (script, *arguments)]
         command = [sys.executable, "-m", "relight", "sandbox", str(hosts), f"--faults={path}",

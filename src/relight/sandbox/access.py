@@ -1,5 +1,5 @@
-"""Whether this process may make hosts: root may, and others in a user namespace of their own, where
-the system lets them have one (user_namespaces(7)).
+"""Checks whether this process may create hosts: root may, and others in a user namespace, if the
+system permits one (user_namespaces(7)).
 """
 
 import os
@@ -9,15 +9,15 @@ import subprocess
 from relight.base.errors import MachineError
 
 _ROOT_OF_OUR_OWN = ("--user", "--map-root-user", "--net", "--uts", "--mount")
-"""Whoever makes hosts must be able to come back from them to namespaces of its own."""
+"""The creator of hosts must be able to return to its own namespaces."""
 
 
 def prefix() -> list[str]:
-    """Return what to put before a command that makes hosts: nothing for root, else a program that
-    makes this user the root of a user namespace.
+    """Return the prefix of a command that creates hosts: empty for root, otherwise a program that
+    makes this user root in a user namespace.
 
     Raises:
-        MachineError: hosts can't be made here.
+        MachineError: hosts can't be created here.
     """
     if os.geteuid() == 0:
         return []

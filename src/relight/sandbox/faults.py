@@ -1,13 +1,13 @@
-"""What is done to the hosts of a sandbox, and when: reads a file of faults, and says which are due.
+"""Faults of a sandbox: parses a file of faults, and decides which are due.
 
-    # one fault a line: WHEN WHAT
+    # one fault per line: WHEN WHAT
     at 5s            kill host 2
     when "step 10"   cut host 1
     after 3s         heal
     at 1m            delay 50ms host 2
 
 `at` counts from the start of the job. `when` waits for the first line with this text in the output
-of any host. `after` counts from the moment of the fault in the line before.
+of any host. `after` counts from the fault in the previous line.
 """
 
 import re
@@ -21,7 +21,7 @@ HOST, RANK, ALL = "host", "rank", "all"
 
 
 class Moment(NamedTuple):
-    """When a fault is due: `word` is one of `at`, `after`, `when`."""
+    """The trigger of a fault: `word` is one of `at`, `after`, `when`."""
 
     word: str
     seconds: float = 0.0
@@ -59,7 +59,7 @@ class Fault(NamedTuple):
 
 
 class _Action(NamedTuple):
-    """What may stand behind the name of an action."""
+    """The arguments of an action."""
 
     example: str
     kinds: tuple[str, ...]
@@ -83,7 +83,7 @@ _MEANT = {
     "mend": "heal", "connect": "heal", "latency": "delay", "lag": "delay", "drop": "loss",
     "lose": "loss", "crash": "kill", "restart": "start",
 }  # fmt: skip
-"""What else people call these actions."""
+"""Synonyms of these actions."""
 _WORD = re.compile(r"""\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|(\S+))""")
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -223,10 +223,10 @@ def _split(line: str, place: str) -> list[str]:
 
 
 class Plan:
-    """Which faults are due. Times are in seconds since the start of the job.
+    """Schedules faults. Times are in seconds since the start of the job.
 
     Args:
-        faults: in the order of their file.
+        faults: in file order.
     """
 
     def __init__(self, faults: Sequence[Fault]) -> None:
@@ -235,7 +235,7 @@ class Plan:
         self._done = [False] * len(faults)
 
     def left(self) -> list[Fault]:
-        """Return the faults that have not been due so far."""
+        """Return the faults that have not triggered."""
         return [fault for fault, done in zip(self._faults, self._done, strict=True) if not done]
 
     @property
@@ -260,7 +260,7 @@ class Plan:
         return self.due(now)
 
     def due(self, now: float) -> list[Fault]:
-        """Return the faults whose time has come, in the order of their times."""
+        """Return the due faults, in order of their times."""
         found = []
         while (deadline := self.deadline()) is not None and deadline <= now:
             index = next(
@@ -276,6 +276,6 @@ class Plan:
         return found
 
     def check(self) -> None:
-        """Assert what always holds: a fault that is done was due."""
+        """Assert the invariant: every injected fault was due."""
         for due, done in zip(self._due, self._done, strict=True):
             assert due is not None or not done

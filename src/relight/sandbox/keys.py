@@ -50,7 +50,7 @@ class Keys:
         do: Callable[[Fault], None],
         say: Callable[[str], None],
     ) -> "Keys | None":
-        """Return the keyboard, or None where there is none."""
+        """Return the keyboard, or None without a terminal."""
         if not (os.isatty(_STDIN) and os.isatty(_STDERR)):
             return None
         try:

@@ -1,4 +1,4 @@
-"""Several hosts on one machine, for what happens between them.
+"""Several virtual hosts on one machine, to test the network between them.
 
     with Lab(hosts=["node1", "node2"]) as lab:
         server = lab["node1"].start([sys.executable, "-m", "http.server"])
@@ -7,11 +7,11 @@
 
 Every host has a hostname, its own loopback, eth0 with an IPv4 and an IPv6 address, and its own
 /etc/hosts that names all hosts; the file system, pids and users are the machine's. Hosts of other
-Labs and the machine itself cannot reach each other, so all Labs use the same addresses, and nobody
-needs to look for a free port.
+Labs and the machine itself cannot reach each other, so all Labs use the same addresses, and fixed
+ports are safe.
 
-Nothing of a Lab has a name on the machine: no interface, no network namespace, no file. When its
-switch ends, by SIGKILL too, the kernel removes all of it; and the switch ends with its owner.
+A Lab leaves no names on the machine: no interface, no network namespace, no file. When its switch
+ends, even by SIGKILL, the kernel removes everything; and the switch ends with its owner.
 
 Conditions apply to packets when they leave a host: a delay of 100 ms on all hosts makes a round
 trip of 200 ms. Packets from one host to another keep their order.
@@ -37,13 +37,13 @@ from relight.base.errors import MachineError
 
 SWITCH = Path(__file__).with_name("switch.py")
 PATIENCE = 60
-"""Seconds within which the switch carries out a request, and a killed process ends."""
+"""Timeout in seconds for a request to the switch, and for the end of a killed process."""
 # Found here, because a program may be started with another PATH.
 NSENTER, ENV = shutil.which("nsenter"), shutil.which("env")
 
 
 class LabError(MachineError):
-    """The hosts could not be made, or their switch is gone."""
+    """The hosts could not be created, or their switch is gone."""
 
 
 class Host:
@@ -64,13 +64,13 @@ class Host:
         cwd: str | Path | None = None,
         **options: Any,
     ) -> "subprocess.Popen[Any]":
-        """Start a program on this host, as subprocess.Popen does, in a session of its own. It is
-        killed with the Lab.
+        """Start a program on this host, like subprocess.Popen, in a new session. It is killed with
+        the Lab.
 
-        Its pid is the program's, because nsenter and env replace themselves. A program that does
-        not exist is an exit code of 127.
+        The pid is the program's, because nsenter and env replace themselves. A missing program
+        gives exit code 127.
         """
-        # nsenter stays in the directory of the old mount namespace: it has no path in the new one.
+        # nsenter stays in the directory of the old mount namespace, without a path in the new one.
         directory = [str(ENV), f"--chdir={os.path.abspath(cwd or os.curdir)}", "--"]
         process = subprocess.Popen(
             [*self.entrance, *directory, *map(str, command)],
@@ -160,7 +160,7 @@ class Lab:
                 if stream is not None:
                     try:
                         stream.close()
-                    except BrokenPipeError:  # what was not yet flushed to it
+                    except BrokenPipeError:  # unflushed data
                         pass
 
     def ask(self, request: object) -> Any:
@@ -227,7 +227,7 @@ class Lab:
             self.apply()
 
     def block(self, source: str, target: str) -> None:
-        """Cut one way only: nothing that source sends reaches target. heal() undoes it."""
+        """Drop all packets from source to target, in this direction only. heal() undoes it."""
         with self.lock:
             self.blocks.add((self.hosts[source].name, self.hosts[target].name))
             self.apply()
@@ -263,12 +263,12 @@ class Lab:
             self.apply()
 
     def crash(self, host: str) -> None:
-        """Let a machine die: it is cut off, so that nobody is told; its processes are killed."""
+        """Simulate a machine failure: cut it off first, so no goodbye escapes, then kill it."""
         self.cut(host)
         self.ask({"kill": host})
 
     def apply(self) -> None:
-        """Tell the switch which hosts can't reach which."""
+        """Send the list of blocked pairs to the switch."""
         group = {name: number for number, names in enumerate(self.groups) for name in names}
         blocked = [
             (a, b)

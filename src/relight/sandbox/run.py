@@ -39,13 +39,13 @@ def run(command: Sequence[str], hosts: int, variables: Mapping[str, str], plan: 
     """Run an agent on each of several hosts until the job is over; return its exit code.
 
     Args:
-        command: that of each agent.
-        hosts: how many.
+        command: each agent's command line.
+        hosts: number of hosts.
         variables: the environment of the agents.
         plan: the faults.
 
     Raises:
-        MachineError: the hosts can't be made, or their switch was killed.
+        MachineError: the hosts can't be created, or their switch was killed.
     """
     loop = Loop()
     start = partial(_popen, command, variables)
@@ -73,8 +73,8 @@ class Sandbox:
     """The hosts of one job.
 
     Args:
-        loop: waits for output, ends of agents, keys and signals.
-        lab: the hosts, which are not made yet.
+        loop: waits for output, exits of agents, keys and signals.
+        lab: the hosts, not created yet.
         popen: starts an agent on a host, with these descriptors as stdout and stderr.
         plan: the faults.
     """
@@ -213,7 +213,7 @@ class Sandbox:
         self._say(f"after {self._now():.1f} s: {what}")
 
     def _change(self, fault: Fault) -> str:
-        """Change hosts or their network; return why that can't be done, if so."""
+        """Inject a fault; return why that failed, or an empty string."""
         lab, job = self.lab, self.job
         host, name = fault.number, name_of(fault.number)
         where = name if fault.kind == HOST else None
@@ -278,7 +278,7 @@ def _returns(find: Callable[[], int | None], pid: int) -> bool:
 
 
 class _Output(ConsoleStream):
-    """Output of one host, whose lines are looked at as well."""
+    """Output of one host, scanned for `when` conditions."""
 
     def __init__(self, console: Console, prefix: bytes, on_line: Callable[[str], None]) -> None:
         super().__init__(console, prefix)

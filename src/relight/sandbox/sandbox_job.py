@@ -1,8 +1,8 @@
-"""When a job in a sandbox is over, and with which exit code: that of its agents.
+"""Decides when a job in a sandbox has ended, and its exit code: that of its agents.
 
-A host runs, or its agent has ended, or a fault has killed it, and it may be cut off or frozen
-meanwhile. The job is over when no agent is left that could still do something: one that is cut off
-or frozen is not waited for once another has ended by itself, as the job goes on without it.
+A host runs, or its agent has ended, or a fault has killed it; a running host may be cut off or
+frozen. The job ends when no active agent is left: one that is cut off or frozen is not waited for
+once another has ended on its own, because the job continues without it.
 """
 
 from relight.base.errors import exit_code_of_signal
@@ -26,31 +26,31 @@ class SandboxJob:
         self._code: int | None = None
 
     def killed(self, host: int) -> None:
-        """Take note that a fault kills a host: what its agent ends with says nothing."""
+        """Record that a fault kills a host: its agent's exit code is ignored."""
         self._killed.add(host)
         self.running.discard(host)
         self.cut.discard(host)
         self.frozen.discard(host)
 
     def started(self, host: int) -> None:
-        """Take note that an agent was started on a host."""
+        """Record the start of an agent on a host."""
         self._killed.discard(host)
         self.running.add(host)
 
     def ended(self, host: int, code: int) -> None:
-        """Take note that an agent has ended."""
+        """Record the end of an agent."""
         self.running.discard(host)
         if host not in self._killed:
             self._code = code
 
     def exit_code(self, *, faults_left: bool) -> int | None:
-        """Return the job's exit code, or None while it goes on.
+        """Return the job's exit code, or None while it runs.
 
-        That is the code of the agent that has ended last by itself, or that of SIGKILL if all were
+        It is the code of the last agent that ended on its own, or that of SIGKILL if all were
         killed.
 
         Args:
-            faults_left: whether faults are still to come, which may start a host again.
+            faults_left: whether there are pending faults, which may restart a host.
         """
         stuck = self.cut | self.frozen
         if self.running - stuck:

@@ -37,7 +37,7 @@ class KeyReader:
         )
 
     def press(self, key: str) -> Fault | str:
-        """Take a key; return a fault, or what is wrong (empty for nothing)."""
+        """Handle a key; return a fault, an error message, or an empty string."""
         if key in _NAMES:
             self._letter, self._digits = key, ""
             return ""

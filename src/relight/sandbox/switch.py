@@ -1,9 +1,9 @@
-"""The switch of a Lab: makes its hosts, carries packets between them, ends everything they run.
+"""The switch of a Lab: creates its hosts, carries packets between them, ends everything they run.
 
-It runs as a process of its own, `python switch.py FD`, where FD is a stream socket that carries one
-JSON object a line, with an answer for each request. The first request describes the hosts. The
-switch ends when the other end of the socket is closed, however its owner died, and first kills
-every process of the hosts.
+It runs as a separate process, `python switch.py FD`, where FD is a stream socket with one JSON
+object per line, and an answer to each request. The first request describes the hosts. When the
+other end of the socket is closed, however its owner died, the switch kills every process of the
+hosts and exits.
 
 A host is a network, a UTS and a mount namespace. They have no name in the file system: the switch
 holds them open, so the kernel removes them when it ends, even by SIGKILL. Each host's eth0 is a TUN
@@ -78,7 +78,7 @@ def open_tun(name: str) -> int:
     try:
         device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH14x", name.encode(), IFF_TUN | IFF_NO_PI))
-        # It goes with its namespace: all at once, where closing takes 30 ms for each.
+        # Removed with its namespace: all together, where closing takes 30 ms each.
         fcntl.ioctl(device, TUNSETPERSIST, 1)
     except OSError as error:
         try:
@@ -119,7 +119,7 @@ def open_namespaces() -> dict[str, int]:
 
 
 def furnish(name: str, hostname: str, address: str, address6: str, names: str) -> Port:
-    """Move into new namespaces and make a host of them."""
+    """Enter new namespaces and turn them into a host."""
     checked(libc.unshare(CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWNS), "unshare")
     socket.sethostname(hostname)
     mount("none", "/", MS_REC | MS_SLAVE)
@@ -186,7 +186,7 @@ def send(pid: int, number: int, networks: set[int]) -> None:
 
 
 def kill_all(networks: set[int]) -> None:
-    """Kill every process of these namespaces, those it starts meanwhile included."""
+    """Kill every process of these namespaces, including those started in the meantime."""
     quiet = 0
     while quiet < 2:  # one that is being started may enter after the first look
         found = processes_of(networks)
@@ -197,7 +197,7 @@ def kill_all(networks: set[int]) -> None:
 
 
 def signal_all(network: int, number: int) -> None:
-    """Send a signal to every process of a namespace, those that are started meanwhile included."""
+    """Send a signal to every process of a namespace, including those started in the meantime."""
     sent: set[int] = set()
     while found := processes_of({network}) - sent:
         for pid in found:
@@ -208,7 +208,7 @@ def signal_all(network: int, number: int) -> None:
 class Wall:
     """A firewall of one host: new connections and datagrams only to some ports, and answers.
 
-    What it does not let in is lost without a word. ICMP passes.
+    Other packets are dropped silently. ICMP passes.
     """
 
     def __init__(self, ports: list[int]) -> None:
@@ -216,7 +216,7 @@ class Wall:
         self.asked: set[tuple[bytes, bytes]] = set()
 
     def leaves(self, packet: bytes) -> None:
-        """Remember whom the host sends datagrams to: they may answer."""
+        """Remember the destinations of the host's datagrams: they may answer."""
         protocol, ends, _ = dissect(packet)
         if protocol == UDP:
             self.asked.add(ends)
@@ -268,7 +268,7 @@ class Switch:
         self.control.sendall(json.dumps(reply).encode() + b"\n")
 
     def obey(self) -> bool:
-        """Take requests from the owner; return false when it is gone."""
+        """Handle requests of the owner; return False when it is gone."""
         data = self.control.recv(1 << 16)
         *lines, self.received = (self.received + data).split(b"\n")
         for line in lines:
@@ -293,8 +293,8 @@ class Switch:
         return bool(data)
 
     def accept(self, source: Port, packet: bytes) -> None:
-        """Take a packet that left a host; one to an unknown address, which a test may add, goes to
-        all.
+        """Handle a packet from a host; send it to all hosts if the address is unknown (a test may
+        add it).
         """
         target = self.by_address.get(packet[16:20] if packet[0] >> 4 == 4 else packet[24:40])
         targets = self.ports.values() if target is None else (target,)
@@ -311,7 +311,7 @@ class Switch:
             delay, jitter, loss = self.conditions.get(source, (0.0, 0.0, 0.0))
             if loss and random.random() < loss:  # noqa: S311
                 continue
-            # What is still under way goes first, even after the delay was lifted.
+            # Packets in flight go first, even after the delay was lifted.
             if delay or jitter or self.under_way:
                 due = time.monotonic() + delay + random.uniform(0, jitter)  # noqa: S311
                 due = max(due, self.last_due.get(pair, 0.0))
@@ -322,14 +322,14 @@ class Switch:
                 self.deliver(target, packet)
 
     def deliver(self, target: Port, packet: bytes) -> None:
-        """Give a host a packet."""
+        """Deliver a packet to a host."""
         try:
             os.write(target.device, packet)
         except OSError:
-            pass  # the interface is down, or has no room: lost, as on any network
+            pass  # the interface is down or full: lost, as on any network
 
     def deliver_due(self) -> float:
-        """Deliver what is due; return the seconds to the next packet, -1 for none."""
+        """Deliver due packets; return the seconds to the next one, or -1."""
         while self.under_way:
             wait = self.under_way[0][0] - time.monotonic()
             if wait > 0:
@@ -360,7 +360,7 @@ class Switch:
                         poll.unregister(ready)
                         break
                     self.accept(by_device[ready], packet)
-            # Last, so that what was sent before a request is judged by the rules of before.
+            # Last, so that packets sent before a request are subject to the old rules.
             if asked and not self.obey():
                 return
 

@@ -1,4 +1,4 @@
-"""Takes the stacks of processes: `take` of one, `take_all` of all ranks."""
+"""Reads the stacks of processes: `take` for one, `take_all` for all ranks."""
 
 import os
 import time
@@ -17,12 +17,12 @@ _PAUSE_S = 0.003
 def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
     """Return the stacks of all threads of a Python process, the main thread first.
 
-    The process is neither stopped nor asked. A stack of a running thread may mix two moments that
-    follow each other. Of a zombie there are no threads.
+    The process is not stopped and need not cooperate. The stack of a running thread may mix two
+    consecutive moments. A zombie has no threads.
 
     Args:
         pid: CPython 3.11 to 3.14 on 64-bit Linux; others if py-spy is on PATH.
-        may_wait: whether py-spy is asked, and a process in state D is read, whose memory may be
+        may_wait: whether to run py-spy, and to read a process in state D, whose memory may be
             locked.
 
     Raises:
@@ -52,11 +52,11 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
 
 
 def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, ProcessStack | str]:
-    """Return the stacks of many processes, by rank; for one that can't be read, the reason and what
-    to do, in one line. Raises nothing.
+    """Return the stacks of many processes, by rank; for an unreadable one, the reason and the
+    remedy in one line. Never raises.
 
-    It takes some milliseconds for each, but up to 20 s where py-spy is asked, and it blocks while
-    a process in state D holds the lock of its memory: who must not wait calls it in a thread.
+    It takes some milliseconds per process, up to 20 s with py-spy, and blocks while a process in
+    state D holds the lock of its memory: call it in a thread if you must not wait.
 
     Args:
         pids: by rank.
@@ -72,8 +72,8 @@ def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, Pro
 
 
 def _lasting_state_of(pid: int) -> str:
-    """Return the state of a process; D only if it lasts, as each page that is read from a disk puts
-    a process into it for a moment.
+    """Return the state of a process; D only if it persists, because every page read from a disk
+    causes it for a moment.
     """
     for _ in range(_ATTEMPTS):
         state = state_of(pid)
@@ -84,9 +84,9 @@ def _lasting_state_of(pid: int) -> str:
 
 
 def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None, bool]:
-    """Return the threads of a process, read again if the list has changed so much meanwhile that it
-    has lost the main thread, the last one; the exception that the main thread handles; and whether
-    Python is shutting down.
+    """Return the threads of a process, the exception that the main thread handles, and whether
+    Python is shutting down. The list is reread if a concurrent change has cut off the main thread,
+    which is last.
     """
     symbols = elf.addresses(pid)
     fd = open_memory(pid)
@@ -120,7 +120,7 @@ def _walk(pid: int, main_id: int) -> tuple[list[Thread], Handled | None, bool]:
 def _merge(
     found: list[Thread], handled: Handled | None, shown: list[Task], pid: int
 ) -> tuple[ThreadStack, ...]:
-    """Return the threads of CPython with what the system shows of them."""
+    """Return CPython's threads, completed with the system's data."""
     by_id = {task.inner_id: task for task in shown}
     stacks: dict[int, ThreadStack] = {}
     unknown = []

@@ -19,9 +19,9 @@ _SECTION = b".PyRuntime"
 _PAGE = 4096
 _MOST_HEADERS = 2000
 _MOST_SYMBOLS = 64 << 20
-"""Most bytes of a table of symbols."""
+"""Limit of bytes of a symbol table."""
 _MOST_MAPS = 8 << 20
-"""Most bytes of /proc/PID/maps."""
+"""Limit of bytes of /proc/PID/maps."""
 _SYMTAB, _DYNSYM = 2, 11
 _LOAD = 1
 _DYNAMIC_FILE = 3
@@ -43,10 +43,10 @@ class _Section(NamedTuple):
 
 
 def addresses(pid: int) -> dict[str, int]:
-    """Return the addresses of `_PyRuntime` and the other symbols of a process that are needed.
+    """Return the addresses of `_PyRuntime` and other required symbols of a process.
 
     Raises:
-        StackError: it is no Python process, it has ended, or it may not be read.
+        StackError: it isn't a Python process, it has ended, or it may not be read.
     """
     try:
         mappings = _mappings(pid)
@@ -87,8 +87,8 @@ def is_python(pid: int) -> bool:
 
 
 def has_left(pid: int) -> bool:
-    """Return whether a process has ended, or is past its last instruction: the system takes its
-    memory away. Where there is no /proc, that is not known: False.
+    """Return whether a process has ended, or is past its last instruction, when the system frees
+    its memory. False if unknown, without /proc.
     """
     try:
         os.readlink(f"/proc/{pid}/exe")
@@ -145,7 +145,7 @@ def _symbols_of(pid: int, mapping: _Mapping, *, is_executable: bool) -> dict[str
 
 
 def _bias(fd: int, header: bytes, mapping: _Mapping) -> int:
-    """Return what is added to the addresses in a file: where the kernel has put it."""
+    """Return the load bias: the offset of the mapping from the addresses in the file."""
     if struct.unpack_from("<H", header, 16)[0] != _DYNAMIC_FILE:
         return 0
     offset, size, number = _table(header, 32, 54)

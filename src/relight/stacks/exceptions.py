@@ -1,11 +1,11 @@
-"""Reads the exception that a thread of another process handles: one whose `except`, `finally` or
-`with` block has not ended.
+"""Reads the exception that a thread of another process is handling, in an `except`, `finally` or
+`with` block.
 
 The offsets are those of CPython 3.11 to 3.14 on 64-bit Linux: Include/cpython/pystate.h and
 pycore_interp_structs.h (`_err_stackitem`), Include/cpython/pyerrors.h (`PyBaseExceptionObject`,
 `PyOSErrorObject`), Include/cpython/traceback.h (`PyTracebackObject`), Include/internal/
 pycore_frame.h (`_frame`), Include/cpython/object.h (`_typeobject`), longintrepr.h. Like frames, all
-of it is untrusted: what is not as expected is left out, every chain has a limit.
+of it is untrusted: unexpected data is skipped, every chain has a limit.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from relight.stacks.process_memory import StackError, word_at
 _ATTEMPTS = 3
 _MOST_HANDLED, _MOST_BASES = 100, 30
 _MOST_STEPS = 5000
-"""Most entries of a traceback that are followed; of these, the innermost are kept."""
+"""Limit of traceback entries to follow; the innermost of these are kept."""
 _KEPT = 50
 _MOST_ARGUMENTS, _MOST_NAME = 5, 128
 _OB_TYPE, _OB_SIZE = 8, 16
@@ -72,7 +72,7 @@ class _Reader:
                 break
             data = self._memory.read(item, 16)
             value = word_at(data, _EXC_VALUE)
-            if value and self._flags(value) & _EXCEPTION:  # else it is None
+            if value and self._flags(value) & _EXCEPTION:  # otherwise None
                 return value
             item = word_at(data, _PREVIOUS_ITEM)
         return 0
@@ -97,8 +97,8 @@ class _Reader:
         return found
 
     def _c_string(self, address: int) -> str:
-        """Return a text that ends with a null byte; a read never crosses a page's end needlessly,
-        as the next one may be missing.
+        """Return a null-terminated string. Reads don't cross a page boundary needlessly, because
+        the next page may be missing.
         """
         data = b""
         while b"\0" not in data and len(data) < _MOST_NAME:
@@ -107,7 +107,7 @@ class _Reader:
         return data[:_MOST_NAME].partition(b"\0")[0].decode(errors="replace")
 
     def _message(self, address: int, names: list[str]) -> str:
-        """Return what `str` returns of an exception whose class has no `__str__` of its own."""
+        """Return the `str` of an exception whose class does not override `__str__`."""
         arguments = self._arguments(self._memory.word(address + _ARGS))
         texts = [self._value(each) for each in arguments]
         if "OSError" in names and len(texts) == 2:

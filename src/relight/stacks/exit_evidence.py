@@ -1,7 +1,7 @@
-"""What the machine knows of how a worker ended: full file systems, limits, a missing interpreter.
+"""The machine's evidence of why a worker ended: full file systems, limits, a missing interpreter.
 
-Loaded only after a failure. Each function returns a sentence for the report, or an empty text; what
-is only likely is called so.
+Loaded only after a failure. Each function returns a sentence for the report, or an empty string;
+sentences without proof say "perhaps".
 """
 
 import os
@@ -16,7 +16,7 @@ from relight.core.workers.worker_command import LAUNCH_PASSES, Command, instead_
 
 _SHM = "/dev/shm"  # noqa: S108
 _SMALL = 64 << 20
-"""What Docker gives /dev/shm."""
+"""Docker's default size of /dev/shm."""
 _CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")
 _NEARLY = 16 << 10
 """A file system with less room counts as full: a file needs whole blocks."""
@@ -26,7 +26,7 @@ _NO_ROOM = re.compile(
     r"|(?:failed|unable|short|error)[\w ]{0,20} writ(?:e|ing)|write (?:error|failed)",
     re.IGNORECASE,
 )
-"""What programs print when they can't write; torch.save does not say why."""
+"""Messages of programs that can't write; torch.save does not give the reason."""
 _PATH = re.compile(r"(?<![\w.:/-])/(?:[\w.+@=-]+/)*[\w.+@=-]*")
 _MOST_PATHS = 50
 _UNKNOWN_LOCAL_RANK = re.compile(
@@ -35,21 +35,21 @@ _UNKNOWN_LOCAL_RANK = re.compile(
 _LACKS_LOCAL_RANK = re.compile(
     r"(?:arguments are required:|[Mm]issing (?:required )?(?:option|argument)).*(--local[-_]rank)\b"
 )
-"""What argparse, click and others print about a flag."""
+"""Messages of argparse, click and others about a flag."""
 _TAKEN = re.compile(r"[Aa]ddress already in use|EADDRINUSE|Duplicate GPU|out of memory")
-"""What happens to workers that take the place of another one."""
+"""Conflicts of workers that use the same local rank."""
 _LOCAL = ("btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "vfat", "xfs", "zfs")
 """File systems whose statvfs(3) never waits for another machine."""
 
 
 def full_disks(texts: Iterable[str], folders: Iterable[str], mounts: str = "/proc/mounts") -> str:
-    """Name the file systems that are full now, if an error may come from that.
+    """Name the full file systems that may explain an error.
 
     Args:
-        texts: what the worker printed; paths in it are looked at first.
+        texts: the worker's output; paths in it are checked first.
         folders: directories that it may have written to.
-        mounts: the table of file systems (proc(5)); where none of the former is full, the local
-            ones of it are looked at, as most scripts have a path in a variable.
+        mounts: the table of file systems (proc(5)); if none of the former is full, its local ones
+            are checked, because most scripts have a path in a variable.
     """
     lines = list(texts)
     if not any(_NO_ROOM.search(line) for line in lines):
@@ -63,8 +63,8 @@ def full_disks(texts: Iterable[str], folders: Iterable[str], mounts: str = "/pro
 
 
 def bus_error(env: Environment, shm: str = _SHM) -> str:
-    """Explain a SIGBUS: an access to mapped memory behind the end of its file, or without room. The
-    kernel has freed what the worker itself had in `shm`, so that may have been full before.
+    """Explain a SIGBUS: an access to mapped memory beyond the end of its file, or without space.
+    The kernel has freed the worker's own share of `shm`, which may have been full before.
     """
     remedy = _shm_remedy(env)
     full = _full(shm, set())
@@ -78,10 +78,10 @@ def bus_error(env: Environment, shm: str = _SHM) -> str:
 
 
 def full_shared_memory(texts: Iterable[str], env: Environment, shm: str = _SHM) -> str:
-    """Return the size of `shm` if torch ran out of room there. The worker's share is already free.
+    """Return the size of `shm` if torch ran out of space there. The worker's share is already free.
 
     Args:
-        texts: what the worker printed.
+        texts: the worker's output.
         env: its environment.
         shm: the file system of shared memory.
     """
@@ -92,7 +92,7 @@ def full_shared_memory(texts: Iterable[str], env: Environment, shm: str = _SHM) 
 
 
 def cpu_limit() -> str:
-    """Explain a SIGXCPU (setrlimit(2)); the script may have set a limit of its own."""
+    """Explain a SIGXCPU (setrlimit(2)); the script may have set its own limit."""
     try:
         import resource
 
@@ -104,7 +104,7 @@ def cpu_limit() -> str:
 
 
 def hard_cpu_limit() -> str:
-    """Return the hard CPU time limit, at which the kernel sends SIGKILL (setrlimit(2))."""
+    """Explain a SIGKILL at the hard CPU time limit (setrlimit(2))."""
     try:
         import resource
 
@@ -143,7 +143,7 @@ def missing_interpreter(program: str, env: Environment) -> str:
 
 
 def closed_output(report: ErrorReport | None, exitcode: int, *, is_closed: bool) -> str:
-    """Explain a broken pipe if nobody reads the launcher's output any more."""
+    """Explain a broken pipe if the launcher's output has lost its reader."""
     pipe = getattr(signal, "SIGPIPE", 0)
     broken = exitcode in (-pipe, 128 + pipe) or (
         report is not None and report.type == "BrokenPipeError"
@@ -157,9 +157,9 @@ def local_rank(texts: Iterable[str], command: Command, nproc: int) -> str:
     torch.distributed.launch.
 
     Args:
-        texts: what the worker printed.
-        command: how the workers were started.
-        nproc: how many there are.
+        texts: the worker's output.
+        command: the workers' command line.
+        nproc: number of workers.
     """
     lines = list(texts)
     passed, given = command.local_rank_argument, same_local_rank(command.spec.script_args)
@@ -179,7 +179,7 @@ def _shm_remedy(env: Environment) -> str:
 
 
 def _full(path: str, seen: set[int]) -> str:
-    """Return that the file system of a path is full; empty if it is not, or that is unknown."""
+    """Describe the full file system of a path; empty if it is not full, or unknown."""
     path = os.path.abspath(path)
     while not os.path.isdir(path):
         path = os.path.dirname(path)

@@ -1,5 +1,5 @@
-"""Asks workers that hang for dumps of torch's flight recorder, and reads those that they have left.
-Loaded when ranks waited for each other.
+"""Requests dumps of torch's flight recorder from hung workers, and reads existing ones. Loaded when
+ranks waited for each other.
 
 torch 2.13 writes one file for each rank, a pickle of dicts, lists, texts and numbers, when NCCL's
 watchdog sees a time-out or somebody asks for it; the file's name is a prefix with the rank. It is
@@ -20,10 +20,10 @@ from relight.core.diagnosis.flight_recorder_text import last_collectives
 from relight.core.failure import Collective, Failure
 
 DUMPS_S = 3.0
-"""How long it takes until those who are asked have dumped: NCCL looks once a second."""
+"""Delay until requested dumps are written: NCCL polls once a second."""
 _MOST_BYTES = 4 << 20
 _MOST_S = 0.5
-"""How long all dumps of this node may take: 2000 entries take some 20 ms."""
+"""Timeout for reading all dumps of this node: 2000 entries take some 20 ms."""
 
 
 def ask(env: Environment, ranks: Iterable[int]) -> bool:
@@ -94,7 +94,7 @@ def _read(prefixes: Iterable[str], rank: int, since: float) -> tuple[Collective,
 
 
 def _content(path: str, since: float) -> bytes | None:
-    """Return the content of a fresh file of this user; None if there is none."""
+    """Return the content of a file if it is fresh and this user's, or None."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError):
@@ -112,12 +112,12 @@ def _content(path: str, since: float) -> bytes | None:
 
 
 def _unpickled(data: bytes) -> object:
-    """Return what a pickle builds of dicts, lists, tuples, texts, bytes and numbers alone.
+    """Load a pickle of dicts, lists, tuples, strings, bytes and numbers.
 
     Raises:
-        Malformed: it has anything else, or is no pickle.
+        Malformed: it contains anything else, or isn't a pickle.
     """
-    import pickle  # large, rarely needed, and no file of relight, which an upgrade could remove
+    import pickle  # large, rarely needed, and not part of relight, so an upgrade can't remove it
 
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> NoReturn:

@@ -1,8 +1,8 @@
 """Walks the memory of a Python process: interpreters, their threads, the frames of each.
 
-Nothing of it is trusted. The process runs on meanwhile, so a pointer may lead to what is no frame
-any more: the number of steps is bounded, a cycle is cut, and an object counts only if its type is
-the expected one. The frames of a thread are read again until they are the same twice in a row.
+All of it is untrusted. The process keeps running, so a pointer may be stale: the number of steps is
+bounded, cycles are cut, and objects must have the expected type. The frames of a thread are read
+until two consecutive reads match.
 """
 
 import time
@@ -22,22 +22,22 @@ _BY_GENERATOR, _BY_C = 1, 3
 _UNTAGGED = ~7
 """In 3.14 the lowest bits of a reference to an object are a tag (pycore_stackref.h)."""
 _FIRST_TRACEABLE = 16
-"""`_co_firsttraceable` is so many bytes before the first instruction (cpython/code.h)."""
+"""Bytes from `_co_firsttraceable` to the first instruction (cpython/code.h)."""
 _OB_TYPE, _OB_SIZE, _BYTES = 8, 16, 32
 _STR_LENGTH, _STR_STATE = 16, 32
 _ENCODINGS = {1: "latin-1", 2: "utf-16-le", 4: "utf-32-le"}
 
 
 class Thread(NamedTuple):
-    """A thread that CPython knows, by the id that the system gave it; innermost frame first."""
+    """A thread known to CPython, with the system's id; innermost frame first."""
 
     native_id: int
     frames: tuple[Frame, ...]
 
 
 class _Code(NamedTuple):
-    """What the frames of a code object have in common. `traceable` is the address of the first
-    instruction that belongs to the function's body.
+    """Data shared by all frames of a code object. `traceable` is the address of the first
+    instruction of the function's body.
     """
 
     file: str
@@ -68,7 +68,7 @@ class Walk:
         self.memory = memory
         self.layout = layout
         self.addresses: dict[int, int] = {}
-        """Where the states of the threads are that were found, by their ids."""
+        """Addresses of the thread states, by thread id."""
         self._symbols = symbols
         fields = (layout.frame_code, layout.frame_previous, layout.frame_instruction)
         self._frame_size = max(*fields, layout.frame_owner) + 8
@@ -160,11 +160,11 @@ class Walk:
         """Return the line of an instruction of a code object.
 
         Args:
-            address: that of the code object.
-            instruction: in bytes from its first one.
+            address: address of the code object.
+            instruction: offset in bytes from its first instruction.
 
         Raises:
-            StackError: there is no code object.
+            StackError: it isn't a code object.
         """
         code = self._known_code(address)
         return Frame(code.file, line_of(code.table, code.first_line, instruction), code.function)
@@ -211,7 +211,7 @@ class Walk:
         return self.memory.read(address + _BYTES, size)
 
     def _check_type(self, address: int, name: str) -> None:
-        """Check that there is an object of this type, as far as the type's address is known."""
+        """Check that the object has this type, if the type's address is known."""
         expected = self._symbols.get(name)
         if expected and self.memory.word(address + _OB_TYPE) != expected:
             raise self.memory.broken()

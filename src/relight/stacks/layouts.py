@@ -1,14 +1,14 @@
-"""Where CPython keeps what a stack is made of, in bytes from the beginning of each structure.
+"""Offsets of the parts of a stack in CPython's structures, in bytes.
 
-Python 3.11 and 3.12 have these offsets in their headers only: Include/cpython/pystate.h (`_ts`,
+Python 3.11 and 3.12 have these offsets only in their headers: Include/cpython/pystate.h (`_ts`,
 `_PyCFrame`), Include/internal/pycore_interp.h, pycore_runtime.h, pycore_frame.h and
 Include/cpython/code.h. They are the same in all releases of a minor version, on 64-bit Linux. From
 3.13 on, `_PyRuntime` begins with a table of them, `_Py_DebugOffsets` (pycore_runtime.h; in 3.14
 pycore_debug_offsets.h), whose form is the same in all releases of a minor version. `exc_info` is
 not in it: in `_ts`, it comes five pointers after the one that follows `current_frame`.
 
-Builds without the GIL are refused: their objects are larger, and their bytecode is copied for each
-thread.
+Builds without the GIL are rejected: their objects are larger, and each thread has its own copy of
+the bytecode.
 """
 
 import struct
@@ -19,7 +19,7 @@ from relight.stacks.process_memory import Memory, StackError, word_at
 
 COOKIE = b"xdebugpy"
 _LARGEST = 1 << 20
-"""No structure is as large as this."""
+"""Exceeds the size of every structure."""
 _OLDEST, _NEWEST = (3, 11), (3, 14)
 
 
@@ -121,7 +121,7 @@ _FORMS = {
     (3, 13): (_INTERPRETER + _REST_3_13, _FRAME),
     (3, 14): (_INTERPRETER + _REST_3_14, (*_FRAME, "stackpointer", "tlbc_index")),
 }
-"""The fields of the debug offsets that differ: those of an interpreter, those of a frame."""
+"""Debug offsets that differ between versions: of an interpreter, of a frame."""
 
 
 def of(memory: Memory, symbols: dict[str, int]) -> Layout:

@@ -10,10 +10,10 @@ _UNIT = 2
 
 
 def line_of(table: bytes, first_line: int, offset: int) -> int:
-    """Return the line of the instruction at an offset of the code, 0 if it has none.
+    """Return the line of the instruction at an offset of the code, or 0.
 
     Args:
-        table: `co_linetable`; not trusted.
+        table: `co_linetable`; untrusted.
         first_line: `co_firstlineno`.
         offset: in bytes, from the first instruction.
     """

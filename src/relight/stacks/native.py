@@ -1,5 +1,5 @@
-"""Looks closer at workers of a job that hangs: at the memory of those in state D, which may be
-locked, and at functions of C and C++, where py-spy is installed.
+"""Examines the workers of a hung job more closely: the memory of those in state D, which may be
+locked, and C and C++ functions if py-spy is installed.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,25 +14,25 @@ from relight.stacks.dump import take
 from relight.stacks.process_memory import StackError
 
 LIMIT_S = 8.0
-"""How long it may take: with torch, py-spy reads some seconds."""
+"""Timeout: with torch, py-spy takes some seconds."""
 _MOST = 3
-"""At most so many workers of a node are looked at, each in another place."""
+"""Limit of workers examined per node, each in a different place."""
 
 
 def add(
     loop: Loop, pids: Mapping[int, int], doing: dict[int, WorkerState], done: Callable[[], None]
 ) -> bool:
-    """Look at one worker of each place, and add to `doing` what it does; then call `done`, after
-    8 s at the latest. What can't be found out is left out.
+    """Examine one worker per place, add the result to `doing`, and call `done` within 8 s, even if
+    some results are missing.
 
     Args:
-        loop: is served meanwhile.
-        pids: the workers that run, by local rank.
-        doing: what they do.
-        done: called once, or more often.
+        loop: the agent's loop, which keeps running.
+        pids: the running workers, by local rank.
+        doing: their states.
+        done: called at least once.
 
     Returns:
-        Whether there is anything to look at; if not, nothing follows.
+        Whether there is anything to examine; if not, `done` is never called.
     """
     stuck = [rank for rank in pids if rank in doing and stack_text.is_locked(doing[rank])]
     has_spy = py_spy.is_installed()
@@ -63,7 +63,7 @@ def add(
 
 
 def _read(pid: int, seen: WorkerState) -> WorkerState:
-    """Return what a worker in state D does; the read may wait as long as it is there."""
+    """Return the state of a worker in state D; the read may block until it leaves that state."""
     try:
         return stack_text.doing(take(pid))
     except StackError:

@@ -1,4 +1,4 @@
-"""Bounded reads of another process's memory. It is not trusted, and it changes meanwhile."""
+"""Bounded reads of another process's memory, which is untrusted and changes concurrently."""
 
 import os
 import struct
@@ -7,18 +7,18 @@ from collections.abc import Callable
 from relight.base.errors import MachineError
 
 _HIGHEST = 2**63
-"""No user-space address is as high as this, and os.pread accepts no higher offset."""
+"""Exceeds every user-space address, and the offsets that os.pread accepts."""
 MOST_BYTES = 1 << 20
-"""Most bytes of one read."""
+"""Limit of bytes per read."""
 _MOST_READS = 500_000
-"""Most reads of one process: a second or so. 100 threads of 100 frames take 20,000."""
+"""Limit of reads per process, about a second. 100 threads of 100 frames take 20,000."""
 
 
 class StackError(MachineError):
-    """The stack of a process can't be taken; the only error of this package.
+    """The stack of a process can't be read; the only error of this package.
 
-    The message says of which process and why, the hint what to do. `unreadable` tells that another
-    program with other means might do it.
+    The message names the process and the reason, the hint the remedy. `unreadable` means that
+    another program might succeed.
 
     Args:
         message: one line.
@@ -35,7 +35,7 @@ class Memory:
     """Reads numbers and bytes at addresses.
 
     Args:
-        pread: returns up to so many bytes from an address, as `os.pread`; raises OSError.
+        pread: like `os.pread`: returns up to a number of bytes from an address; raises OSError.
         pid: for messages.
     """
 
@@ -48,7 +48,7 @@ class Memory:
         """Return exactly `size` bytes.
 
         Raises:
-            StackError: they can't be read, or too much has been read already.
+            StackError: they can't be read, or the limit is exceeded.
         """
         self._left -= 1
         if self._left < 0 or not (0 < address < _HIGHEST - MOST_BYTES and 0 <= size <= MOST_BYTES):
@@ -83,7 +83,7 @@ def word_at(data: bytes, offset: int) -> int:
 
 
 def gone(pid: int) -> StackError:
-    """Return the error for a process that does not exist any more."""
+    """Return the error for a process that no longer exists."""
     return StackError(f"process {pid} has ended", hint="relight status shows the agents that run")
 
 

@@ -21,7 +21,7 @@ from relight.stacks.threads import Task
 _LIMIT_S = 20.0
 _MOST_NATIVE = 12
 _MOST_OF_NATIVE = 100
-"""Most characters of the name of a native function: those of templates are very long."""
+"""Limit of characters in the name of a native function: template names are very long."""
 _MOST_THREADS, _MOST_FRAMES, _MOST_CHARACTERS = 1000, 500, 1000
 
 
@@ -78,7 +78,7 @@ def _native(frames: list[dict[str, Any]]) -> tuple[str, ...]:
 
 
 def _run(pid: int, how: str, limit_s: float) -> bytes:
-    """Return what `py-spy dump` prints.
+    """Return the output of `py-spy dump`.
 
     Raises:
         StackError: it can't read the process.
@@ -95,10 +95,10 @@ def _run(pid: int, how: str, limit_s: float) -> bytes:
 
 
 def parse(pid: int, output: bytes, tasks: list[Task]) -> tuple[ThreadStack, ...]:
-    """Return the threads that py-spy has printed.
+    """Parse the output of py-spy.
 
     Raises:
-        StackError: that is not what py-spy prints.
+        StackError: the format is unknown.
     """
     try:
         found = json.loads(output)[:_MOST_THREADS]

@@ -1,9 +1,8 @@
-"""Which processes are the ranks of a job: those with RANK in their environment (environ(7)).
+"""Finds the ranks of a job: processes with RANK in their environment (environ(7)).
 
-A rank is the first process with RANK on the way down; what it starts, such as the workers of a
-DataLoader, inherits the variable and is none. Agents, guards and spawners are none either, where a
-cluster sets RANK for the whole node. If a rank is a shell script, the Python process below it
-stands for it.
+A rank is the topmost process with RANK; its descendants, such as the workers of a DataLoader,
+inherit the variable but aren't ranks. Neither are agents, guards and spawners, if a cluster sets
+RANK for the whole node. If a rank is a shell script, the Python process below it represents it.
 """
 
 import os
@@ -17,13 +16,13 @@ from relight.stacks import elf
 _LAUNCHERS = (b"worker spawner ", b"warm spawner of", b"worker guard of")
 """The names of processes of relight, cut as the kernel cuts them (`processes/spawner.py`)."""
 _MOST = 100_000
-"""No rank is as high."""
+"""Exceeds every rank."""
 _MOST_VARIABLES = 1 << 20
-"""Most bytes of an environment that are read."""
+"""Limit of bytes read from an environment."""
 
 
 def below(pid: int) -> dict[int, int]:
-    """Return the pids of the ranks that a process has started, or is, by rank."""
+    """Return the pids of the ranks among a process and its descendants, by rank."""
     # Parents come first in `tree`, so a process is looked at after its parent.
     return _ranks([pid, *system.tree(pid)])
 
@@ -52,7 +51,7 @@ def of_job(job: str) -> dict[int, int]:
 
 
 def python_of(pid: int) -> int:
-    """Return a process, or the first one below it that runs Python if it does not itself."""
+    """Return the process itself if it runs Python, else its first descendant that does."""
     return next((each for each in (pid, *system.tree(pid)) if elf.is_python(each)), pid)
 
 

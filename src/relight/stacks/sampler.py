@@ -1,7 +1,7 @@
-"""Looks at the main thread of a process again and again, in a tenth of a millisecond or so.
+"""Samples the main thread of a process repeatedly, in about a tenth of a millisecond each time.
 
-What does not change while the process runs is read once: where its interpreter is, and of which
-version. If it executes another program, the next look fails, and a new `MainThread` is needed.
+The address and version of its interpreter are read only once. If the process executes another
+program, the next sample fails, and a new `MainThread` is needed.
 """
 
 import os
@@ -45,7 +45,7 @@ class MainThread:
             return state, ()
         walk = Walk(self._memory(), self._layout, self._symbols)
         runtime = self._symbols[elf.RUNTIME]
-        # A fork may still have its parent's id; the main thread is the oldest, which comes last.
+        # A fork may still have its parent's id. The main thread is the oldest, and so the last one.
         found = walk.threads(runtime, only=self._native_id) or walk.threads(runtime)
         return state, found[-1].frames if found else ()
 

@@ -1,4 +1,4 @@
-"""What the system shows of the threads of a process (proc(5))."""
+"""The system's view of the threads of a process (proc(5))."""
 
 import os
 from typing import NamedTuple
@@ -58,7 +58,7 @@ def state_of(pid: int) -> str:
     """Return the letter of a process's state in proc(5).
 
     Raises:
-        StackError: the process has ended, or there is no proc(5).
+        StackError: the process has ended, or proc(5) is missing.
     """
     letter = _fields(f"/proc/{pid}/status").get("State", "")[:1]
     if not letter and not os.path.exists("/proc/self/status"):

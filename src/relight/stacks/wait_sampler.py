@@ -17,9 +17,9 @@ from relight.stacks.sampler import MainThread
 _LOOKS = 100
 """In a window, if that is long enough."""
 _LEAST_S = 0.025
-"""Shortest time between two looks on average."""
+"""Minimum average interval between samples."""
 _TELL_AFTER = 3
-"""After so many windows, the user is told that workers can't be read: they may still start."""
+"""Unreadable windows before a note to the user: workers may still be starting."""
 
 
 class PaceWatch:
@@ -56,7 +56,7 @@ class PaceWatch:
         self._say = say
         self._threads: dict[int, MainThread] = {}
         self._window = _Window(size, steps())
-        self._unreadable = 0  # windows on end in which a worker could not be read
+        self._unreadable = 0  # consecutive windows in which a worker was unreadable
         self._look_timer = self._window_timer = self._next_look()
         self._next_window()
 
@@ -111,15 +111,15 @@ class PaceWatch:
 
 
 class _Window:
-    """What is seen of the workers in a window, by local rank.
+    """Samples of the workers in a window, by local rank.
 
     Args:
-        size: how many workers there are.
-        steps: the steps that they had reported when it began.
+        size: number of workers.
+        steps: their last reported steps at its start.
     """
 
     def __init__(self, size: int, steps: Mapping[int, int]) -> None:
         self.looks, self.waits = [0] * size, [0] * size
         self.steps = steps
         self.errors: dict[int, StackError] = {}
-        """Why workers are not looked at any more in this window."""
+        """Why sampling has stopped in this window."""

@@ -1,5 +1,5 @@
-"""What workers do before they are stopped or end, or when somebody asks. Loaded when a job hangs,
-when a worker blames a peer, when one prints a traceback, or when somebody asks.
+"""States of workers before they are stopped or exit, or on request. Loaded when a job hangs, when a
+worker blames a peer or prints a traceback, or on request.
 """
 
 from collections.abc import Mapping
@@ -30,8 +30,8 @@ def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, WorkerState
 
 
 def stacks_of(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, ProcessStack | str]:
-    """Return the stacks of workers, by local rank, or why there are none; arguments and time are
-    those of `doing`.
+    """Return the stacks of workers, by local rank, or the reason for a missing one. Takes the same
+    arguments and time as `doing`.
     """
     found: dict[int, ProcessStack | str] = {}
     for rank, pid in pids.items():
@@ -45,8 +45,8 @@ def stacks_of(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Process
 
 
 def _stack_of(pid: int) -> ProcessStack | str:
-    """Return the stack of a process, or why there is none; of one in state D, whose memory may be
-    locked, only the system call.
+    """Return the stack of a process, or the reason for its absence; for a process in state D, whose
+    memory may be locked, only the system call.
     """
     stack = take_all({0: pid}, may_wait=False)[0]
     try:
@@ -73,7 +73,7 @@ def _child(stack: ProcessStack | str) -> ProcessStack | None:
 
 
 def program_of(pid: int) -> Program:
-    """Return what the main thread of a worker does. It takes some milliseconds, and never waits."""
+    """Return the state of a worker's main thread. Takes some milliseconds and never blocks."""
     try:
         stack = take(rank_processes.python_of(pid), may_wait=False)
     except StackError:

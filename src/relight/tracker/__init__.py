@@ -1,11 +1,11 @@
-"""What a job records of itself: metadata, artifacts and the runs that it comes from.
+"""Records of a job: metadata, artifacts and the runs it is derived from.
 
     from relight.tracker import app_run_from_env
     run = app_run_from_env()
     run.add_metadata(lr=0.1)
     run.add_artifact("model", "s3://bucket/model.pt", {"step": 1000})
 
-The API is TorchX's (torchx.tracker 0.7); docs/trackers.md says where it is kept.
+The API is TorchX's (torchx.tracker 0.7); docs/trackers.md describes the storage.
 """
 
 from relight.tracker.api import AppRun as AppRun

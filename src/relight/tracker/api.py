@@ -18,7 +18,7 @@ _UNDEFINED = "<UNDEFINED>"
 
 @dataclass(frozen=True)
 class TrackerSource:
-    """A run, or something else, that a run comes from. `artifact_name` says which part of it."""
+    """A source of a run: another run, or anything with an id. `artifact_name` is the part used."""
 
     source_run_id: str
     artifact_name: str | None
@@ -26,7 +26,7 @@ class TrackerSource:
 
 @dataclass(frozen=True)
 class TrackerArtifact:
-    """A file or directory that a run has made."""
+    """A file or directory created by a run."""
 
     name: str
     path: str
@@ -35,7 +35,7 @@ class TrackerArtifact:
 
 @dataclass(frozen=True)
 class Lineage:
-    """What a run comes from, and the runs that come from it."""
+    """The sources of a run, and the runs derived from it."""
 
     run_id: str
     sources: Sequence[TrackerSource]
@@ -43,8 +43,8 @@ class Lineage:
 
 
 class TrackerBase(ABC):
-    """A place where runs record what they do. A plug-in is a function of a configuration, a text or
-    None, that returns one: an entry point of the group `relight.tracker` or `torchx.tracker`.
+    """Storage for the records of runs. A plug-in is a function that takes a configuration (a string
+    or None) and returns one: an entry point of the group `relight.tracker` or `torchx.tracker`.
     """
 
     @abstractmethod
@@ -71,21 +71,21 @@ class TrackerBase(ABC):
 
     @abstractmethod
     def sources(self, run_id: str, artifact_name: str | None = None) -> Iterable[TrackerSource]:
-        """Return what a run comes from; with a name, only where this part was used."""
+        """Return the sources of a run; with a name, only those whose part of that name was used."""
 
     @abstractmethod
     def run_ids(self, **kwargs: str) -> Iterable[str]:
         """Return the ids of all runs, or with `parent_run_id` of those that come from that one."""
 
     def lineage(self, run_id: str) -> Lineage:
-        """Return what a run comes from, and the runs that come from it."""
+        """Return the sources of a run, and the runs derived from it."""
         sources = tuple(self.sources(run_id))
         return Lineage(run_id, sources, tuple(self.run_ids(parent_run_id=run_id)))
 
 
 @dataclass(frozen=True)
 class AppRunTrackableSource:
-    """A run that this one comes from. `artifact_name` says which part of it."""
+    """A run that is a source of this one. `artifact_name` is the part used."""
 
     parent: "AppRun"
     artifact_name: str | None
@@ -144,12 +144,12 @@ class AppRun:
 
 @functools.cache
 def app_run_from_env() -> AppRun:
-    """Return the run of this process, the same object each time.
+    """Return the run of this process, always the same object.
 
-    Its id, its trackers and its parent, which is recorded as its source, are in TORCHX_JOB_ID,
-    TORCHX_TRACKERS, TORCHX_TRACKER_<NAME>_CONFIG and TORCHX_PARENT_RUN_ID: `relight submit` and
-    `torchx run` set them. Without them there are no trackers, and nothing is recorded. A tracker
-    that does not load is left out with a warning.
+    Its id, its trackers and its parent, which is recorded as its source, come from TORCHX_JOB_ID,
+    TORCHX_TRACKERS, TORCHX_TRACKER_<NAME>_CONFIG and TORCHX_PARENT_RUN_ID, set by `relight submit`
+    and `torchx run`. Without them there are no trackers, and nothing is recorded. A tracker that
+    fails to load is skipped with a warning.
     """
     from relight.tracker import backends
 

@@ -1,4 +1,4 @@
-"""Finds trackers by name: those here, and those of other packages."""
+"""Finds trackers by name: built-in ones, and those of other packages."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ def configured(variables: Mapping[str, str]) -> list[Any]:
     for name, config in names_and_configs(variables).items():
         try:
             found.append(load(name, config))
-        except RelightError as error:  # a run goes on without what it can't record
+        except RelightError as error:  # a run continues without records that can't be written
             warnings.warn(f"relight: {error}", stacklevel=3)
     return found
 
@@ -39,10 +39,10 @@ def load(name: str, config: str | None) -> Any:
 
     Args:
         name: `fsspec`, `mlflow`, an entry point, or `module:function`.
-        config: what its function takes.
+        config: passed to its function.
 
     Raises:
-        UsageError: there is none of this name, it can't be imported, or its configuration is wrong.
+        UsageError: the name is unknown, the import fails, or the configuration is invalid.
     """
     make = _find(name)
     try:

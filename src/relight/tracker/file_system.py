@@ -1,14 +1,13 @@
-"""The tracker `fsspec`: runs in a directory of any file system that fsspec knows.
+"""The tracker `fsspec`: stores runs in a directory of any file system that fsspec supports.
 
-The layout is TorchX's (torchx.tracker.backend.fsspec, 0.7), so that each reads what the other has
-written:
+The layout is TorchX's (torchx.tracker.backend.fsspec, 0.7); each reads the other's files:
 
     ROOT/RUN/metadata/TIME      {"metadata": {…}}, one file a call
     ROOT/RUN/artifacts/TIME     {"name": …, "path": …, "metadata": …}
-    ROOT/RUN/sources/RUN        a line for each artifact that was used; an empty one for the run
+    ROOT/RUN/sources/RUN        a line for each artifact used; an empty one for the whole run
 
-RUN is the base32 of a run id, and TIME is in nanoseconds since 1970, with a random end here, as
-several ranks may record at once.
+RUN is the base32 of a run id. TIME is in nanoseconds since 1970, here with a random suffix, because
+several ranks may record simultaneously.
 """
 
 import base64
@@ -31,9 +30,9 @@ class FileSystemTracker(TrackerBase):
 
     Args:
         files: a file system of fsspec.
-        root: the directory; it is made when something is recorded.
+        root: the directory, created with the first record.
 
-    All methods raise MachineError where the directory can't be read or written.
+    All methods raise MachineError if the directory can't be read or written.
     """
 
     def __init__(self, files: Any, root: str) -> None:
@@ -59,7 +58,7 @@ class FileSystemTracker(TrackerBase):
         }
 
     def add_metadata(self, run_id: str, **kwargs: object) -> None:
-        """Record values, which must be what JSON takes."""
+        """Record values, which must be serializable as JSON."""
         self._add(run_id, "metadata", {"metadata": kwargs})
 
     def metadata(self, run_id: str) -> dict[str, object]:
@@ -79,7 +78,7 @@ class FileSystemTracker(TrackerBase):
             self._write(directory, _encoded(source_id), text)
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> list[TrackerSource]:
-        """Return what a run comes from; with a name, only where this artifact was used."""
+        """Return the sources of a run; with a name, only those whose artifact was used."""
         return [
             TrackerSource(source, line or None)
             for path, source in self._runs(self._path(run_id, "sources"))
@@ -122,7 +121,7 @@ class FileSystemTracker(TrackerBase):
         return self._read(path).decode().splitlines()
 
     def _entries(self, run_id: str, kind: str) -> Iterator[dict[str, Any]]:
-        """Yield what was recorded, the oldest first; without what is just being written."""
+        """Yield records, the oldest first, except incomplete ones."""
         for path in self._listed(self._path(run_id, kind)):
             content = self._read(path)
             try:
@@ -131,7 +130,7 @@ class FileSystemTracker(TrackerBase):
                 continue
 
     def _runs(self, directory: str) -> Iterator[tuple[str, str]]:
-        """Yield the paths in a directory that are named after runs, and the ids of these."""
+        """Yield the paths in a directory that are named after runs, with the ids of the runs."""
         for path in self._listed(directory):
             try:
                 yield path, base64.b32decode(os.path.basename(path)).decode()

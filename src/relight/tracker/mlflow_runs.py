@@ -29,8 +29,8 @@ class MLflowTracker(TrackerBase):
 
     Args:
         client: a client of MLflow.
-        experiment_name: the experiment, which is made if it does not exist.
-        artifact_location: where a new experiment keeps artifacts; None for the server's default.
+        experiment_name: the experiment, created if it does not exist.
+        artifact_location: artifact store of a new experiment; None for the server's default.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class MLflowTracker(TrackerBase):
             self._client.set_tag(run.info.run_id, f"{_OF_ARTIFACT}{name}.{key}", value)
 
     def artifacts(self, run_id: str) -> dict[str, TrackerArtifact]:
-        """Return the artifacts of a run, by the directory in which they are."""
+        """Return the artifacts of a run, by directory."""
         run = self._found(run_id)
         if run is None:
             return {}
@@ -105,7 +105,7 @@ class MLflowTracker(TrackerBase):
             self._client.set_tag(run.info.run_id, _SOURCES, text)
 
     def sources(self, run_id: str, artifact_name: str | None = None) -> list[TrackerSource]:
-        """Return what a run comes from; with a name, only where this artifact was used."""
+        """Return the sources of a run; with a name, only those whose artifact was used."""
         return [
             TrackerSource(source, artifact)
             for source, artifact in _sources(self._found(run_id))
@@ -122,7 +122,7 @@ class MLflowTracker(TrackerBase):
         ]
 
     def _found(self, run_id: str) -> Any:
-        """Return a run, the oldest if there are several; None if there is none."""
+        """Return the oldest run with this id, or None."""
         name = run_id.replace("'", "\\'")
         runs = self._client.search_runs(
             [self._experiment],
@@ -133,8 +133,8 @@ class MLflowTracker(TrackerBase):
         return runs[0] if runs else None
 
     def _run(self, run_id: str) -> Any:
-        """Return a run, which is made if there is none. Of several that ranks have made at once,
-        all use the oldest.
+        """Return a run, creating it if necessary. If ranks create several simultaneously, all use
+        the oldest.
         """
         found = self._found(run_id)
         if found is None:
@@ -151,17 +151,16 @@ def _sources(run: Any) -> list[tuple[str, str | None]]:
 
 
 def create(config: str | None) -> MLflowTracker:
-    """Return the tracker that the section [tracker:mlflow] of a settings file describes.
+    """Return the tracker configured in section [tracker:mlflow] of a settings file.
 
-    Its keys are `tracking_uri` (default: that of MLflow, such as MLFLOW_TRACKING_URI),
-    `experiment_name`, over which TORCHX_TRACKING_EXPERIMENT_NAME takes precedence, and
-    `artifact_location`.
+    Its keys are `tracking_uri` (default: MLflow's own, such as MLFLOW_TRACKING_URI),
+    `experiment_name` (overridden by TORCHX_TRACKING_EXPERIMENT_NAME) and `artifact_location`.
 
     Args:
         config: the settings file, or its directory; None for the usual ones.
 
     Raises:
-        UsageError: mlflow is not installed, or the file is wrong.
+        UsageError: mlflow is not installed, or the file is invalid.
     """
     try:
         from mlflow import MlflowClient

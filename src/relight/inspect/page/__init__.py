@@ -1,1 +1,1 @@
-"""The status page of a job, a process of its own (`relight status --web`)."""
+"""The status page of a job, a separate process (`relight status --web`)."""

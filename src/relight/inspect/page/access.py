@@ -1,7 +1,7 @@
-"""Which requests the status page answers: the rules, without I/O.
+"""The access rules of the status page. No I/O.
 
-The page listens on TCP, where not only its user can connect, and where a browser connects in the
-name of any site that this user visits. So
+The page listens on TCP, so other users can connect, and a browser connects on behalf of any site
+that its user visits. So
 - what shows the job needs the page's token, unless the page is public. It comes in the header
   `Authorization` alone: an address gets into logs and histories. The page has it from the part of
   its address that browsers do not send (`#token=`);
@@ -43,12 +43,12 @@ class HttpRefusal(NamedTuple):
 def refusal_of_get(
     headers: Mapping[str, str], names: Collection[str], path: str
 ) -> HttpRefusal | None:
-    """Return why a request to read is refused, if so.
+    """Return why a read request is rejected, or None.
 
     Args:
-        headers: of the request, their names in small letters.
-        names: of this server, in small letters.
-        path: what is asked for, without a query.
+        headers: the request's headers, names in lower case.
+        names: the server's names, in lower case.
+        path: the requested path, without a query.
     """
     if not _is_own(headers.get("host", ""), names):
         return HttpRefusal(421, "this server has no such name: use its address, or localhost")
@@ -59,11 +59,11 @@ def refusal_of_get(
 
 
 def refusal_without_token(headers: Mapping[str, str], token: str) -> HttpRefusal | None:
-    """Return why a request for what needs the token is refused, if so.
+    """Return why a request that requires the token is rejected, or None.
 
     Args:
-        headers: of the request, their names in small letters.
-        token: that of the page.
+        headers: the request's headers, names in lower case.
+        token: the page's token.
     """
     given = headers.get("authorization", "")
     if not given:
@@ -77,12 +77,12 @@ def refusal_without_token(headers: Mapping[str, str], token: str) -> HttpRefusal
 def refusal_of_post(
     headers: Mapping[str, str], names: Collection[str], token: str
 ) -> HttpRefusal | None:
-    """Return why a request that acts on the job is refused, if so.
+    """Return why a request that acts on the job is rejected, or None.
 
     Args:
-        headers: of the request, their names in small letters.
-        names: of this server, in small letters.
-        token: that of the page; empty if it is read-only.
+        headers: the request's headers, names in lower case.
+        names: the server's names, in lower case.
+        token: the page's token; empty if the page is read-only.
     """
     host = headers.get("host", "")
     if not _is_own(host, names):

@@ -1,7 +1,7 @@
-"""What has changed of a job since a browser was told, so that 1,000 ranks are not sent each second.
+"""Deltas for browsers, so that 1,000 ranks are not sent every second.
 
 A look at a job is a JSON object. Its `ranks` are rows that begin with their rank, and its `events`
-are numbered by `n`, ascending; of both, only new ones are sent. Other parts are sent whole if they
+are numbered by `n`, ascending; only new ones of both are sent. Other parts are sent whole if they
 differ.
 """
 
@@ -11,11 +11,11 @@ ROWS, LINES = "ranks", "events"
 
 
 def changes(sent: dict[str, Any], look: dict[str, Any]) -> dict[str, Any]:
-    """Return what a browser that knows `sent` needs to know `look`; empty if that is nothing.
+    """Return the difference from `sent` to `look`; empty if they are equal.
 
     Args:
-        sent: the look that it knows; empty at first, and then the answer has `full`.
-        look: the present one.
+        sent: the browser's last look; initially empty, in which case the result has `full`.
+        look: the current look.
     """
     new = {
         name: part

@@ -39,7 +39,7 @@ HELP = {
     "relight_recovery_seconds_mean": "Mean time from a failure until the workers went on.",
     "relight_between_failures_seconds_mean": "Mean time that workers ran, for each failure.",
 }
-"""All metrics, and what they tell."""
+"""All metrics with their help texts."""
 COUNTERS = frozenset({
     "relight_job_restarts", "relight_job_failures", "relight_host_failures",
     "relight_rank_cpu_seconds",
@@ -57,7 +57,7 @@ def exposition(
     """Return the content type and the text of the metrics of a job.
 
     Args:
-        read: returns what is known of it.
+        read: returns the state of the job.
         look: returns the GPUs of this host.
 
     Raises:
@@ -77,7 +77,7 @@ def exposition(
 
 
 class _Collector:
-    """Gives what was read to prometheus-client."""
+    """Adapts a reading for prometheus-client."""
 
     def __init__(self, reading: Reading, gpus: Sequence[Gpu]) -> None:
         self._reading, self._gpus = reading, gpus

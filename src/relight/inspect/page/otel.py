@@ -37,12 +37,13 @@ def wanted(variables: Mapping[str, str]) -> tuple[str, ...]:
 def start(
     read: Callable[[], Reading], variables: Mapping[str, str], say: Callable[[str], None]
 ) -> Callable[[], None] | None:
-    """Begin to send what the environment asks for; return what ends it, None if that is nothing.
+    """Start the exports that the environment configures; return a function that ends them, or None
+    without any.
 
     Args:
-        read: returns what is known of the job.
+        read: returns the state of the job.
         variables: the environment.
-        say: takes a line for people.
+        say: prints a line.
     """
     signals = wanted(variables)
     if not signals:
@@ -58,7 +59,7 @@ def start(
 
 
 class _Sender:
-    """Looks at the job each second, and gives OpenTelemetry what is new."""
+    """Reads the job every second and passes changes to OpenTelemetry."""
 
     def __init__(
         self, read: Callable[[], Reading], signals: Iterable[str], say: Callable[[str], None]
@@ -132,7 +133,7 @@ class _Trace:
             self._fail(self._job, own.reason)
 
     def close(self) -> None:
-        """End what is open, and send the rest."""
+        """End open spans and flush."""
         for span in (*self._generations.values(), self._job):
             if span is not None and span.is_recording():
                 span.end(_ns(self._taken))
@@ -174,7 +175,7 @@ class _Trace:
 
 
 def _meters(read: Callable[[], Reading], resource: Any) -> Any:
-    """Return what sends the metrics, as often as OTEL_METRIC_EXPORT_INTERVAL says."""
+    """Return the exporter of the metrics, with the interval of OTEL_METRIC_EXPORT_INTERVAL."""
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.metrics import Observation
     from opentelemetry.sdk.metrics import MeterProvider
@@ -208,7 +209,7 @@ class _FirstError(logging.Handler):
         self._told = False
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell it."""
+        """Report it."""
         if not self._told:
             self._told = True
             self._say(f"note: OpenTelemetry: {' '.join(record.getMessage().split())[:300]}")

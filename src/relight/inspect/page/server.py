@@ -1,15 +1,15 @@
-"""The server of a status page: HTTP for a few browsers, and Server-Sent Events for what changes.
+"""The server of a status page: HTTP for a few browsers, with Server-Sent Events for changes.
 
-    GET  /           the page, with /page.js and /page.css: nothing of the job, without the token
-    GET  /stream     the job, and then each second what has changed of it (Server-Sent Events)
-    GET  /state      the same once, as JSON
-    GET  /output     the end of what a rank has printed: ?rank=3&stream=stderr
+    GET  /           the page, /page.js and /page.css; without the token, no data of the job
+    GET  /stream     the job, then its changes every second (Server-Sent Events)
+    GET  /state      the job once, as JSON
+    GET  /output     the end of a rank's output: ?rank=3&stream=stderr
     GET  /metrics    for Prometheus
-    POST /stacks     where the ranks of all nodes are
-    POST /cancel     stops the job, as ctrl-C does
+    POST /stacks     stacks of the ranks on all nodes
+    POST /cancel     stops the job like ctrl-C
 
-All but the first needs the token; on a public page, only what acts does. Nothing is read while
-nobody asks. `access` says who gets an answer.
+All but the first require the token; on a public page, only POST does. The job is read only on
+request. `access` decides who gets an answer.
 """
 
 import contextlib
@@ -30,17 +30,17 @@ from relight.inspect.page.changes import changes
 
 _EVERY_S = 1.0
 _ALIVE_S = 15.0
-"""How often a stream on which nothing changes shows that it is alive; proxies cut silent ones."""
+"""Interval of keep-alives on an idle stream; proxies cut silent ones."""
 _LIMIT_S = 10.0
-"""How long a client may take for its request, and to take what it is sent."""
+"""Timeout of a client for sending its request and for reading the response."""
 _MOST_CONNECTIONS, _MOST_STREAMS = 64, 16
 _MOST_BODY = 4096
 _MOST_UNREAD, _LINGER_S = 1 << 20, 1.0
-"""What may be left of a request that was answered before it was read. If the connection were closed
-with it unread, the client would lose the answer (RFC 9112, 9.6).
+"""Limit for the rest of a request that was answered before it was read. Closing the connection with
+unread data would make the client lose the answer (RFC 9112, 9.6).
 """
 _LAST_S = 1.0
-"""How long streams may take to send the last state of a job before the server closes."""
+"""Timeout of streams for sending the last state of a job before the server closes."""
 _UNAUTHORIZED = 401
 _JSON, _TEXT = "application/json", "text/plain; charset=utf-8"
 _ASSETS = {
@@ -56,7 +56,7 @@ _STREAMS = ("stdout", "stderr", "combined")
 
 
 class Served(NamedTuple):
-    """What the page shows of a job and does with it.
+    """The job behind a page: its data and its actions.
 
     `look` returns the job as a JSON object; it may be called often and from any thread. `output`
     takes a rank and a stream. `metrics` returns a content type and the text. `actions` are called
@@ -75,12 +75,12 @@ class PageServer(ThreadingHTTPServer):
     Args:
         host: the address to listen on.
         port: 0 is any free one.
-        token: what proves a right to read and to act; empty on a public page without actions.
+        token: required to read and to act; empty on a public page without actions.
         served: the job.
-        is_public: whether all may read.
+        is_public: whether anyone may read.
 
     Raises:
-        OSError: the port is taken, or the address is not one of this machine.
+        OSError: the port is taken, or the address does not belong to this machine.
     """
 
     daemon_threads = True
@@ -125,7 +125,7 @@ class PageServer(ThreadingHTTPServer):
             self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a client that went away; a mistake is told in `_Request`."""
+        """Ignore a client that disconnected; `_Request` reports internal errors."""
 
     def finish(self) -> None:
         """Let streams send the last state of the job, and end them."""
@@ -138,12 +138,12 @@ class PageServer(ThreadingHTTPServer):
 class _Request(BaseHTTPRequestHandler):
     server: PageServer
     timeout = _LIMIT_S + 1.0
-    default_request_version = "HTTP/1.0"  # answers to HTTP/0.9 would have no status
+    default_request_version = "HTTP/1.0"  # responses to HTTP/0.9 would lack a status
     server_version, sys_version = "relight", ""
 
     def handle_one_request(self) -> None:
-        """Take a request, if its head comes in time: a client that sends it byte by byte would
-        keep its place for ever.
+        """Handle a request if its head arrives in time: a client that sends it byte by byte would
+        block its slot forever.
         """
         self._head_limit = threading.Timer(_LIMIT_S, self._give_up)
         self._head_limit.daemon = True
@@ -154,7 +154,7 @@ class _Request(BaseHTTPRequestHandler):
             self._head_limit.cancel()
 
     def parse_request(self) -> bool:
-        """Parse the head, which has come now. Answer if it is malformed, and return False."""
+        """Parse the head. If it is malformed, send an error and return False."""
         try:
             is_parsed = super().parse_request()
         finally:
@@ -174,7 +174,7 @@ class _Request(BaseHTTPRequestHandler):
         return True
 
     def finish(self) -> None:
-        """Take what is left of the request for a moment, so that the answer is not lost."""
+        """Drain the rest of the request briefly, so that the client gets the answer."""
         super().finish()
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)
@@ -189,7 +189,7 @@ class _Request(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
-        """Answer what reads."""
+        """Answer a read request."""
         url = self._url
         headers, server = self._headers(), self.server
         refused = access.refusal_of_get(headers, server.names, url.path)
@@ -241,7 +241,7 @@ class _Request(BaseHTTPRequestHandler):
             return b""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer a request that is none, in plain text and with the headers of all answers."""
+        """Answer a malformed request in plain text, with the usual headers."""
         del explain
         self._refuse(access.HttpRefusal(code, message or "this can't be served"))
 

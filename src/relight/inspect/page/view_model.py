@@ -1,6 +1,6 @@
-"""What a status page shows of a job at one moment, as a JSON object; `page.js` draws it.
+"""The content of a status page at one moment, as a JSON object; `page.js` draws it.
 
-Texts of the job are hidden where they look like secrets (base/redaction). Pure.
+Secrets in texts of the job are redacted (base/redaction). Pure.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ from relight.core.status.timeline import History
 from relight.events.event_lines import Line, shown
 
 LOST = "lost"
-"""The state of a job whose agent was killed: it has left nothing."""
+"""The state of a job whose agent was killed and left no record."""
 _STOPPED = (exit_code_of_signal(SIGTERM), exit_code_of_signal(SIGINT))
 _MOST_EVENTS = 1000
 _MOST_BARS, _MOST_MARKS, _MOST_FAILURES, _MOST_GENERATIONS = 2000, 500, 50, 200
@@ -34,7 +34,7 @@ _MOST_TEXT = 2000
 
 
 class Reading(NamedTuple):
-    """What was read of a job. `answers`: its agent does, or it has ended; `gone`: it was killed."""
+    """A reading of a job. `answers`: its agent answers, or it has ended; `gone`: it was killed."""
 
     job: WholeJob
     rates: Rates
@@ -49,11 +49,11 @@ class Reading(NamedTuple):
 
 
 def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
-    """Return what the page shows.
+    """Return the content of the page.
 
     Args:
-        reading: of at least one node.
-        actions: what the page can do.
+        reading: from at least one node.
+        actions: the page's actions.
     """
     own = reading.job.nodes[0]
     lanes, generations, failures = reading.history
@@ -84,10 +84,10 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
 
 
 class Events:
-    """The events of all nodes of a job in the order in which they came, numbered for the page.
+    """The events of all nodes of a job in order of arrival, numbered for the page.
 
     Args:
-        most: how many are kept.
+        most: number of events to keep.
     """
 
     def __init__(self, most: int = _MOST_EVENTS) -> None:
@@ -144,7 +144,7 @@ def _job(reading: Reading) -> dict[str, Any]:
 
 
 def _notice(reading: Reading, state: str) -> tuple[str, str]:
-    """Return what a person should know first, and in which mood."""
+    """Return the headline and its severity."""
     own, silent = reading.job.nodes[0], reading.job.silent
     if own.state == ENDED:
         return f"exit code {own.exit_code}: {own.reason}", "bad" if own.exit_code else "good"
@@ -184,8 +184,8 @@ def _progress(reading: Reading) -> dict[str, Any]:
 
 
 def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
-    """Return a row of the table: the order is that of COLUMNS in page.js. What a rank used that is
-    over is the last that was seen of it, at the time with which the row ends.
+    """Return a row of the table, in the order of COLUMNS in page.js. For a rank that has ended,
+    resource usage is the last known, at the time at the end of the row.
     """
     use, pace = rank.use, reading.rates.of(node, rank)
     is_over = rank.exitcode is not None or reading.is_over or not reading.answers
@@ -214,5 +214,5 @@ def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
 
 @lru_cache(maxsize=8192)
 def hidden(text: str) -> str:
-    """Return a text without what looks like a secret, cut if it is very long."""
+    """Return a text with secrets redacted, cut if it is very long."""
     return redaction.redact_text(text[:_MOST_TEXT])

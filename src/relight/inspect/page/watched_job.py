@@ -21,21 +21,21 @@ from relight.processes.running_jobs import JobDirectory
 
 _EVERY_S = 0.9
 _SHARE = 4.0
-"""Of the time, one part in so many at most is spent on looks: one at 1,000 ranks takes 0.3 s."""
+"""Inverse of the share of time spent on readings: one of 1,000 ranks takes 0.3 s."""
 _MOST_RECORDS = 2000
-"""Events of a node that its lane is made of: a generation of eight workers has twenty."""
+"""Events of a node kept for its lane: a generation of eight workers has twenty."""
 
 
 class WatchedJob:
     """A job of `relight run` on this machine.
 
     Args:
-        jobs: where jobs of this user are.
+        jobs: this user's jobs.
         job: its id.
-        actions: what the page can do with it.
+        actions: the page's actions.
 
     Raises:
-        UsageError: there is no such job.
+        UsageError: unknown job.
     """
 
     def __init__(self, jobs: JobDirectory, job: str, actions: Iterable[str]) -> None:
@@ -61,14 +61,14 @@ class WatchedJob:
             return self._look
 
     def reading(self, *, now: bool = False) -> Reading:
-        """Return all that is known of it; with `now`, what was read just now."""
+        """Return the state of the job; with `now`, read it first."""
         with self._lock:
             self._next_at = 0.0 if now else self._next_at
             self._read()
             return self._reading
 
     def output(self, rank: int, stream: str) -> str:
-        """Return the end of what a rank has printed, as far as its agent has it."""
+        """Return the end of a rank's output, as far as its agent has it."""
         for number, node in enumerate(self.reading().job.nodes):
             for each in node.ranks:
                 if each.rank == rank:
@@ -104,7 +104,7 @@ class WatchedJob:
         self._reading = Reading(job, self._rates, history, found is not None, gone)
 
     def _ask_events(self) -> bool:
-        """Read the events that are new; return whether there are some."""
+        """Read new events; return whether there were any."""
         own = self._reading.job.nodes[0]
         number = min((node.number for node in self._nodes.values()), default=0)
         if own.nodes > 1:
@@ -121,7 +121,7 @@ class WatchedJob:
 
 
 class _NodeSeen:
-    """The events of one node that have been read."""
+    """The events read from one node."""
 
     def __init__(self) -> None:
         self.records: list[TimedEvent] = []

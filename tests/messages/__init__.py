@@ -1,0 +1,1 @@
+"""All messages that users can see, in one text: messages.txt."""
