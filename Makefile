@@ -14,7 +14,7 @@ LOCK := requirements.lock
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c $(LOCK)
 PYTEST := $(BIN)/python -m tests.run
 
-.PHONY: help setup demo test quick lint types portable bench gpu simulate mutants diagnosis chaos long dist docs pages packages lock clean
+.PHONY: help setup demo test quick lint types portable bench gpu kubernetes simulate mutants diagnosis chaos long dist docs pages packages lock clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -87,6 +87,10 @@ gpu:  ## Check relight on a machine with one NVIDIA GPU, with the torch of PYTHO
 	@mkdir -p .build/gpu
 	PYTHONPATH=src $(if $(filter file,$(origin PYTHON)),python3,$(PYTHON)) -m benchmarks.gpu \
 		--out .build/gpu/table.md --logs .build/gpu
+
+# In the namespace of the current context; a job whose pods don't come costs its time limit.
+kubernetes: setup  ## Check relight on the cluster of KUBECONFIG (kind, k3s, any), and print a table
+	$(BIN)/python -m tests.real_cluster $(KUBECONFIG)
 
 SEEDS ?= 10000
 N ?= 1000

@@ -537,9 +537,9 @@ class ApiServer:
         if state["phase"] in ("Completed", "Failed", "Terminated", "Aborted"):
             pass
         elif "Failed" in phases:
-            (policy,) = spec["policies"]
+            policy = spec["policies"][-1]
             retries = job["status"].get("retryCount", 0)
-            if policy["action"] == "RestartJob" and retries < spec["maxRetry"]:
+            if policy["action"] == "RestartJob" and retries + 1 < spec["maxRetry"]:
                 job["status"]["retryCount"] = retries + 1
                 for pod in mine:
                     self._delete((meta["namespace"], "pods", pod["metadata"]["name"]))

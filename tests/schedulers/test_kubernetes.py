@@ -313,10 +313,21 @@ def test_delete_leaves_nothing(jobs: Jobs, kind: str) -> None:
     plural = {"job": "jobs", "volcano": "jobs.volcano"}.get(kind, f"{kind}s")
     with jobs.server._lock:
         jobs.server._delete(("ns", plural, "job-x1"))
-    assert not jobs.server.objects
+    assert [plural for _, plural, _ in jobs.server.objects] == ["configmaps"]  # for other jobs
+
     for verb in (jobs.scheduler.delete, jobs.scheduler.native):
         with pytest.raises(UsageError, match="no job ns:job-x2 on this cluster"):
             verb(app_id)
+
+
+def test_foreign_config_map_is_not_used_as_launcher(jobs: Jobs) -> None:
+    """Its name stands for its content, but anyone may take the name first."""
+    jobs.submit(sh("true relight run"))
+    (launcher,) = jobs.server.of("configmaps")
+    launcher["binaryData"] = {"relight": "AAAA"}
+    with pytest.raises(UsageError, match="is not the launcher of this relight"):
+        jobs.submit(sh("true relight run"))
+    assert len(jobs.server.of("jobs")) == 1
 
 
 @pytest.mark.parametrize("kind", ["services", "secrets", "jobs"])

@@ -1,14 +1,15 @@
 """Jobs on a real cluster, if RELIGHT_KUBECONFIG names one; without it, on the stand-in for one, so
 that these tests are themselves tried.
 
-    export RELIGHT_KUBECONFIG=~/.kube/config RELIGHT_IMAGE=python:3.11-slim
-    .venv/bin/python -m pytest tests/schedulers/test_kubernetes_cluster.py
+    make kubernetes KUBECONFIG=~/.kube/config    # tests/real_cluster.py
 
-They run in the namespace of the current context, need Python 3.11 in the image, and remove what
-they have made.
+They run in the namespace of the current context, need Python 3.11 in the image (RELIGHT_IMAGE), and
+remove what they have made. The first line of a docstring is the row of the table.
 """
 
 import os
+import shutil
+import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,7 +30,7 @@ from relight.schedulers.kubernetes.kinds import KINDS
 
 CONFIG = os.environ.get("RELIGHT_KUBECONFIG", "")
 IMAGE = os.environ.get("RELIGHT_IMAGE", "python:3.11-slim")
-LIMIT_S = 600.0 if CONFIG else conftest.LIMIT_S
+LIMIT_S = 180.0 if CONFIG else conftest.LIMIT_S
 pytestmark = [
     pytest.mark.long,  # on the stand-in, test_kubernetes.py has the same promises
     pytest.mark.needs_kubernetes,
@@ -46,7 +47,7 @@ class Jobs:
 
     def submit(self, app: AppDef, **cfg: Any) -> str:
         name = f"relight-test-{uuid.uuid4().hex[:6]}"
-        request = self.scheduler.render(app, {"user": 1000, **cfg}, name)
+        request = self.scheduler.render(app, cfg, name)
         self.submitted.append(self.scheduler.submit(request))
         return self.submitted[-1]
 
@@ -95,15 +96,31 @@ def ddp(text: str, **options: Any) -> AppDef:
     return replace(app, roles=[replace(role, args=args)])
 
 
+real_only = pytest.mark.skipif(not CONFIG, reason="the stand-in has no such controller")
+
+
+def refused(error: UsageError, kind: str) -> None:
+    """Skip a test of what is not installed in the cluster."""
+    if CONFIG and "could not find the requested resource" in error.message:
+        pytest.skip(f"{kind} is not installed")
+    raise error
+
+
 def test_single_pod_job_runs_and_is_read_back(jobs: Jobs) -> None:
+    """A Job runs; its logs and its status are read."""
     app_id = jobs.submit(sh("echo here; exit 0"))
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
     assert jobs.lines(app_id, "main") == ["here"]
     assert app_id in [each.app_id for each in jobs.scheduler.list()]
 
 
-def test_pods_rendezvous_with_travelling_launcher(jobs: Jobs) -> None:
-    app_id = jobs.submit(ddp("echo rank $RANK of $WORLD_SIZE", j="2x2"))
+@pytest.mark.parametrize("kind", KINDS)
+def test_pods_rendezvous_with_travelling_launcher(jobs: Jobs, kind: str) -> None:
+    """Pods find each other by name, with the launcher from the ConfigMap."""
+    try:
+        app_id = jobs.submit(ddp("echo rank $RANK of $WORLD_SIZE", j="2x2"), kind=kind)
+    except UsageError as error:
+        refused(error, kind)
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
     lines = jobs.lines(app_id, "x", 0) + jobs.lines(app_id, "x", 1)
     for rank in range(4):
@@ -111,17 +128,104 @@ def test_pods_rendezvous_with_travelling_launcher(jobs: Jobs) -> None:
 
 
 def test_elastic_job_runs(jobs: Jobs) -> None:
+    """An elastic job runs."""
     app_id = jobs.submit(ddp("echo of $WORLD_SIZE; sleep 3", j="1:2x1"))
     assert jobs.wait(app_id).state is AppState.SUCCEEDED
 
 
 def test_user_error_ends_job(jobs: Jobs) -> None:
+    """An error of the program ends the Job, with its exit code."""
     app_id = jobs.submit(ddp("exit 7", j="2x1"))
     status = jobs.wait(app_id)
     assert (status.state, status.exitcode) == (AppState.FAILED, 7)
 
 
+def test_saved_checkpoint_is_no_failure(jobs: Jobs) -> None:
+    """A pod that exits with 75 is made again, and knows it."""
+    app_id = jobs.submit(sh('[ "$RELIGHT_PREEMPTIONS" = 1 ] || exit 75'))
+    assert jobs.wait(app_id).state is AppState.SUCCEEDED
+
+
+@real_only
+def test_evicted_pod_is_made_again(jobs: Jobs) -> None:
+    """An evicted pod (Eviction API) is made again."""
+    import kubernetes as package
+
+    text = '[ -z "$RELIGHT_PREEMPTIONS" ] || exit 0; trap "exit 1" TERM; sleep 1000 & wait'
+    app_id = jobs.submit(sh(text))
+    jobs.until(lambda: jobs.status(app_id).state is AppState.RUNNING)
+    namespace, _, name = app_id.partition(":")
+    package.config.load_kube_config(CONFIG)
+    core = package.client.CoreV1Api()
+    (pod,) = core.list_namespaced_pod(namespace, label_selector=f"relight/app-id={name}").items
+    meta = package.client.V1ObjectMeta(name=pod.metadata.name, namespace=namespace)
+    body = package.client.V1Eviction(metadata=meta)
+    core.create_namespaced_pod_eviction(pod.metadata.name, namespace, body)
+    assert jobs.wait(app_id).state is AppState.SUCCEEDED
+
+
+def test_secret_variable_reaches_program(jobs: Jobs) -> None:
+    """A secret of --env reaches the program through a Secret."""
+    app_id = jobs.submit(sh('[ "$HF_TOKEN" = mine ]', env={"HF_TOKEN": "mine"}))
+    assert jobs.wait(app_id).state is AppState.SUCCEEDED
+
+
+def test_root_writes_to_directory_of_another_user(jobs: Jobs) -> None:
+    """Root in the container may write where another user owns the directory."""
+    text = "mkdir /tmp/o && chown 1000 /tmp/o && chmod 700 /tmp/o && touch /tmp/o/file"
+    app_id = jobs.submit(sh(text if CONFIG else "true"))
+    assert jobs.wait(app_id).state is AppState.SUCCEEDED
+
+
+def test_restricted_pod_runs(jobs: Jobs) -> None:
+    """A pod of the restricted standard runs, with the travelling launcher."""
+    app_id = jobs.submit(ddp("true", j="1x1"), restricted=True, user=1000)
+    assert jobs.wait(app_id).state is AppState.SUCCEEDED
+
+
+def test_capability_is_granted(jobs: Jobs) -> None:
+    """-cfg capabilities=IPC_LOCK runs."""
+    app_id = jobs.submit(sh("true"), capabilities=["IPC_LOCK"])
+    assert jobs.wait(app_id).state is AppState.SUCCEEDED
+
+
+@real_only
+def test_pods_rendezvous_behind_network_policy(jobs: Jobs) -> None:
+    """Pods find each other behind their NetworkPolicy."""
+    app_id = jobs.submit(ddp("true", j="2x1"), network_policy=True)
+    assert jobs.wait(app_id).state is AppState.SUCCEEDED
+
+
+@real_only
+def test_time_limit_ends_job(jobs: Jobs) -> None:
+    """-cfg timeout=1 ends a job whose pods exit with 75 again and again."""
+    app_id = jobs.submit(sh("sleep 5; exit 75"), timeout=1)
+    status = jobs.wait(app_id)
+    assert status.state is AppState.FAILED
+    assert "deadline" in status.message
+
+
+@real_only
+def test_ended_job_is_removed(jobs: Jobs) -> None:
+    """-cfg ttl=1 removes an ended job and what it owns."""
+    app_id = jobs.submit(sh("true"), ttl=1)
+    jobs.until(lambda: app_id not in jobs.scheduler.status([app_id]))
+
+
+@real_only
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="there is no kubectl")
+def test_kubectl_applies_dry_run(jobs: Jobs) -> None:
+    """A dry run is applied by kubectl apply --server-side, and runs."""
+    name = f"relight-test-{uuid.uuid4().hex[:6]}"
+    request = jobs.scheduler.render(ddp("true", j="2x1"), {}, name)
+    jobs.submitted.append(request.app_id)
+    command = ["kubectl", "--kubeconfig", CONFIG, "apply", "--server-side", "-f", "-"]
+    subprocess.run(command, input=request.text, text=True, check=True)
+    assert jobs.wait(request.app_id).state is AppState.SUCCEEDED
+
+
 def test_cancel_ends_pods(jobs: Jobs) -> None:
+    """The pods end with relight cancel."""
     app_id = jobs.submit(sh("exec sleep 1000", num_replicas=2))
     jobs.until(lambda: jobs.status(app_id).state is AppState.RUNNING)
     jobs.scheduler.cancel(app_id)
@@ -129,6 +233,7 @@ def test_cancel_ends_pods(jobs: Jobs) -> None:
 
 
 def test_delete_leaves_nothing(jobs: Jobs) -> None:
+    """Nothing is left after relight delete."""
     app_id = jobs.submit(sh("exec sleep 1000"))
     jobs.scheduler.delete(app_id)
     jobs.until(lambda: app_id not in jobs.scheduler.status([app_id]))
@@ -138,10 +243,9 @@ def test_delete_leaves_nothing(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_server_accepts_every_known_kind(jobs: Jobs, kind: str) -> None:
+    """The server accepts the manifest, all fields checked."""
     try:
         app_id = jobs.submit(sh("true"), kind=kind)
     except UsageError as error:
-        if CONFIG and "could not find the requested resource" in error.message:
-            pytest.skip(f"{kind} is not installed in this cluster")
-        raise
+        refused(error, kind)
     assert app_id in jobs.scheduler.status([app_id])

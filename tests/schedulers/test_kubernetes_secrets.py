@@ -10,6 +10,7 @@ from relight.schedulers.kubernetes import scheduler as kubernetes
 
 pytestmark = pytest.mark.needs_kubernetes
 SECRETS = {"HF_TOKEN": "hf_mine", "WANDB_API_KEY": "w-mine", "AWS_SECRET_ACCESS_KEY": "a-mine"}
+every_kind = pytest.mark.parametrize("kind", ["job", "jobset", "volcano", "trainjob"])
 PAGE = Path(__file__).parents[2] / "docs/clusters/kubernetes.md"
 
 
@@ -19,27 +20,61 @@ def rendered(env: dict[str, str], *args: str, **cfg: Any) -> Any:
     return kubernetes.make().render(AppDef("job", [role]), {"namespace": "ns", **cfg}, "job-x1")
 
 
-def test_secret_looking_variables_are_named_in_one_note() -> None:
-    (note,) = rendered({**SECRETS, "EPOCHS": "3", "MAX_TOKENS": "512"}).notes
-    assert "can read HF_TOKEN, WANDB_API_KEY, AWS_SECRET_ACCESS_KEY (" in note
+def test_secret_looking_arguments_are_named_in_one_note() -> None:
+    (note,) = rendered(SECRETS, "-c", "train --api-key mine").notes
+    assert "can read the secrets in its arguments (" in note
     assert "#secrets" in note
-    (note,) = rendered({}, "-c", "train --api-key mine").notes
-    assert "can read its arguments (" in note
-    assert rendered({"TOKENIZERS_PARALLELISM": "true"}, "-c", "train").notes == ()
+    assert rendered({**SECRETS, "TOKENIZERS_PARALLELISM": "true"}, "-c", "train").notes == ()
 
 
-@pytest.mark.parametrize("kind", ["job", "jobset", "volcano", "trainjob"])
-def test_dry_run_hides_secrets_but_request_has_them(kind: str) -> None:
+@every_kind
+def test_secret_looking_variables_reach_pod_through_secret(kind: str) -> None:
+    """Who may read jobs or pods can't read them."""
+    *_, secret, job = rendered({**SECRETS, "EPOCHS": "3"}, kind=kind).body["objects"]
+    assert secret["metadata"]["name"] == "job-x1-env"
+    assert secret["stringData"] == {f"main.{name}": value for name, value in SECRETS.items()}
+    assert "mine" not in str(job)
+    assert "{'name': 'EPOCHS', 'value': '3'}" in str(job)
+    for name in SECRETS:
+        reference = {"secretKeyRef": {"name": "job-x1-env", "key": f"main.{name}"}}
+        assert str({"name": name, "valueFrom": reference}) in str(job)
+
+
+def test_roles_may_have_different_secrets_of_one_name() -> None:
+    roles = [
+        Role(name, "img", entrypoint="sh", env={"HF_TOKEN": f"hf-{name}"}) for name in ("a", "b")
+    ]
+    made = kubernetes.make().render(AppDef("job", roles), {"namespace": "ns"}, "job-x1")
+    (secret,) = (x for x in made.body["objects"] if x["metadata"]["name"] == "job-x1-env")
+    assert secret["stringData"] == {"a.HF_TOKEN": "hf-a", "b.HF_TOKEN": "hf-b"}
+
+
+def test_secret_with_replica_number_is_filled_in_by_kubelet() -> None:
+    """In a Secret it would be one for all replicas."""
+    *_, job = rendered({"HF_TOKEN": "of-${replica_id}"}).body["objects"]
+    assert "{'name': 'HF_TOKEN', 'value': 'of-$(RELIGHT_REPLICA_ID)'}" in str(job)
+
+
+@every_kind
+def test_dry_run_names_the_secret_to_create_first(kind: str) -> None:
+    """It has none of the user's secrets, and kubectl applies no placeholder for one."""
     import yaml
 
-    request = rendered({**SECRETS, "EPOCHS": "3"}, "--password", "p-mine", kind=kind)
+    request = rendered({**SECRETS, "EPOCHS": "3"}, kind=kind)
     assert "mine" not in request.text
-    assert str(request.body).count("mine") == len(SECRETS) + 1
-    *_, shown = yaml.safe_load_all(request.text)
-    *_, sent = request.body["objects"]
-    for value in (*SECRETS.values(), "p-mine"):
-        sent = yaml.safe_load(yaml.safe_dump(sent).replace(value, "<hidden>"))
-    assert shown == sent
+    assert "<hidden>" not in request.text
+    assert "# not shown: the Secret job-x1-env; pods wait until it exists:" in request.text
+    for name in SECRETS:
+        assert f"--from-literal=main.{name}=..." in request.text
+    sent = [x for x in request.body["objects"] if x["metadata"]["name"] != "job-x1-env"]
+    assert list(yaml.safe_load_all(request.text)) == sent
+
+
+def test_dry_run_says_that_hidden_arguments_can_not_be_applied() -> None:
+    request = rendered({}, "--password", "p-mine")
+    assert "mine" not in request.text
+    assert "are replaced by <hidden>, also for\n# kubectl" in request.text
+    assert "p-mine" in str(request.body)
 
 
 def test_dry_run_without_secrets_equals_request() -> None:

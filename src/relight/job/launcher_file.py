@@ -2,7 +2,8 @@
 
 The file is a shell script that looks for a Python, followed by a zip archive of the modules that
 `relight run` needs, which that Python runs (https://docs.python.org/3/library/zipapp.html). It is
-built from the installed package, and the same package gives the same bytes.
+built from the installed package, without docstrings and comments, and the same package gives the
+same bytes.
 
 A scheduler puts the file, named `relight`, into a directory of the replica, and starts the role's
 command by `wrapped`, which adds this directory to PATH (over ssh, the file also runs the process
@@ -13,7 +14,9 @@ that starts this command):
     --launcher=installed  not at all; the file is not sent
 """
 
+import ast
 import functools
+import hashlib
 import io
 import os
 import re
@@ -80,6 +83,12 @@ def build() -> bytes:
     return packed.getvalue()
 
 
+@functools.cache
+def digest() -> str:
+    """Return the first 12 hexadecimal digits of the file's SHA-256."""
+    return hashlib.sha256(build()).hexdigest()[:12]
+
+
 def modules() -> Iterator[str]:
     """Yield the paths of the modules in the archive, relative to the package, in order."""
     top = os.path.dirname(relight.__file__)
@@ -109,9 +118,13 @@ def with_bundled_launcher(app: AppDef, launcher: str) -> AppDef:
 
 def needed(role: Role) -> bool:
     """Return whether a role's command starts `relight run` and may have to bring it."""
+    return starts_relight(role) and role.env.get(VARIABLE) != INSTALLED
+
+
+def starts_relight(role: Role) -> bool:
+    """Return whether a role's command starts `relight run` or `relight launch`."""
     words = (role.entrypoint, *role.args)
-    starts = role.entrypoint == NAME or any(map(_WORD.search, words))
-    return starts and role.env.get(VARIABLE) != INSTALLED
+    return role.entrypoint == NAME or any(map(_WORD.search, words))
 
 
 def wrapped(role: Role, directory: str) -> Role:
@@ -131,4 +144,37 @@ def _sources() -> Iterator[tuple[str, bytes]]:
     top = os.path.dirname(relight.__file__)
     for path in modules():
         with open(os.path.join(top, path), "rb") as file:
-            yield f"{NAME}/{path}", file.read()
+            yield f"{NAME}/{path}", stripped(file.read().decode()).encode()
+
+
+def stripped(source: str) -> str:
+    """Return a module without docstrings and comment lines. Statements keep their line numbers, so
+    that a traceback of the file matches the package.
+    """
+    lines, kept = source.split("\n"), set[int]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            documents = [each for each in node.body if _is_text(each)]
+            for each in documents:
+                lines[each.lineno - 1 : each.end_lineno] = [""] * _height(each)
+            if documents and len(documents) == len(node.body):
+                lines[documents[0].lineno - 1] = " " * documents[0].col_offset + "pass"
+        elif isinstance(node, (ast.Constant, ast.JoinedStr)):
+            kept.update(range(node.lineno, node.lineno + _height(node) - 1))
+    return "\n".join(
+        "" if line.lstrip().startswith("#") and number not in kept else line
+        for number, line in enumerate(lines)
+    )
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    """Return whether a statement is only a text, as docstrings and those of attributes are."""
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+def _height(node: ast.stmt | ast.expr) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1

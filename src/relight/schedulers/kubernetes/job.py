@@ -2,7 +2,8 @@
 
 A pod is made again, and counts as no failure, if it is preempted, if its node is lost, or if its
 agent exits with 75. An error of the user's program fails the Job at once, or after `max_retries`
-for each replica. A role that may shrink succeeds when so many replicas have succeeded as it needs.
+for each replica. A role that may shrink succeeds when so many replicas have succeeded as it needs,
+and fails when more have failed for good than it can do without.
 
 The limit of failures is one for each index: only then do pods know how often their index was tried
 (Kubernetes 1.29, KEP 3850).
@@ -16,12 +17,15 @@ from relight.base.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_PREEMPTED
 from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import pods
 from relight.schedulers.kubernetes.kind import (
+    Maker,
     Verdict,
     by_conditions,
+    gang_annotation,
     least,
     queue_label,
     role_label,
     suspending,
+    time_to_live,
 )
 from relight.schedulers.kubernetes.names import label_name
 from relight.schedulers.kubernetes.pods import MeetingPlace
@@ -31,8 +35,6 @@ _TRANSIENT = [EXIT_GROUP, EXIT_MACHINE, 129, 130, 137, 143]
 """Exit codes that are no error of the user's program: nodes did not meet, a machine refused
 something, or a signal has ended the agent. Such pods are made again a few times.
 """
-_TIMED_OUT = [137, 143]
-"""How containers end whose time is over."""
 _TRIES = 3
 
 
@@ -59,13 +61,13 @@ class IndexedJob:
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         """Accept every app."""
 
-    def specs(
-        self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace
-    ) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
+    def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
         """Yield a Job for each role."""
         for role in app.roles:
             name = self.stem(place.name, role, len(app.roles) == 1)
-            yield name, role_label(role) | queue_label(cfg), spec(app, role, cfg, place)
+            labels = role_label(role) | queue_label(cfg)
+            made = spec(app, role, cfg, place) | time_to_live(cfg)
+            yield Maker(name, labels, made, gang_annotation(cfg, role))
 
     def roles(self, each: Object) -> dict[str, int]:
         """Return the role of a Job."""
@@ -87,17 +89,21 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -
         "completions": size,
         "parallelism": size,
         "podReplacementPolicy": "Failed",
-        "podFailurePolicy": {"rules": _rules(role, cfg)},
+        "podFailurePolicy": {"rules": _rules(role)},
         "backoffLimitPerIndex": max(0, role.max_retries) or _TRIES,
-        "maxFailedIndexes": 0,
+        "maxFailedIndexes": size - least(role),
     }
+    if seconds := pods.limit_s(cfg):
+        # Of the Job, whose pods may be made again. It begins when the Job may start, as the field
+        # counts from status.startTime, and again when Kueue admits the Job again.
+        found["activeDeadlineSeconds"] = seconds
     if least(role) < size:
         rule = {"succeededIndexes": f"0-{size - 1}", "succeededCount": least(role)}
         found["successPolicy"] = {"rules": [rule]}
     return {**found, "template": pods.template(app, role, cfg, place)}
 
 
-def _rules(role: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _rules(role: Role) -> list[dict[str, Any]]:
     """Return what a failed pod means."""
     lost = {"type": "DisruptionTarget", "status": "True"}
     preempted = {"containerName": "main", "operator": "In", "values": [EXIT_PREEMPTED]}
@@ -105,9 +111,6 @@ def _rules(role: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
         {"action": "Ignore", "onPodConditions": [lost]},
         {"action": "Ignore", "onExitCodes": preempted},
     ]
-    if cfg.get("timeout"):
-        ended = {"containerName": "main", "operator": "In", "values": _TIMED_OUT}
-        rules.append({"action": "FailJob", "onExitCodes": ended})
     if role.max_retries <= 0:
         codes = {"containerName": "main", "operator": "NotIn", "values": [0, *_TRANSIENT]}
         rules.append({"action": "FailJob", "onExitCodes": codes})

@@ -10,11 +10,14 @@ from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import pods
 from relight.schedulers.kubernetes.job import IndexedJob, spec
 from relight.schedulers.kubernetes.kind import (
+    Maker,
     Verdict,
     by_conditions,
+    gang_annotation,
     queue_label,
     role_label,
     suspending,
+    time_to_live,
 )
 from relight.schedulers.kubernetes.names import label_name
 from relight.schedulers.kubernetes.pods import MeetingPlace
@@ -39,31 +42,26 @@ class JobSet:
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         """Accept every app."""
 
-    def specs(
-        self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace
-    ) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
+    def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
         """Yield one JobSet. Its Jobs retry by themselves; it fails as soon as one has failed."""
         jobs = [
             {
                 "name": label_name(role.name),
                 "replicas": 1,
                 "template": {
-                    "metadata": {"labels": role_label(role)},
+                    "metadata": _metadata(role, cfg),
                     "spec": spec(app, role, cfg, place),
                 },
             }
             for role in app.roles
         ]
-        yield (
-            place.name,
-            queue_label(cfg),
-            {
-                "network": {"enableDNSHostnames": False},  # relight's own Service does it
-                "successPolicy": {"operator": "All"},
-                "failurePolicy": {"maxRestarts": 0},
-                "replicatedJobs": jobs,
-            },
-        )
+        made = {
+            "network": {"enableDNSHostnames": False},  # relight's own Service does it
+            "successPolicy": {"operator": "All"},
+            "failurePolicy": {"maxRestarts": 0},
+            "replicatedJobs": jobs,
+        }
+        yield Maker(place.name, queue_label(cfg), made | time_to_live(cfg))
 
     def roles(self, each: Object) -> dict[str, int]:
         """Return the roles of a JobSet."""
@@ -76,3 +74,8 @@ class JobSet:
     def verdict(self, each: Object) -> Verdict:
         """Return what the conditions of a JobSet say."""
         return by_conditions(each, ("Completed",), ("Failed",), "Suspended")
+
+
+def _metadata(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
+    annotations = gang_annotation(cfg, role)
+    return {"labels": role_label(role), **({"annotations": annotations} if annotations else {})}

@@ -1,17 +1,27 @@
 """What the scheduler needs to know of a kind of object that makes pods, such as a Job."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from relight.base.errors import UsageError
-from relight.job.app import AppDef, AppState, Role
+from relight.job.app import NOTHING, AppDef, AppState, Role
 from relight.schedulers.kubernetes.names import label_value
-from relight.schedulers.kubernetes.pods import ROLE, MeetingPlace
+from relight.schedulers.kubernetes.pods import ROLE, VOLCANO, MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
 
 Verdict = tuple[AppState | None, str]
 """The state of the pods as a whole, None while they decide it; and the reason."""
 QUEUE = "kueue.x-k8s.io/queue-name"
+NEVER = -1
+
+
+class Maker(NamedTuple):
+    """What makes pods: the name, additional metadata and specification of an object."""
+
+    name: str
+    labels: Mapping[str, str]
+    spec: dict[str, Any]
+    annotations: Mapping[str, str] = NOTHING
 
 
 class Kind(Protocol):
@@ -42,10 +52,8 @@ class Kind(Protocol):
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         """Raise a UsageError for what objects of this kind can't express."""
 
-    def specs(
-        self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace
-    ) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
-        """Yield the name, additional labels and specification of each object."""
+    def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
+        """Yield each object."""
 
     def roles(self, each: Object) -> dict[str, int]:
         """Return the number of replicas of each role of an object."""
@@ -65,6 +73,25 @@ def role_label(role: Role) -> dict[str, str]:
 def queue_label(cfg: Mapping[str, Any]) -> dict[str, str]:
     """Return the label by which Kueue takes an object into a queue."""
     return {QUEUE: cfg["queue"]} if cfg.get("queue") else {}
+
+
+def time_to_live(cfg: Mapping[str, Any]) -> dict[str, int]:
+    """Return the field with the time to live of an ended object."""
+    ttl = cfg.get("ttl")
+    if ttl is None or ttl == NEVER:
+        return {}
+    if ttl < NEVER:
+        raise UsageError(f"-cfg ttl={ttl}: seconds, or {NEVER} to keep the job")
+    return {"ttlSecondsAfterFinished": ttl}
+
+
+def gang_annotation(cfg: Mapping[str, Any], role: Role) -> dict[str, str]:
+    """Return the annotation of a Job from which Volcano makes the PodGroup of its pods.
+
+    Source: getMinMemberFromUpperRes in Volcano's pkg/controllers/podgroup.
+    """
+    wanted = cfg.get("gang") and cfg.get("scheduler") == VOLCANO
+    return {"scheduling.volcano.sh/group-min-member": str(least(role))} if wanted else {}
 
 
 def suspending(*_: Object) -> tuple[str, list[dict[str, Any]]]:

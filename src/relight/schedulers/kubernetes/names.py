@@ -22,6 +22,7 @@ _FORMS = {
     "service_account": (_SUBDOMAIN, "the name of a service account"),
     "image_secret": (_SUBDOMAIN, "the name of a secret"),
     "priority_class": (_SUBDOMAIN, "the name of a priority class"),
+    "scheduler": (_SUBDOMAIN, "the name of a scheduler"),
     "topology": (rf"({_SUBDOMAIN}/)?{_VALUE}", "a label such as topology.kubernetes.io/zone"),
     "shm_size": (_QUANTITY, "a size such as 8Gi"),
     "user": (r"\d+", "the number of a user, from 0"),
@@ -103,3 +104,9 @@ def check_options(cfg: Mapping[str, Any]) -> None:
         value = cfg.get(name)
         if value is not None and value != "" and not re.fullmatch(pattern, str(value)):
             raise UsageError(f"-cfg {name}={value} is not what Kubernetes takes", hint=form)
+    for node in cfg.get("exclude") or ():
+        if not re.fullmatch(_SUBDOMAIN, node):
+            raise UsageError(
+                f"-cfg exclude={node} is not what Kubernetes takes",
+                hint="names of nodes: NODE;NODE",
+            )

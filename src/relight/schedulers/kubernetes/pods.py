@@ -6,36 +6,50 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from relight import __version__
+from relight.base import redaction
 from relight.base.errors import UsageError
 from relight.job import launcher_file, macros, overlays
 from relight.job.app import AppDef, BindMount, DeviceMount, Role, VolumeMount
 from relight.job.user import user_name
-from relight.schedulers.kubernetes import overrides
-from relight.schedulers.kubernetes.names import label_value
+from relight.schedulers.kubernetes import overrides, run_times
+from relight.schedulers.kubernetes.names import label_name, label_value
 
 LAUNCHER = "/opt/relight"
 """The directory of the launcher that travels with the job, in the container."""
-GRACE_S = 40
-"""From SIGTERM to SIGKILL: more than the agents give their workers."""
 GPU = "nvidia.com/gpu"
 RESERVED = {"reserved_millicpu": 100, "reserved_memmb": 1024}
 """What TorchX leaves of a node for others, unless told otherwise."""
 JOB = "RELIGHT_JOB_ID"
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
+SECRETS = "-env"
+"""The suffix of the Secret with secret variables."""
 APP, ROLE, USER = "relight/app-id", "relight/role", "relight/user"
+VOLCANO = "volcano"
+"""The name of Volcano's kind of object, and of its scheduler."""
 EFA = "vpc.amazonaws.com/efa"
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _REPLICA_ENV = "RELIGHT_REPLICA_ID"
 _START = "/etc/relight"
 """The directory of a file as old as the pod: the kubelet makes it before it pulls the image."""
 _TELL_END = (
-    f"export RELIGHT_END_TIME=$(($(stat -c %Y {_START}/pod 2>/dev/null || date +%s) + {{0}})); "
-    'exec "$@"'
+    'case "${{RELIGHT_PREEMPTIONS:-0}}${{RELIGHT_REQUEUES:-0}}" in 00) '
+    f"export RELIGHT_END_TIME=$(($(stat -c %Y {_START}/pod 2>/dev/null || date +%s) + {{0}}));; "
+    'esac; exec "$@"'
 )
-"""A command of a shell that tells the pod's own when its time is over."""
+"""A shell command that exports the end of the job's time limit. A recreated pod doesn't know when
+the job started.
+"""
 _REPLICA = "\0replica\0"
 """Stands for the number of a replica until all else is escaped."""
 _FIELD = "[FIELD_PATH]"
+_POD_GROUP = "scheduling.x-k8s.io/pod-group"
+_TOLERATION_S = 300
+"""Default time of a pod on an unready or unreachable node (admission plug-in
+DefaultTolerationSeconds).
+"""
+_LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+_PERMITTED = "NET_BIND_SERVICE"
+"""The only capability that the *restricted* standard permits to add."""
 _COORDINATORS = 3
 """How many replicas the endpoint lists, so that the loss of replica 0 does not end the job."""
 
@@ -70,16 +84,17 @@ def template(
     """
     if not role.image or role.image.startswith("<"):
         raise UsageError(f"role {role.name} has no image", hint="--image=NAME")
+    _check_restricted(role, cfg)
     values = {"img_root": "", "app_id": place.name, "rank0_env": _RANK0_ENV}
-    own = _escaped(macros.substitute(role, {**values, "replica_id": _REPLICA}))
+    own = _escaped(_substituted(role, place))
     brings = launcher_file.needed(role)
     if brings:
         own = launcher_file.wrapped(own, LAUNCHER)
-    seconds = _seconds(cfg)
+    seconds = limit_s(cfg)
     if seconds:
         words = ["-c", _escape(_TELL_END.format(seconds)), "sh", own.entrypoint, *own.args]
         own = replace(own, entrypoint="sh", args=words)
-    volumes, mounts = _volumes(role, cfg, place, brings_launcher=brings)
+    volumes, mounts = _volumes(role, cfg, brings_launcher=brings)
     container: dict[str, Any] = {
         "name": "main",
         "image": role.image,
@@ -87,8 +102,9 @@ def template(
         "env": _variables(app, own, role, place),
         "resources": _resources(role, cfg),
         "volumeMounts": mounts,
-        "securityContext": _container_security(role, cfg),
     }
+    if security := _container_security(role, cfg):
+        container["securityContext"] = security
     if cfg.get("image_pull_policy"):
         container["imagePullPolicy"] = cfg["image_pull_policy"]
     if role.port_map:
@@ -98,22 +114,25 @@ def template(
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "subdomain": place.name,
-        "terminationGracePeriodSeconds": GRACE_S,
-        "securityContext": _pod_security(cfg),
+        "terminationGracePeriodSeconds": run_times.grace_s(role),
         "containers": [container],
         "volumes": volumes,
     }
+    if security := _pod_security(cfg):
+        spec["securityContext"] = security
     spec |= _placement(role, cfg, place)
-    if seconds:  # of the pod: none can know how long its Job has run
-        spec["activeDeadlineSeconds"] = seconds
+    if cfg.get("scheduler"):
+        spec["schedulerName"] = cfg["scheduler"]
     if cfg.get("service_account"):
         spec["serviceAccountName"] = cfg["service_account"]
+    else:  # agents never call the API server
+        spec["automountServiceAccountToken"] = False
     if cfg.get("image_secret"):
         spec["imagePullSecrets"] = [{"name": cfg["image_secret"]}]
     if cfg.get("priority_class"):
         spec["priorityClassName"] = cfg["priority_class"]
     metadata = {
-        "labels": labels(app, place.name, role),
+        "labels": labels(app, place.name, role) | _group_label(cfg, place),
         "annotations": {"sidecar.istio.io/inject": "false"},
     }
     found: dict[str, Any] = {"metadata": metadata, "spec": spec}
@@ -153,6 +172,47 @@ def labels(app: AppDef, name: str, role: Role | None = None) -> dict[str, str]:
     }
 
 
+def secrets(role: Role, place: MeetingPlace) -> dict[str, str]:
+    """Return a role's secret-looking variables, by key in the job's Secret. Readers of pods can't
+    see them there.
+    """
+    own = _substituted(role, place).env
+    return {secret_key(role, name): own[name] for name in own if _is_secret(name, own[name])}
+
+
+def secret_key(role: Role, variable: str) -> str:
+    """Return the key of a role's variable in the Secret of the job."""
+    return f"{label_name(role.name)}.{variable}"
+
+
+def secret_name(place: MeetingPlace) -> str:
+    """Return the name of the Secret with the variables of the job."""
+    return place.name + SECRETS
+
+
+def launcher_name() -> str:
+    """Return the name of the ConfigMap with the launcher, which jobs of a namespace share."""
+    return f"relight-launcher-{launcher_file.digest()}"
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Return whether a variable goes to the Secret. The kubelet expands nothing in values from a
+    Secret, so a value with a replica number stays in the pod.
+    """
+    if (
+        value.startswith(_FIELD)
+        or _REPLICA in value
+        or not re.fullmatch(r"[-.\w]+", name, re.ASCII)
+    ):
+        return False
+    return redaction.redact_env({name: value})[name] != value
+
+
+def _substituted(role: Role, place: MeetingPlace) -> Role:
+    values = {"img_root": "", "app_id": place.name, "rank0_env": _RANK0_ENV}
+    return macros.substitute(role, {**values, "replica_id": _REPLICA})
+
+
 def _escaped(role: Role) -> Role:
     """Return the role with words that reach the program as they are: the kubelet replaces
     `$(NAME)`, and `$$` by `$`.
@@ -189,8 +249,14 @@ def _variables(app: AppDef, own: Role, role: Role, place: MeetingPlace) -> list[
     values = {**defaults, **own.env}
     if JOB in values:  # TorchX writes its own without the namespace, and so it stays
         values[JOB] = role.env[JOB].replace("${app_id}", place.job)
+    hidden = secrets(role, place)
     for name, value in values.items():
         if name == _REPLICA_ENV:
+            continue
+        key = secret_key(role, name)
+        if key in hidden:
+            reference = {"secretKeyRef": {"name": secret_name(place), "key": key}}
+            found.append({"name": name, "valueFrom": reference})
             continue
         if value.startswith(_FIELD):
             field = {"fieldRef": {"fieldPath": value.removeprefix(_FIELD)}}
@@ -225,8 +291,8 @@ def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
     return found if any(found.values()) else {}
 
 
-def _seconds(cfg: Mapping[str, Any]) -> int:
-    """Return how long a pod may live; 0 if there is no limit."""
+def limit_s(cfg: Mapping[str, Any]) -> int:
+    """Return the time limit of a job, 0 for none."""
     said = cfg.get("timeout")
     if said is not None and said < 1:
         raise UsageError(f"-cfg timeout={said}: at least one minute")
@@ -239,17 +305,17 @@ def _reserved(cfg: Mapping[str, Any], name: str) -> int:
 
 
 def _volumes(
-    role: Role, cfg: Mapping[str, Any], place: MeetingPlace, *, brings_launcher: bool
+    role: Role, cfg: Mapping[str, Any], *, brings_launcher: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     size = cfg.get("shm_size") or (f"{role.resource.memMB}M" if role.resource.memMB > 0 else "")
     memory = {"medium": "Memory", **({"sizeLimit": size} if size else {})}
     volumes: list[dict[str, Any]] = [{"name": "dshm", "emptyDir": memory}]
     mounts: list[dict[str, Any]] = [{"name": "dshm", "mountPath": "/dev/shm"}]  # noqa: S108
     if brings_launcher:
-        source = {"name": f"{place.name}-launcher", "defaultMode": 0o555}
+        source = {"name": launcher_name(), "defaultMode": 0o555}
         volumes.append({"name": "launcher", "configMap": source})
         mounts.append({"name": "launcher", "mountPath": LAUNCHER, "readOnly": True})
-    if _seconds(cfg):
+    if limit_s(cfg):
         item = {"path": "pod", "fieldRef": {"fieldPath": "metadata.name"}}
         volumes.append({"name": "start", "downwardAPI": {"items": [item]}})
         mounts.append({"name": "start", "mountPath": _START, "readOnly": True})
@@ -273,18 +339,72 @@ def _is_privileged(role: Role, cfg: Mapping[str, Any]) -> bool:
     return bool(cfg.get("privileged")) or any(isinstance(x, DeviceMount) for x in role.mounts)
 
 
+def _check_restricted(role: Role, cfg: Mapping[str, Any]) -> None:
+    """Refuse violations of the *restricted* Pod Security Standard.
+
+    Source: https://kubernetes.io/docs/concepts/security/pod-security-standards/
+    """
+    if not cfg.get("restricted"):
+        return
+    others = [name for name in _capabilities(cfg) if name != _PERMITTED]
+    for is_there, what in (
+        (_is_privileged(role, cfg), "privileged containers, which device mounts need"),
+        (any(isinstance(x, BindMount) for x in role.mounts), "directories of the node (type=bind)"),
+        (cfg.get("user") == 0, "root (user=0)"),
+        (others, f"capabilities but {_PERMITTED} ({', '.join(others)})"),
+    ):
+        if is_there:
+            raise UsageError(
+                f"{role.name}: -cfg restricted: this Pod Security Standard permits no {what}",
+                hint="leave out one of the two",
+            )
+
+
 def _container_security(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the *restricted* Pod Security Standard asks of a container."""
+    """Return the container's security context. By default it is empty, as in TorchX: without
+    CAP_DAC_OVERRIDE, root can't write to another user's volume.
+    """
     if _is_privileged(role, cfg):
         return {"privileged": True}
-    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    capabilities: dict[str, Any] = {"drop": ["ALL"]} if cfg.get("restricted") else {}
+    if names := _capabilities(cfg):
+        capabilities["add"] = names
+    found = {"allowPrivilegeEscalation": False} if cfg.get("restricted") else {}
+    return {**found, "capabilities": capabilities} if capabilities else found
+
+
+def _capabilities(cfg: Mapping[str, Any]) -> list[str]:
+    """Return the names of capabilities as Kubernetes writes them, without CAP_."""
+    names = [name.upper().removeprefix("CAP_") for name in cfg.get("capabilities") or ()]
+    for name in names:
+        if not re.fullmatch(r"[A-Z]+(_[A-Z]+)*", name):
+            raise UsageError(
+                f"-cfg capabilities: {name} is no capability", hint="such as IPC_LOCK;SYS_PTRACE"
+            )
+    return names
 
 
 def _pod_security(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+    found: dict[str, Any] = {}
+    if cfg.get("restricted"):
+        found |= {"seccompProfile": {"type": "RuntimeDefault"}, "runAsNonRoot": True}
     if cfg.get("user") is not None:
         found |= {"runAsUser": cfg["user"], "runAsNonRoot": cfg["user"] != 0}
     return found
+
+
+def _group_label(cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, str]:
+    """Return the label that puts pods into the job's PodGroup."""
+    return {_POD_GROUP: place.name} if has_pod_group(cfg) else {}
+
+
+def has_pod_group(cfg: Mapping[str, Any]) -> bool:
+    """Return whether relight creates a PodGroup for the Coscheduling plug-in.
+
+    Volcano creates its own from an annotation of the Job. Source:
+    https://scheduler-plugins.sigs.k8s.io/docs/plugins/coscheduling/
+    """
+    return bool(cfg.get("gang")) and VOLCANO not in (cfg.get("scheduler"), cfg.get("kind"))
 
 
 def _placement(role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
@@ -296,16 +416,42 @@ def _placement(role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[
         selector["node.kubernetes.io/instance-type"] = str(kind)
     if selector:
         found["nodeSelector"] = selector
-    if cfg.get("tolerations"):
-        found["tolerations"] = [_toleration(text) for text in cfg["tolerations"]]
+    if tolerations := _tolerations(role, cfg):
+        found["tolerations"] = tolerations
+    affinity: dict[str, Any] = {}
     if cfg.get("topology"):
         term = {
             "labelSelector": {"matchLabels": {APP: place.name}},
             "topologyKey": cfg["topology"],
         }
-        required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
-        found["affinity"] = {"podAffinity": required}
+        affinity["podAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+    if cfg.get("exclude"):
+        # One value each: the server refuses more (ValidateNodeFieldSelectorRequirement).
+        fields = [
+            {"key": "metadata.name", "operator": "NotIn", "values": [node]}
+            for node in cfg["exclude"]
+        ]
+        terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
+        affinity["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": terms}
+    if affinity:
+        found["affinity"] = affinity
     return found
+
+
+def _tolerations(role: Role, cfg: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the user's tolerations, and shorter ones for a lost node where the cluster's default
+    would exceed the agents' wait for a replacement.
+    """
+    found = [_toleration(text) for text in cfg.get("tolerations") or ()]
+    stays_s = int(run_times.join_timeout_s(role) / 2)
+    if stays_s >= _TOLERATION_S:
+        return found
+    known = {each["key"] for each in found}
+    return found + [
+        {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": stays_s}
+        for key in _LOST
+        if key not in known
+    ]
 
 
 def _toleration(text: str) -> dict[str, Any]:

@@ -1,23 +1,31 @@
 """The objects of an app on Kubernetes.
 
-Service     headless; gives each pod the host name NAME-INDEX.NAME, also before it is ready
-ConfigMap   the launcher that travels with the job (`job/launcher_file.py`), if it is needed
-Secret      the token with which agents prove that they belong to the job
-Job ...     what makes the pods, by `-cfg kind=` (`kinds`)
+ConfigMap      the launcher (`job/launcher_file.py`), if it is needed; named by its content, so that
+               all jobs of a namespace share it, and no job owns it
+Service        headless; gives each pod the host name NAME-INDEX.NAME, also before it is ready
+Secret         the token with which agents prove that they belong to the job
+Secret         variables that look like secrets
+NetworkPolicy  lets only pods of the job connect to them, with `-cfg network_policy`
+PodGroup       has the plug-in Coscheduling start pods together, with `-cfg gang`
+Job ...        what makes the pods, by `-cfg kind=` (`kinds`)
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from relight.base import redaction
 from relight.base.errors import UsageError
 from relight.job import launcher_file
 from relight.job.app import AppDef, Role
-from relight.schedulers.kubernetes import names, pods
+from relight.schedulers.kubernetes import cluster, names, pods, store
+from relight.schedulers.kubernetes.kind import least
 from relight.schedulers.kubernetes.kinds import DEFAULT, KINDS
 from relight.schedulers.kubernetes.names import JobId
 from relight.schedulers.kubernetes.pods import MeetingPlace
+
+LAUNCHER = "relight/launcher"
+"""The label of a ConfigMap with a launcher."""
 
 
 def objects(
@@ -53,6 +61,8 @@ def objects(
         return {"apiVersion": version, "kind": of, "metadata": metadata, **rest}
 
     found = []
+    if any(map(launcher_file.needed, app.roles)):
+        found.append(_launcher(namespace))
     if kind.has_service:
         spec = {
             "clusterIP": "None",
@@ -60,17 +70,79 @@ def objects(
             "selector": {pods.APP: name},
         }
         found.append(made("Service", "v1", name, spec=spec))
-    if any(map(launcher_file.needed, app.roles)):
-        text = base64.b64encode(launcher_file.build()).decode()
-        data = {launcher_file.NAME: text}
-        found.append(made("ConfigMap", "v1", f"{name}-launcher", binaryData=data, immutable=True))
     if any(pods.TOKEN not in role.env for role in app.roles):
         found.append(made("Secret", "v1", f"{name}-token", stringData={pods.TOKEN: token}))
-    for own, labels, spec in kind.specs(app, cfg, place):
-        each = made(kind.resource.kind, kind.resource.version, own, spec=spec)
-        each["metadata"]["labels"] |= labels
+    secrets = {key: value for role in app.roles for key, value in pods.secrets(role, place).items()}
+    if secrets:
+        found.append(made("Secret", "v1", pods.secret_name(place), stringData=secrets))
+    if cfg.get("network_policy"):
+        of_job = {"podSelector": {"matchLabels": {pods.APP: name}}}
+        spec = {**of_job, "policyTypes": ["Ingress"], "ingress": [{"from": [of_job]}]}
+        found.append(made(*_typed(store.NETWORK_POLICIES), name, spec=spec))
+    if pods.has_pod_group({**cfg, "kind": kind.name}):
+        members = {"minMember": sum(map(least, app.roles))}
+        found.append(made(*_typed(store.POD_GROUPS), name, spec=members))
+    for maker in kind.specs(app, cfg, place):
+        each = made(*_typed(kind.resource), maker.name, spec=maker.spec)
+        each["metadata"]["labels"] |= maker.labels
+        if maker.annotations:
+            each["metadata"]["annotations"] = dict(maker.annotations)
         found.append(each)
     return job, found
+
+
+def _typed(resource: store.ObjectKind) -> tuple[str, str]:
+    return resource.kind, resource.version
+
+
+def _launcher(namespace: str) -> dict[str, Any]:
+    """Return the ConfigMap with the launcher: one for each version of it in a namespace."""
+    labels = {
+        "app.kubernetes.io/name": "relight-launcher",
+        "app.kubernetes.io/managed-by": "relight",
+        LAUNCHER: launcher_file.digest(),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": pods.launcher_name(), "namespace": namespace, "labels": labels},
+        "binaryData": {launcher_file.NAME: base64.b64encode(launcher_file.build()).decode()},
+        "immutable": True,
+    }
+
+
+def as_text(made: Sequence[Mapping[str, Any]]) -> str:
+    """Return objects as YAML for `kubectl apply --server-side -f -`. Comments name the omitted
+    Secret with the user's variables.
+    """
+    hidden = [
+        each
+        for each in made
+        if each["kind"] == "Secret" and each["metadata"]["name"].endswith(pods.SECRETS)
+    ]
+    whole = [shown(each) for each in made if each not in hidden]
+    comments = [f"# {line}\n" for line in _comments(whole, hidden)]
+    return "".join(comments) + str(
+        cluster.yaml().safe_dump_all(whole, sort_keys=False, width=10**9)
+    )
+
+
+def _comments(
+    whole: Sequence[Mapping[str, Any]], hidden: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    if any(each["kind"] == "ConfigMap" for each in whole):
+        # Client-side apply stores the object in an annotation, and annotations are limited to
+        # 256 KiB (TotalAnnotationSizeLimitB in apimachinery's pkg/api/validation).
+        yield "for kubectl apply --server-side -f -: the launcher is too large for the annotation"
+        yield "that kubectl apply makes without --server-side"
+    for each in hidden:
+        name, namespace = each["metadata"]["name"], each["metadata"]["namespace"]
+        keys = " ".join(f"--from-literal={key}=..." for key in each["stringData"])
+        yield f"not shown: the Secret {name}; pods wait until it exists:"
+        yield f"  kubectl create secret generic {name} -n {namespace} {keys}"
+    if any(redaction.HIDDEN in str(each) for each in whole):
+        yield f"arguments that look like secrets are replaced by {redaction.HIDDEN}, also for"
+        yield "kubectl: pass them as variables, or use relight submit"
 
 
 def shown(part: Any) -> Any:

@@ -1,6 +1,6 @@
 """Jobs on a Kubernetes cluster: Indexed Jobs, or another kind of object (`kinds`).
 
-    render   the objects (`request`), as YAML for `kubectl apply -f -`
+    render   the objects (`request`), as YAML for `kubectl apply --server-side -f -`
     submit   makes them one after the other; if one is refused, the others are removed
     status   what makes the pods, and the pods, by their labels (`replicas`)
     cancel   suspends what makes the pods, which ends them
@@ -47,7 +47,11 @@ _POLL_S, _LONGEST_POLL_S = 0.5, 5.0
 _TRIES = 5
 """How often a lost connection for logs is opened again without a new line."""
 _GONE = (404, 410)
-_FORBIDDEN, _BROKEN = 403, 500
+_FORBIDDEN, _EXISTS, _BROKEN = 403, 409, 500
+_TTL_S = 7 * 24 * 3600
+_PARTS = (store.SERVICES, store.CONFIG_MAPS, store.SECRETS)
+_ADDITIONS = (store.NETWORK_POLICIES, store.POD_GROUPS)
+"""Optional objects: the cluster may lack the kind, and the user's Role the permission."""
 _STARTS = 400
 """The API server's answer for logs of a container that has not started."""
 
@@ -75,15 +79,23 @@ class Kubernetes:
         Option("node_selector", dict, None, "labels that nodes must have, KEY:VALUE;KEY:VALUE"),
         Option("tolerations", list, None, "taints to tolerate, KEY=VALUE:EFFECT;KEY:EFFECT"),
         Option("topology", str, None, "a node label: all pods run in one domain of it"),
+        Option("exclude", list, None, "names of nodes on which no pod may run"),
+        Option("scheduler", str, None, "the scheduler of the pods (default: the cluster's)"),
+        Option("gang", bool, False, "start pods together: scheduler=volcano, or Coscheduling"),
         Option("shm_size", str, None, "size of /dev/shm, such as 8Gi (default: the memory's)"),
         Option("user", int, None, "run as this user id"),
         Option("privileged", bool, False, "give containers all rights on the node"),
+        Option("capabilities", list, None, "Linux capabilities to add, such as IPC_LOCK"),
+        Option("restricted", bool, False, "comply with the Pod Security Standard restricted"),
+        Option("network_policy", bool, False, "only pods of the job may connect to them"),
         Option("reserved_millicpu", int, RESERVED["reserved_millicpu"],
                "thousandths of a CPU that are not requested"),
         Option("reserved_memmb", int, RESERVED["reserved_memmb"],
                "megabytes of memory that are not requested"),
         Option("efa_device_count", int, None, "number of EFA devices (default: the resource's)"),
-        Option("timeout", int, None, "minutes after which a pod is ended"),
+        Option("timeout", int, None, "minutes after which the job is ended"),
+        Option("ttl", int, _TTL_S,
+               "seconds after its end until the cluster removes the job; -1: never"),
         Option("pods", str, None, "a YAML or JSON file that is merged into each pod"),
         Option("validate_spec", bool, True, "have the server check all objects before any is made"),
         Option("image_repo", str, None, "TorchX option; no effect: no image is pushed"),
@@ -107,10 +119,8 @@ class Kubernetes:
         namespace = str(cfg.get("namespace") or cluster.current_namespace(context))
         job, made = request.objects(app, cfg, app_id, namespace, secrets.token_hex(16))
         body = {"objects": made}
-        shown = [request.shown(each) for each in made]
-        text = cluster.yaml().safe_dump_all(shown, sort_keys=False, width=10**9)
         notes = (*resource_checks.too_little(app), *_notes(app, cfg))
-        return Request(self.name, app, cfg, body, text, notes, str(job))
+        return Request(self.name, app, cfg, body, request.as_text(made), notes, str(job))
 
     def submit(self, request: Request) -> str:
         """Make the objects; return the id of the app."""
@@ -119,12 +129,10 @@ class Kubernetes:
         with self._client(job) as client:
             if request.cfg.get("validate_spec", True):
                 for each in objects:
-                    store.create(client, _resource(each), each, dry_run=True)
+                    _create(client, each, dry_run=True)
             made: list[Object] = []
             try:
-                made.extend(
-                    finished(store.create, client, _resource(each), each) for each in objects
-                )
+                made.extend(finished(_create, client, each) for each in objects)
                 _adopt(client, made)
             except Exception as error:
                 if made or not _is_answer(error):
@@ -278,13 +286,11 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
         if role.max_retries and (role.retry_policy is RetryPolicy.REPLICA) is whole:
             what = "Volcano restarts all replicas" if whole else "Kubernetes retries each replica"
             yield f"{role.name}: {what} by itself"
-        hidden = redaction.redact_env(role.env)
-        secret = [name for name, value in role.env.items() if hidden[name] != value]
-        secret += ["its arguments"] * (redaction.redact_argv(role.args) != list(role.args))
-        if secret:
+        if redaction.redact_argv(role.args) != list(role.args):
             yield (
-                f"{role.name}: who may read jobs of the namespace can read {', '.join(secret)} "
-                "(hidden in a dry run); a Secret keeps them: docs/clusters/kubernetes.md#secrets"
+                f"{role.name}: who may read jobs of the namespace can read the secrets in its "
+                "arguments (hidden in a dry run); --env keeps them in a Secret: "
+                "docs/clusters/kubernetes.md#secrets"
             )
     if cfg.get("runtime") and cfg.get("kind") != "trainjob":
         yield "runtime has no effect without kind=trainjob"
@@ -294,9 +300,38 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
 
 def _resource(each: Object) -> store.ObjectKind:
     """Return the resource of an object that relight makes."""
-    known = (store.SERVICES, store.CONFIG_MAPS, store.SECRETS)
-    made = (*known, *(kind.resource for kind in KINDS.values()))
+    made = (*_PARTS, *_ADDITIONS, *(kind.resource for kind in KINDS.values()))
     return next(x for x in made if (x.version, x.kind) == (each["apiVersion"], each["kind"]))
+
+
+def _is_shared(each: Object) -> bool:
+    """Return whether an object is the launcher, which belongs to no job."""
+    return request.LAUNCHER in (each["metadata"].get("labels") or {})
+
+
+def _create(client: Any, each: Object, *, dry_run: bool = False) -> Object:
+    """Create an object, or have the server only check it. An existing launcher is reused.
+
+    Raises:
+        UsageError: a foreign ConfigMap has the launcher's name.
+    """
+    import kubernetes
+
+    try:
+        return store.create(client, _resource(each), each, dry_run=dry_run)
+    except kubernetes.client.ApiException as error:
+        if error.status != _EXISTS or not _is_shared(each):
+            raise
+    meta = each["metadata"]
+    selector = f"{request.LAUNCHER}={meta['labels'][request.LAUNCHER]}"
+    for known in store.listed(client, store.CONFIG_MAPS, meta["namespace"], selector):
+        same = known.get("binaryData") == each["binaryData"] and known.get("immutable")
+        if known["metadata"]["name"] == meta["name"] and same:
+            return known
+    raise UsageError(
+        f"the ConfigMap {meta['namespace']}/{meta['name']} is not the launcher of this relight",
+        hint=f"kubectl delete configmap -n {meta['namespace']} {meta['name']}",
+    )
 
 
 def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
@@ -323,20 +358,25 @@ def _of_kind(client: Any, kind: Kind, namespace: str, selector: str) -> Sequence
 
 
 def _adopt(client: Any, made: Sequence[Object]) -> None:
-    """Let what makes the first role's pods own all else: whoever deletes it, by whatever tool,
-    leaves nothing behind.
+    """Let the Jobs own the other objects, so that deletion by any tool leaves nothing behind.
+    Several Jobs own them together: the cluster may remove the first, ended, while others run, and
+    deletes a dependent only with its last owner (attemptToDeleteItem in
+    pkg/controller/garbagecollector).
     """
     resources = [kind.resource for kind in KINDS.values()]
-    owner = next(each for each in made if _resource(each) in resources)
-    reference = {
-        "apiVersion": owner["apiVersion"],
-        "kind": owner["kind"],
-        "name": owner["metadata"]["name"],
-        "uid": owner["metadata"]["uid"],
-    }
-    change = {"op": "add", "path": "/metadata/ownerReferences", "value": [reference]}
+    owners = [each for each in made if _resource(each) in resources]
+    references = [
+        {
+            "apiVersion": owner["apiVersion"],
+            "kind": owner["kind"],
+            "name": owner["metadata"]["name"],
+            "uid": owner["metadata"]["uid"],
+        }
+        for owner in owners
+    ]
+    change = {"op": "add", "path": "/metadata/ownerReferences", "value": references}
     for each in made:
-        if each is not owner:
+        if each not in owners and not _is_shared(each):
             store.patch(client, _resource(each), each, [change])
 
 
@@ -381,22 +421,23 @@ def _remove(client: Any, job: JobId) -> bool:
     for each in objects:
         with _unless_gone():
             store.delete(client, kind.resource, each)
-    for resource in (store.SERVICES, store.CONFIG_MAPS, store.SECRETS):
-        for each in store.listed(client, resource, job.namespace, _selector(job)):
-            found = True
-            with _unless_gone():
-                store.delete(client, resource, each)
+    for resource in (*_PARTS, *_ADDITIONS):
+        with _unless_gone(*((_FORBIDDEN,) if resource in _ADDITIONS else ())):
+            for each in store.listed(client, resource, job.namespace, _selector(job)):
+                found = True
+                with _unless_gone():
+                    store.delete(client, resource, each)
     return found
 
 
 @contextlib.contextmanager
-def _unless_gone() -> Iterator[None]:
+def _unless_gone(*others: int) -> Iterator[None]:
     import kubernetes
 
     try:
         yield
     except kubernetes.client.ApiException as error:
-        if error.status not in _GONE:
+        if error.status not in (*_GONE, *others):
             raise
 
 

@@ -24,6 +24,8 @@ CONFIG_MAPS = ObjectKind("v1", "ConfigMap", "configmaps")
 SECRETS = ObjectKind("v1", "Secret", "secrets")
 PODS = ObjectKind("v1", "Pod", "pods")
 EVENTS = ObjectKind("v1", "Event", "events")
+NETWORK_POLICIES = ObjectKind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+POD_GROUPS = ObjectKind("scheduling.x-k8s.io/v1alpha1", "PodGroup", "podgroups")
 _CORE = {
     SERVICES: "service", CONFIG_MAPS: "config_map", SECRETS: "secret", PODS: "pod",
     EVENTS: "event",

@@ -13,6 +13,7 @@ from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import pods
 from relight.schedulers.kubernetes.job import IndexedJob
 from relight.schedulers.kubernetes.kind import (
+    Maker,
     Verdict,
     by_conditions,
     least,
@@ -28,6 +29,8 @@ RUNTIME = "torch-distributed"
 """The runtime for PyTorch that comes with Kubeflow Trainer."""
 _STEP = "node"
 """The name of the replicated job of the runtime, and of its container."""
+_OF_RUNTIME = ("priority_class", "image_pull_policy", "pods", "timeout", "scheduler", "gang")
+"""Options that it can't say."""
 _FORWARDED = (
     "serviceAccountName", "nodeSelector", "affinity", "tolerations", "imagePullSecrets",
     "securityContext", "terminationGracePeriodSeconds", "volumes",
@@ -60,7 +63,7 @@ class TrainJob:
                 f"{role.name}: a TrainJob has a fixed number of pods, and succeeds when all have",
                 hint="-cfg kind=job for an elastic job",
             )
-        for name in ("priority_class", "image_pull_policy", "pods", "timeout"):
+        for name in _OF_RUNTIME:
             if cfg.get(name):
                 raise UsageError(
                     f"-cfg {name}: a TrainJob can't say it, its runtime does",
@@ -73,20 +76,15 @@ class TrainJob:
                 hint="--max_retries=0, or -cfg kind=jobset",
             )
 
-    def specs(
-        self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace
-    ) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
+    def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
         """Yield one TrainJob."""
         role = only_role(self, app)
         template = pods.template(app, role, cfg, place)
         pod = template["spec"]
         main = pod["containers"][0]
         patched = {name: pod[name] for name in _FORWARDED if name in pod}
-        container = {
-            "name": _STEP,
-            "volumeMounts": main["volumeMounts"],
-            "securityContext": main["securityContext"],
-        }
+        its = {name: main[name] for name in ("volumeMounts", "securityContext") if name in main}
+        container = {"name": _STEP, **its}
         labelled = {"metadata": {"labels": role_label(role)}}
         step = {
             "name": _STEP,
@@ -101,7 +99,7 @@ class TrainJob:
             },
         }
         runtime = {"name": cfg.get("runtime") or RUNTIME}
-        yield (
+        yield Maker(
             place.name,
             role_label(role) | queue_label(cfg),
             {

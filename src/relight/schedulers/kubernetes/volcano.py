@@ -1,20 +1,34 @@
 """A Job of Volcano, as TorchX makes it: its pods are scheduled together, in a queue of Volcano.
 
 Unlike that of TorchX it has one task for each role, not for each replica: the object stays small.
-Source: the API batch.volcano.sh/v1alpha1 of Volcano 1.16.
+Source: the API batch.volcano.sh/v1alpha1 of Volcano 1.16, and its controller,
+pkg/controllers/job, for its behaviour.
 """
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from relight.base.errors import EXIT_PREEMPTED
+from relight.job import launcher_file
 from relight.job.app import AppDef, AppState, Role
 from relight.schedulers.kubernetes import pods
-from relight.schedulers.kubernetes.kind import Verdict, least
+from relight.schedulers.kubernetes.kind import Maker, Verdict, least, time_to_live
 from relight.schedulers.kubernetes.names import label_name
 from relight.schedulers.kubernetes.pods import MeetingPlace
 from relight.schedulers.kubernetes.store import Object, ObjectKind
 
+_ENDED_FROM_OUTSIDE = (EXIT_PREEMPTED, 143)
+"""Exit codes of an agent in an evicted pod: SIGTERM, with and without a saved checkpoint."""
+_RESTARTS = 1000
+"""Limit of evictions for a job without retries: Volcano can't express "unlimited"."""
+_PLUGINS = {
+    "env": [],
+    # Host names and the Service by which pods find each other: unlike the Job controller of
+    # Kubernetes, Volcano gives a pod no host name without it (OnPodCreate in plugins/svc). A
+    # NetworkPolicy is an option for all kinds (`-cfg network_policy`).
+    "svc": ["--publish-not-ready-addresses", "--disable-network-policy"],
+}
 INDEX = "volcano.sh/task-index"
 """The label of a pod with its number in the task."""
 _PHASES = {
@@ -28,7 +42,7 @@ _PHASES = {
 class Volcano:
     """`-cfg kind=volcano`."""
 
-    name = "volcano"
+    name = pods.VOLCANO
     resource = ObjectKind("batch.volcano.sh/v1alpha1", "Job", "jobs")
     index = f"metadata.labels['{INDEX}']"
     label = INDEX
@@ -36,7 +50,7 @@ class Volcano:
         {"RELIGHT_REQUEUES": "metadata.annotations['volcano.sh/job-retry-count']"}
     )
     container = "main"
-    has_service = True
+    has_service = False  # that of the plug-in svc
 
     def stem(self, name: str, role: Role, _is_only: bool, /) -> str:
         """Return what Volcano puts before the number of a pod."""
@@ -45,31 +59,29 @@ class Volcano:
     def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         """Accept every app."""
 
-    def specs(
-        self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace
-    ) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
+    def specs(self, app: AppDef, cfg: Mapping[str, Any], place: MeetingPlace) -> Iterator[Maker]:
         """Yield one Job of Volcano.
 
-        A pod that is preempted or whose node is lost is made again by Volcano itself. An error of
-        the user's program ends the Job, or restarts all of it up to `max_retries` times.
+        Volcano fails a Job on its restart number maxRetry (restartingUpdateStatus): with TorchX's
+        maxRetry = max_retries, the last retry never runs.
         """
         retries = min((role.max_retries for role in app.roles), default=0)
         needed = sum(map(least, app.roles))
-        failed = "RestartJob" if retries > 0 else "TerminateJob"
         spec: dict[str, Any] = {
-            "schedulerName": "volcano",
+            "schedulerName": cfg.get("scheduler") or pods.VOLCANO,
             "queue": cfg.get("queue") or "default",
             "minAvailable": needed,
-            "maxRetry": max(0, retries),
-            "plugins": {"env": []},
-            "policies": [{"event": "PodFailed", "action": failed}],
+            "maxRetry": retries + 1 if retries > 0 else _RESTARTS,
+            "plugins": _PLUGINS,
+            "policies": _policies(app, retries),
             "tasks": [_task(app, role, cfg, place) for role in app.roles],
+            **time_to_live(cfg),
         }
         if needed < sum(role.num_replicas for role in app.roles):
             spec["minSuccess"] = needed
         if cfg.get("priority_class"):
             spec["priorityClassName"] = cfg["priority_class"]
-        yield place.name, {}, spec
+        yield Maker(place.name, {}, spec)
 
     def roles(self, each: Object) -> dict[str, int]:
         """Return the roles of a Job."""
@@ -91,10 +103,30 @@ class Volcano:
         return "status", [{"op": "add", "path": "/status", "value": {"state": aborted}}]
 
 
+def _policies(app: AppDef, retries: int) -> list[dict[str, Any]]:
+    """Return the lifecycle policies; the first match wins (applyPolicies).
+
+    An error of the user's program ends the Job, or restarts it as a whole. An evicted pod is
+    recreated alone, and the other agents wait for it. Since Kubernetes 1.27 the kubelet reports it
+    as failed before it is deleted, so the exit code selects RestartPod; a pod that is deleted
+    without a report gets the default action, SyncJob, which doesn't count as a retry. Other
+    launchers can't readmit a pod: with retries, an eviction restarts the Job, as in TorchX.
+    """
+    restart = {"action": "RestartJob"}
+    if retries > 0 and not all(map(launcher_file.starts_relight, app.roles)):
+        return [{"event": event, **restart} for event in ("PodEvicted", "PodFailed")]
+    again = [{"exitCode": code, "action": "RestartPod"} for code in _ENDED_FROM_OUTSIDE]
+    failed = restart if retries > 0 else {"action": "TerminateJob"}
+    return [*again, {"event": "PodFailed", **failed}]
+
+
 def _task(app: AppDef, role: Role, cfg: Mapping[str, Any], place: MeetingPlace) -> dict[str, Any]:
+    template = pods.template(app, role, cfg, place)
+    if seconds := pods.limit_s(cfg):  # of each pod: a Job of Volcano has no time limit
+        template["spec"].setdefault("activeDeadlineSeconds", seconds)
     return {
         "name": label_name(role.name),
         "replicas": role.num_replicas,
         "minAvailable": least(role),
-        "template": pods.template(app, role, cfg, place),
+        "template": template,
     }

@@ -1,0 +1,45 @@
+"""Timeouts in a role's `relight run` command, found in its text and its variables.
+
+Schedulers don't import the launcher, so its defaults are repeated here (flags/spec.py,
+rendezvous/conf.py).
+"""
+
+import math
+import re
+
+from relight.job.app import Role
+
+_SHUTDOWN_S, _CHECKPOINT_S, _JOIN_S = 30.0, 120.0, 600.0
+_MARGIN_S = 10
+"""Time for the agent after its workers have ended."""
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_SHUTDOWN = re.compile(rf"--shutdown[-_]timeout[= ]['\"]?{_NUMBER}")
+_CHECKPOINT = re.compile(rf"\bcheckpoint_timeout={_NUMBER}")
+_JOIN = re.compile(rf"\bjoin_timeout={_NUMBER}")
+
+
+def grace_s(role: Role) -> int:
+    """Return the grace period of a pod, in which workers save a checkpoint."""
+    text = _text(role)
+    shutdown = _found(_SHUTDOWN, text, _number(role.env.get("PET_SHUTDOWN_TIMEOUT"), _SHUTDOWN_S))
+    waits = "at-checkpoint" in text or _CHECKPOINT.search(text)
+    checkpoint = _found(_CHECKPOINT, text, _CHECKPOINT_S) if waits else 0.0
+    return math.ceil(max(shutdown, checkpoint)) + _MARGIN_S
+
+
+def join_timeout_s(role: Role) -> float:
+    """Return how long agents wait for a missing node."""
+    return _found(_JOIN, _text(role), _JOIN_S)
+
+
+def _text(role: Role) -> str:
+    return " ".join((*role.args, role.env.get("PET_RDZV_CONF", "")))
+
+
+def _found(pattern: re.Pattern[str], text: str, default: float) -> float:
+    match = pattern.search(text)
+    return float(match[1]) if match else default
+
+
+def _number(text: str | None, default: float) -> float:
+    return float(text) if text and re.fullmatch(_NUMBER, text) else default

@@ -1,0 +1,338 @@
+"""What manifests need on a real cluster, beyond what schemas say; each with its source."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from relight.base.errors import UsageError
+from relight.flags.spec import DEFAULT_GRACE_S
+from relight.job import launcher_file
+from relight.job.app import AppDef, BindMount, DeviceMount, Role
+from relight.job.components import dist
+from relight.rendezvous.conf import Conf
+from relight.schedulers.kubernetes import request, run_times
+from relight.schedulers.kubernetes import scheduler as kubernetes
+
+pytestmark = pytest.mark.needs_kubernetes
+every_kind = pytest.mark.parametrize("kind", ["job", "jobset", "volcano", "trainjob"])
+own_pods = pytest.mark.parametrize("kind", ["job", "jobset", "volcano"])
+ANNOTATIONS_LIMIT = 256 << 10
+"""Of all annotations of an object together: TotalAnnotationSizeLimitB in apimachinery's
+pkg/api/validation/objectmeta.go.
+"""
+
+
+def ddp(**options: Any) -> AppDef:
+    return dist.ddp(**{"script": "train.py", "image": "img:1", "j": "2x8", **options})
+
+
+def made(app: AppDef | None = None, **cfg: Any) -> list[dict[str, Any]]:
+    return request.objects(app or ddp(), cfg, "train-x7abc", "ns", "secret")[1]
+
+
+def maker(app: AppDef | None = None, **cfg: Any) -> dict[str, Any]:
+    return made(app, **cfg)[-1]
+
+
+def pod(app: AppDef | None = None, **cfg: Any) -> dict[str, Any]:
+    """The pod of the first role."""
+    spec = maker(app, **cfg)["spec"]
+    if "replicatedJobs" in spec:
+        spec = spec["replicatedJobs"][0]["template"]["spec"]
+    elif "runtimePatches" in spec:
+        (patch,) = spec["runtimePatches"]
+        (step,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        spec = step["template"]["spec"]
+    elif "tasks" in spec:
+        spec = spec["tasks"][0]
+    found: dict[str, Any] = spec["template"]["spec"]
+    return found
+
+
+def main_role(**parts: Any) -> AppDef:
+    return AppDef("job", [Role("main", "img", entrypoint="true", **parts)])
+
+
+# Volcano
+
+
+def test_volcano_gives_pods_host_names_and_their_service() -> None:
+    """Volcano sets no `spec.hostname` without the plug-in svc, and a Service names only pods that
+    have one: OnPodCreate in pkg/controllers/job/plugins/svc/svc.go.
+    """
+    spec = maker(kind="volcano")["spec"]
+    assert "--publish-not-ready-addresses" in spec["plugins"]["svc"]
+    assert "Service" not in [each["kind"] for each in made(kind="volcano")]  # the plug-in's
+    hosts = str(spec["tasks"][0]["template"]["spec"]["containers"][0]["env"])
+    name = "train-x7abc-train-0"  # PodNameFmt in pkg/controllers/job/helpers: job, task, index
+    assert f"{name}.train-x7abc" in hosts
+    assert spec["tasks"][0]["template"]["spec"]["subdomain"] == "train-x7abc"
+
+
+def test_volcano_makes_pod_again_that_was_taken_away() -> None:
+    """The kubelet reports a deleted pod as failed first, and the first policy that fits counts:
+    applyPolicies in pkg/controllers/job/job_controller_util.go.
+    """
+    *again, fails = maker(kind="volcano")["spec"]["policies"]
+    assert again == [{"exitCode": code, "action": "RestartPod"} for code in (75, 143)]
+    assert fails == {"event": "PodFailed", "action": "TerminateJob"}
+
+
+def test_volcano_restarts_all_pods_of_other_launchers_with_an_evicted_one() -> None:
+    """As in TorchX (RETRY_POLICIES): torchrun can't take a pod in again after its restarts."""
+    events = {"PodEvicted": "RestartJob", "PodFailed": "RestartJob"}
+    app = main_role(args=["torchrun train.py"], num_replicas=2, max_retries=3)
+    policies = maker(app, kind="volcano")["spec"]["policies"]
+    assert {each["event"]: each["action"] for each in policies} == events
+
+
+@pytest.mark.parametrize(("max_retries", "restarts"), [(1, 1), (3, 3)])
+def test_volcano_restarts_as_often_as_said(max_retries: int, restarts: int) -> None:
+    """A Job that was restarted maxRetry times has failed: restartingUpdateStatus in
+    pkg/controllers/job/state/restarting.go.
+    """
+    spec = maker(ddp(max_retries=max_retries), kind="volcano")["spec"]
+    assert spec["policies"][-1]["action"] == "RestartJob"
+    assert spec["maxRetry"] - 1 == restarts
+
+
+def test_volcano_webhook_does_not_change_retries_without_retries() -> None:
+    """It makes 3 of 0: patchDefaultMaxRetry in pkg/webhooks/admission/jobs/mutate."""
+    assert maker(kind="volcano")["spec"]["maxRetry"] > 0
+
+
+# The launcher
+
+
+def test_jobs_of_a_namespace_share_one_launcher() -> None:
+    first, second = (request.objects(ddp(), {}, name, "ns", "secret")[1] for name in ("a-1", "b-2"))
+    (launcher,) = (each for each in first if each["kind"] == "ConfigMap")
+    assert launcher in second
+    assert launcher["immutable"] is True
+    assert launcher["metadata"]["name"] == f"relight-launcher-{launcher_file.digest()}"
+    assert "relight/app-id" not in launcher["metadata"]["labels"]  # it stays when the job goes
+    for objects in (first, second):
+        (volume,) = (
+            each
+            for each in objects[-1]["spec"]["template"]["spec"]["volumes"]
+            if "configMap" in each
+        )
+        assert volume["configMap"]["name"] == launcher["metadata"]["name"]
+
+
+@every_kind
+def test_kubectl_apply_keeps_all_but_the_launcher_in_an_annotation(kind: str) -> None:
+    """`kubectl apply` stores what it applied in an annotation, except with --server-side."""
+    for each in made(kind=kind):
+        if each["kind"] != "ConfigMap":
+            assert len(json.dumps(each)) < ANNOTATIONS_LIMIT
+
+
+def test_dry_run_says_how_to_apply_the_launcher() -> None:
+    with_launcher = kubernetes.make().render(ddp(), {"namespace": "ns"}, "train-x7abc").text
+    assert with_launcher.startswith("# for kubectl apply --server-side -f -: ")
+    app = launcher_file.with_bundled_launcher(ddp(), "installed")
+    assert not kubernetes.make().render(app, {"namespace": "ns"}, "train-x7abc").text.count("#")
+
+
+# Rights
+
+
+@own_pods
+def test_container_has_rights_of_container_runtime(kind: str) -> None:
+    """As in TorchX: without CAP_DAC_OVERRIDE, root can't write to a volume of another user."""
+    found = pod(kind=kind)
+    assert "securityContext" not in found
+    assert "securityContext" not in found["containers"][0]
+
+
+@own_pods
+def test_capabilities_are_added(kind: str) -> None:
+    (main,) = pod(kind=kind, capabilities=["IPC_LOCK", "cap_sys_ptrace"])["containers"]
+    assert main["securityContext"] == {"capabilities": {"add": ["IPC_LOCK", "SYS_PTRACE"]}}
+
+
+@every_kind
+def test_pods_get_no_token_of_the_api_server(kind: str) -> None:
+    """Unless the user names a service account, which then says so."""
+    if kind == "trainjob":  # its runtime says it
+        assert "automountServiceAccountToken" not in pod(kind=kind)
+        return
+    assert pod(kind=kind)["automountServiceAccountToken"] is False
+    assert "automountServiceAccountToken" not in pod(kind=kind, service_account="sa")
+
+
+@pytest.mark.parametrize(
+    ("app", "cfg", "said"),
+    [
+        (main_role(), {"privileged": True}, "no privileged containers"),
+        (main_role(mounts=[DeviceMount("/dev/a", "/dev/a")]), {}, "no privileged containers"),
+        (main_role(mounts=[BindMount("/a", "/a")]), {}, "no directories of the node"),
+        (main_role(), {"user": 0}, r"no root \(user=0\)"),
+        (main_role(), {"capabilities": ["IPC_LOCK"]}, r"NET_BIND_SERVICE \(IPC_LOCK\)"),
+    ],
+)
+def test_restricted_profile_refuses_what_it_forbids(
+    app: AppDef, cfg: dict[str, Any], said: str
+) -> None:
+    made(app, **cfg)
+    with pytest.raises(UsageError, match=said):
+        made(app, restricted=True, **cfg)
+
+
+def test_invalid_capability_is_rejected() -> None:
+    with pytest.raises(UsageError, match="IPC LOCK is no capability"):
+        made(capabilities=["ipc lock"])
+
+
+@every_kind
+def test_network_policy_admits_only_pods_of_the_job(kind: str) -> None:
+    (found,) = (x for x in made(kind=kind, network_policy=True) if x["kind"] == "NetworkPolicy")
+    of_job = {"podSelector": {"matchLabels": {"relight/app-id": "train-x7abc"}}}
+    assert found["spec"] == {
+        **of_job, "policyTypes": ["Ingress"], "ingress": [{"from": [of_job]}],
+    }  # fmt: skip
+    assert "NetworkPolicy" not in [each["kind"] for each in made(kind=kind)]
+
+
+def test_network_policy_validates_against_schema() -> None:
+    import kubernetes_validate
+
+    for each in made(network_policy=True, exclude=["n1"], capabilities=["IPC_LOCK"]):
+        kubernetes_validate.validate(each, "1.33", strict=True)
+
+
+# The end of a job, and failed pods
+
+
+def test_elastic_job_may_lose_pods_for_good_down_to_its_minimum() -> None:
+    """The Job fails when more indexes have failed: maxFailedIndexes of JobSpec, batch/v1."""
+    assert maker(ddp(j="2:5x8"))["spec"]["maxFailedIndexes"] == 3
+    assert maker(ddp(j="5x8"))["spec"]["maxFailedIndexes"] == 0
+
+
+def test_time_limit_bounds_the_whole_job() -> None:
+    """That of a pod begins again when the pod is made again after exit code 75."""
+    for kind in ("job", "jobset"):
+        assert "activeDeadlineSeconds" not in pod(kind=kind, timeout=60)
+    assert maker(timeout=60)["spec"]["activeDeadlineSeconds"] == 3600
+    (job,) = maker(timeout=60, kind="jobset")["spec"]["replicatedJobs"]
+    assert job["template"]["spec"]["activeDeadlineSeconds"] == 3600
+    assert pod(timeout=60, kind="volcano")["activeDeadlineSeconds"] == 3600  # it has no other
+
+
+def test_several_jobs_own_the_rest_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first may end and be removed while others run: an object goes with the last of its
+    owners, attemptToDeleteItem in pkg/controller/garbagecollector.
+    """
+    patched: dict[str, list[str]] = {}
+
+    def patch(_client: Any, _kind: Any, each: Any, change: Any) -> None:
+        names = [owner["name"] for owner in change[0]["value"]]
+        patched[f"{each['kind']} {each['metadata']['name']}"] = names
+
+    monkeypatch.setattr(kubernetes.store, "patch", patch)
+    role = ddp().roles[0]
+    objects = made(AppDef("job", [replace(role, name=name) for name in ("a", "b")]))
+    for number, each in enumerate(objects):
+        each["metadata"]["uid"] = str(number)
+    kubernetes._adopt(None, objects)
+    jobs = ["train-x7abc-a", "train-x7abc-b"]
+    assert patched == {"Service train-x7abc": jobs, "Secret train-x7abc-token": jobs}
+
+
+@own_pods
+def test_ended_job_is_removed_after_a_while(kind: str) -> None:
+    scheduler = kubernetes.make()
+    week = next(each.default for each in scheduler.options if each.name == "ttl")
+    assert week == 7 * 24 * 3600
+    assert maker(kind=kind, ttl=week)["spec"]["ttlSecondsAfterFinished"] == week
+    assert "ttlSecondsAfterFinished" not in maker(kind=kind, ttl=-1)["spec"]
+
+
+@pytest.mark.parametrize(
+    ("app", "seconds"),
+    [
+        (ddp(), 40),
+        (ddp(env={"PET_SHUTDOWN_TIMEOUT": "300"}), 310),
+        (main_role(args=["relight run --shutdown-timeout=90.5 a.py"]), 101),
+        (ddp(rdzv_conf="checkpoint_timeout=600"), 610),
+        (main_role(args=["relight run --membership-change=at-checkpoint a.py"]), 130),
+    ],
+)
+def test_pod_gets_the_time_that_workers_have_to_save(app: AppDef, seconds: int) -> None:
+    assert pod(app)["terminationGracePeriodSeconds"] == seconds
+
+
+def test_assumed_times_are_defaults_of_relight_run() -> None:
+    role = main_role().roles[0]
+    at_checkpoint = main_role(args=["--membership-change=at-checkpoint"]).roles[0]
+    assert run_times.join_timeout_s(role) == Conf().join_timeout
+    assert run_times.grace_s(role) > DEFAULT_GRACE_S
+    assert run_times.grace_s(at_checkpoint) > Conf().checkpoint_timeout
+
+
+@every_kind
+def test_pod_leaves_lost_node_while_the_others_wait_for_it(kind: str) -> None:
+    """Kubernetes leaves it there for 300 s: plugin/pkg/admission/defaulttolerationseconds."""
+    assert "tolerations" not in pod(kind=kind)
+    for each in pod(ddp(rdzv_conf="join_timeout=120"), kind=kind)["tolerations"]:
+        assert (each["effect"], each["tolerationSeconds"]) == ("NoExecute", 60)
+
+
+def test_toleration_of_user_is_kept() -> None:
+    lost = "node.kubernetes.io/unreachable"
+    found = pod(ddp(rdzv_conf="join_timeout=120"), tolerations=[f"{lost}:NoExecute"])
+    keys = [each["key"] for each in found["tolerations"]]
+    assert keys == [lost, "node.kubernetes.io/not-ready"]
+    assert "tolerationSeconds" not in found["tolerations"][0]
+
+
+# Where pods run
+
+
+@every_kind
+def test_excluded_nodes_get_no_pod(kind: str) -> None:
+    """By the name that `relight status` shows, not by a label; a field takes one value:
+    validateNodeFieldSelectorRequirement in pkg/apis/core/validation.
+    """
+    affinity = pod(kind=kind, exclude=["n1", "n2"], topology="zone")["affinity"]
+    assert "podAffinity" in affinity
+    required = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = required["nodeSelectorTerms"]
+    assert term["matchFields"] == [
+        {"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in ("n1", "n2")
+    ]
+
+
+@pytest.mark.parametrize(("j", "members"), [("4x8", 4), ("2:4x8", 2)])
+def test_coscheduling_starts_pods_together(j: str, members: int) -> None:
+    *_, group, job = made(ddp(j=j), gang=True, scheduler="coscheduler")
+    assert (group["apiVersion"], group["kind"]) == ("scheduling.x-k8s.io/v1alpha1", "PodGroup")
+    assert group["spec"] == {"minMember": members}
+    template = job["spec"]["template"]
+    assert template["spec"]["schedulerName"] == "coscheduler"
+    label = template["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"]
+    assert label == group["metadata"]["name"]
+
+
+def test_volcano_scheduler_starts_pods_of_plain_job_together() -> None:
+    """It makes the group from an annotation of the Job: getMinMemberFromUpperRes in
+    pkg/controllers/podgroup.
+    """
+    key, cfg = "scheduling.volcano.sh/group-min-member", {"gang": True, "scheduler": "volcano"}
+    job = maker(ddp(j="2:4x8"), **cfg)
+    assert job["metadata"]["annotations"] == {key: "2"}
+    assert job["spec"]["template"]["spec"]["schedulerName"] == "volcano"
+    (job,) = maker(ddp(j="2:4x8"), **cfg, kind="jobset")["spec"]["replicatedJobs"]
+    assert job["template"]["metadata"]["annotations"] == {key: "2"}
+    assert "PodGroup" not in [each["kind"] for each in made(**cfg)]
+    assert "PodGroup" not in [each["kind"] for each in made(gang=True, kind="volcano")]
+
+
+def test_trainjob_refuses_what_its_runtime_says() -> None:
+    for cfg in ({"gang": True}, {"scheduler": "volcano"}):
+        with pytest.raises(UsageError, match="a TrainJob can't say it"):
+            made(kind="trainjob", **cfg)
