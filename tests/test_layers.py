@@ -16,7 +16,7 @@ ROOMS = (
     "base", "flags", "events", "core", "host", "processes", "output", "net", "rendezvous",
     "stacks", "health", "warm", "preload", "worker", "agent",
     "job", "sandbox", "schedulers", "runner", "tracker", "inspect", "doctor", "cli", "__main__",
-    "api", "torch_launcher", "pytest_plugin",
+    "api", "torch_launcher", "pytest_plugin", "shim",
 )  # fmt: skip
 LAUNCHER = ROOMS[: ROOMS.index("agent") + 1]
 """What `relight run` needs. It stands alone."""

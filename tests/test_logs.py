@@ -3,6 +3,7 @@
 import collections
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -121,12 +122,20 @@ def test_each_attempt_has_own_directory(launch: Launch, tmp_path: Path, script: 
         ("[${role_name} ${rank}/${local_rank}] ", "[trainer 1/1] "),
         ("$$ ${unknown} é|", "$ ${unknown} é|"),
         ("", "[trainer1]:"),
+        ("${hostname}:${rank}: ", f"{socket.gethostname()}:1: "),
     ],
 )
 def test_prefix_template_replaces_tee_prefix(launch: Launch, template: str, prefix: str) -> None:
     output = say(launch, "-t1", "--role=trainer", "--log-dir=logs",
                  TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=template)  # fmt: skip
     assert f"{prefix}out 1" in output.stdout
+
+
+def test_prefix_flag_goes_before_variable(launch: Launch) -> None:
+    """As in torch 2.14, which has the flag."""
+    output = say(launch, "-t1", "--log-dir=logs", "--log_line_prefix_template", "<${rank}> ",
+                 TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="variable")  # fmt: skip
+    assert "<1> out 1" in output.stdout
 
 
 def test_filtered_lines_share_one_file_across_ranks(

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from numbers import Real
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from relight.api import function_results
@@ -90,7 +90,8 @@ class DefaultLogsSpecs:
 
 @dataclass
 class LaunchConfig:
-    """The settings of a launch: the fields of torch's class of this name, with its defaults.
+    """The settings of a launch: the fields of torch's class of this name, with its defaults;
+    torch has `exit_barrier_timeout` after 2.14.
 
     `start_method`, `monitor_interval` and `metrics_cfg` have no effect here.
 
@@ -122,6 +123,7 @@ class LaunchConfig:
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
     shutdown_timeout: int | None = None
+    exit_barrier_timeout: float | None = None
 
     def __post_init__(self) -> None:
         _check_type("rdzv_configs", self.rdzv_configs)
@@ -130,13 +132,16 @@ class LaunchConfig:
         self.rdzv_configs.setdefault("timeout", _TIMEOUT_S)
         if self.logs_specs is None:
             self.logs_specs = DefaultLogsSpecs()
+        env = environment.read()
         if self.shutdown_timeout is None:
-            text = environment.read().get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
-            self.shutdown_timeout = int(text)
-        elif not isinstance(self.shutdown_timeout, Real) or self.shutdown_timeout < 0:
-            raise ValueError(
-                f"shutdown_timeout={self.shutdown_timeout!r}: expected 0 or more seconds"
-            )
+            self.shutdown_timeout = int(env.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
+        if self.exit_barrier_timeout is None:
+            text = env.get("TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT", "300")
+            self.exit_barrier_timeout = float(text)
+        for name in ("shutdown_timeout", "exit_barrier_timeout"):
+            value = getattr(self, name)
+            if not isinstance(value, Real) or value < 0:
+                raise ValueError(f"{name}={value!r}: expected 0 or more seconds")
 
 
 @dataclass
@@ -313,6 +318,8 @@ def _spec(config: Any, script: str, args: Sequence[str], *flags: str) -> RunSpec
     conf = {name: str(value) for name, value in config.rdzv_configs.items()}
     if not any(key.name == "timeout" and config.rdzv_backend in key.backends for key in KEYS):
         conf.pop("timeout", None)  # torch passes it to all backends
+    if (barrier_s := getattr(config, "exit_barrier_timeout", None)) is not None:
+        conf.setdefault("exit_barrier_timeout", str(barrier_s))
     own = {
         "role": config.role,
         "rdzv-conf": ",".join(f"{name}={value}" for name, value in conf.items()),
@@ -321,6 +328,7 @@ def _spec(config: Any, script: str, args: Sequence[str], *flags: str) -> RunSpec
         "shutdown-timeout": config.shutdown_timeout,
         "duplicate-stdout-filters": ",".join(config.duplicate_stdout_filters or ()),
         "duplicate-stderr-filters": ",".join(config.duplicate_stderr_filters or ()),
+        "log-line-prefix-template": config.log_line_prefix_template,
         "numa-binding": _numa(config.numa_options),
         **_logs(config.logs_specs),
     }
@@ -329,8 +337,6 @@ def _spec(config: Any, script: str, args: Sequence[str], *flags: str) -> RunSpec
     words = [f"--{name}={value}" for name, value in own.items() if value not in (None, "")]
     variables = environment.read().variables
     theirs = {name: text for name, text in variables.items() if name.startswith("TORCHELASTIC_")}
-    if config.log_line_prefix_template is not None:
-        theirs["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = config.log_line_prefix_template
     return RunSpec(
         script,
         args,
@@ -519,9 +525,14 @@ def replace_torchs() -> None:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
             raise UsageError(f"{name} can't be imported: {error}") from None
-        for own in (elastic_launch, launch_agent):
-            if hasattr(module, own.__name__):
-                setattr(module, own.__name__, own)
+        replace_in(module)
+
+
+def replace_in(module: ModuleType) -> None:
+    """Put `elastic_launch` and `launch_agent` into one module of torch that has them."""
+    for own in (elastic_launch, launch_agent):
+        if hasattr(module, own.__name__):
+            setattr(module, own.__name__, own)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -46,19 +46,23 @@ def test_events_without_log_files_come_from_agent(
                   cwd=path.parent, variables=variables)  # fmt: skip
     jobs = JobDirectory(variables)
     wait_for(lambda: any(job.restart == 1 and job.ranks for job in jobs.running()))
-    found = relight("events", "train")
+    found = relight("events", "--json", "train")
     assert names(found.stdout)[:6] == [
         "StateChanged", "Formed", "WorkerStarted", "WorkerStarted", "StateChanged", "WorkerExited",
     ]  # fmt: skip
-    assert names(relight("events", "train", "--name", "Restarting").stdout) == ["Restarting"]
-    of_rank = names(relight("events", "train", "--rank", "1").stdout)
+    assert names(relight("events", "--json", "train", "--name", "Restarting").stdout) == [
+        "Restarting"
+    ]
+    in_words = relight("events", "train", "--name", "Restarting").stdout
+    assert " Restarting       restart 1 of 1: rank " in in_words
+    of_rank = names(relight("events", "--json", "train", "--rank", "1").stdout)
     assert of_rank == ["WorkerStarted", "WorkerExited", "FailureNoticed", "WorkerStarted"]
-    assert relight("events", "train", "--since", "1h").stdout == found.stdout
+    assert relight("events", "--json", "train", "--since", "1h").stdout == found.stdout
     words = ("logs", "train", "--rank", "0", "--grep", "attempt 1")
     wait_for(lambda: relight(*words).stdout == "attempt 1 of rank 0\n")
     refused = relight("logs", "train", "--rank", "7")
     assert (refused.returncode, "no rank 7 on this machine" in refused.stderr) == (2, True)
-    follower = start("events", "-f", "train", variables=variables)
+    follower = start("events", "-f", "--json", "train", variables=variables)
     first = follower.stdout.readline()
     assert names(first) == ["StateChanged"]
     (path.parent / "go").touch()
@@ -100,7 +104,7 @@ def test_events_and_logs_of_one_rank_of_submitted_job(
     for rank in (0, 3):
         found = relight("logs", handle, "--rank", str(rank))
         assert found.stdout == f"a word of rank {rank}\n"
-    lines = [json.loads(line) for line in relight("events", handle).stdout.splitlines()]
+    lines = [json.loads(line) for line in relight("events", "--json", handle).stdout.splitlines()]
     assert {line["rank"] for line in lines if line["event"] == "WorkerStarted"} == {0, 1, 2, 3}
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
     ranks = {node: {line["rank"] for line in lines if line["node"] == node and "rank" in line}

@@ -230,6 +230,25 @@ def test_list_shows_running_and_ended_jobs_newest_first(
     relight("delete", running)
 
 
+def test_list_hides_older_jobs_that_ended(relight: Command, ended: Ended, tmp_path: Path) -> None:
+    handle = ended("utils.echo")["handle"]
+    assert relight("status", handle).returncode == 0  # the command that asks records how it ended
+    jobs = tmp_path / "state" / "jobs"
+    (folder,) = jobs.iterdir()
+    text = (folder / "job.json").read_text()
+    for number in range(11):
+        (jobs / f"echo-old{number}").mkdir()
+        (jobs / f"echo-old{number}" / "job.json").write_text(
+            text.replace(folder.name, f"echo-old{number}")
+        )
+    found = relight("list")
+    assert len(found.stdout.splitlines()) == 1 + 10
+    assert found.stderr == "relight: 2 older jobs that ended: relight list --all\n"
+    every = relight("list", "--all")
+    assert (len(every.stdout.splitlines()), every.stderr) == (1 + 12, "")
+    assert len(json.loads(relight("list", "--json").stdout)) == 12
+
+
 def test_job_forgotten_by_scheduler_is_still_listed(
     relight: Command, ended: Ended, tmp_path: Path
 ) -> None:

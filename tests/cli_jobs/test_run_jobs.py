@@ -96,13 +96,56 @@ def test_job_found_by_name_with_its_activity(
         assert f"{path} --lr 0.1 --token <hidden>: running for " in text
         assert "generation 1: rank 1 raised ValueError: bad batch at" in text
         assert "restarted 1 time" in text
-    assert any("step " in line and "default/1" in line for line in text.splitlines())
+    assert any("step " in line and "rank 1" in line for line in text.splitlines())
     found = json.loads(relight("status", "--json", "train").stdout)
     assert (found["scheduler"], found["state"], found["num_restarts"]) == ("run", "RUNNING", 1)
     assert "rank" in relight("stacks", "train").stdout
     output = relight("logs", "train/default/1").stdout
     assert "step 1 of rank 1" in output
     assert "rank 0" not in output
+
+
+REPORTS = """\
+import time
+from relight.worker import report
+report(loss=0.5, lr=1e-3)
+report(loss=0.3125, bad=float("nan"))
+open("up", "w").close()
+time.sleep(600)
+"""
+
+
+def test_reported_numbers_are_shown(
+    start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str]
+) -> None:
+    path = script(REPORTS)
+    start("run", "--name=mine", path, cwd=path.parent, variables=variables)
+    until((path.parent / "up").exists)
+    until(lambda: relight("status", "mine").returncode == 0)
+    (role,) = json.loads(relight("status", "--json", "mine").stdout)["roles"]
+    reported = {"loss": 0.3125, "lr": 0.001, "bad": None}
+    assert role["replicas"][0]["use"]["reported"] == reported
+    assert " loss=0.3125 lr=0.001 bad=nan" in relight("top", "--once", "mine").stdout
+
+
+SAVES = """\
+import time
+from relight.worker import should_checkpoint
+open("up", "w").close()
+while not should_checkpoint():
+    time.sleep(0.02)
+"""
+
+
+def test_cancelled_job_that_saved_is_cancelled(
+    start: Start, relight: Command, script: Callable[[str], Path], variables: dict[str, str]
+) -> None:
+    path = script(SAVES)
+    agent = start("run", path, cwd=path.parent, variables=variables)
+    until((path.parent / "up").exists)
+    until(lambda: relight("status", str(agent.pid)).returncode == 0)
+    assert relight("cancel", str(agent.pid)).stderr.endswith(" CANCELLED\n")
+    assert agent.wait(LIMIT_S) == 75
 
 
 def test_cancel_stops_job_and_keeps_its_end(
@@ -133,7 +176,7 @@ def test_wait_exits_with_job_exit_code(
     (path.parent / "go").touch()
     assert relight("wait", "train").returncode == 7
     assert agent.wait(LIMIT_S) == 7
-    states = [line.split()[1] for line in relight("status", "train").stdout.splitlines()[-2:]]
+    states = [line.split()[2] for line in relight("status", "train").stdout.splitlines()[-2:]]
     assert states == ["CANCELLED", "FAILED"]
 
 

@@ -108,7 +108,7 @@ def test_empty_columns_are_omitted() -> None:
     rows = SampleHistory().rows([job(replica(0, line="hello"))])
     assert top_rows.table(rows) == (
         ["REPLICA", "HOST", "STATE", "LAST LINE"],
-        [["default/0", "a", "RUNNING", "hello"]],
+        [["rank 0", "a", "RUNNING", "hello"]],
     )
 
 
@@ -119,7 +119,7 @@ def test_job_without_ranks_has_one_line_others_one_per_rank() -> None:
     assert top_rows.table(rows) == (
         ["JOB", "REPLICA", "HOST", "STATE", "STEP", "MEMORY", "LAST LINE"],
         [
-            ["train-1", "default/0", "a", "RUNNING", "7", "3.0 GiB", ""],
+            ["train-1", "rank 0", "a", "RUNNING", "7", "3.0 GiB", ""],
             ["wait-2", "", "", "PENDING", "", "", "waiting for a group"],
         ],
     )
@@ -303,15 +303,15 @@ def test_pipe_gets_one_table(
           variables=variables)  # fmt: skip
     for _ in range(100):
         found = relight("top")
-        if "default/1" in found.stdout:
+        if "rank 1" in found.stdout:
             break
     lines = found.stdout.splitlines()
     heads = lines.index("") + 1
     assert lines[0].startswith("run://relight/mine-")
     assert lines[heads].split()[:6] == ["REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU"]
     assert len(lines) == heads + 3
-    assert 1 < float(lines[heads + 1].split()[4]) < 100
-    alone = relight("top", "--once", "--filter=default/1", "mine").stdout.splitlines()
+    assert 1 < float(lines[heads + 1].split()[5]) < 100
+    alone = relight("top", "--once", "--filter=running rank 1", "mine").stdout.splitlines()
     assert len(alone) == len(lines) - 1
 
 

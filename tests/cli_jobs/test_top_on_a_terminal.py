@@ -82,8 +82,8 @@ def with_long_values(monkeypatch: pytest.MonkeyPatch) -> Played:
     [
         ((160, 40), ["JOB", "REPLICA", "HOST", "STATE", "STEP", "MEMORY", "LAST LINE"]),
         ((80, 24), ["JOB", "REPLICA", "HOST", "STATE", "STEP", "LAST LINE"]),
-        ((40, 12), ["JOB", "REPLICA", "STATE"]),
-        ((20, 6), ["REPLICA", "STEP"]),
+        ((40, 12), ["JOB", "REPLICA", "STATE", "STEP"]),
+        ((20, 6), ["REPLICA", "STATE"]),
     ],
 )
 def test_narrow_terminal_drops_least_important_columns(
@@ -107,7 +107,7 @@ def test_columns_return_when_terminal_widens(monkeypatch: pytest.MonkeyPatch) ->
     played = with_long_values(monkeypatch)
 
     async def keys(pilot: Pilot[None]) -> None:
-        assert len(played.ranks.columns) == 3
+        assert len(played.ranks.columns) == 4
         await pilot.resize_terminal(160, 40)
         await played.until(pilot, lambda: len(played.ranks.columns) == 7)
 

@@ -26,7 +26,7 @@ def times(found: EarlyExits, until: float) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("ran_s", "wait_s"), [(0, 30), (600, 30), (3600, 180), (4 * 3600, 600), (86400, 600)]
+    ("ran_s", "wait_s"), [(0, 5), (60, 5), (600, 30), (3600, 180), (4 * 3600, 600), (86400, 600)]
 )
 def test_wait_scales_with_job_length(ran_s: float, wait_s: float) -> None:
     found = EarlyExits(100.0)
@@ -37,12 +37,12 @@ def test_wait_scales_with_job_length(ran_s: float, wait_s: float) -> None:
 def test_line_repeats_only_for_more_ranks_and_twice_as_late() -> None:
     found = EarlyExits(0.0)
     found.finish(1, 100.0)
-    found.finish(2, 120.0)  # before the line, which has both
-    assert times(found, 1e9) == [130.0]
+    found.finish(2, 103.0)  # before the line, which has both
+    assert times(found, 1e9) == [105.0]
     found.finish(1, 140.0)
     assert found.deadline() is None
     found.finish(3, 200.0)
-    assert times(found, 1e9) == [260.0]
+    assert times(found, 1e9) == [220.0]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def notes(played: Table, node: str) -> list[str]:
 
 
 def running_group() -> Table:
-    return table(3, 3, exit_barrier_s=20.0).play("""
+    return table(3, 3, exit_barrier_s=3.0).play("""
         0 a joins
         0 b joins
         0 c joins
@@ -80,12 +80,12 @@ def test_all_nodes_hear_of_nodes_that_finished_early() -> None:
     played = running_group().play("""
         100 b done
         -> confirm 0, 1 done: a c
-        129 - -
+        104 - -
         -> end 0: b
         """)
     assert not notes(played, "a")
     played.wait(2000)
-    line = "all ranks on b finished 30 s ago with exit code 0; ranks on a, c are still running"
+    line = "all ranks on b finished 5 s ago with exit code 0; ranks on a, c are still running"
     assert notes(played, "a") == notes(played, "c") == [line]
 
 
@@ -106,7 +106,7 @@ def test_silent_while_workers_stop() -> None:
     played = running_group().play("""
         100 b done
         -> confirm 0, 1 done: a c
-        110 a failed
+        102 a failed
         -> stop 0: a b c
         """)
     played.wait(2000)
@@ -117,10 +117,10 @@ def test_restart_resets_early_exits() -> None:
     played = running_group().play("""
         100 b done
         -> confirm 0, 1 done: a c
-        110 a failed
+        102 a failed
         -> stop 0: a b c
-        110 a ends
-        110 b c ready
+        102 a ends
+        102 b c ready
         -> form 1 restart 1: a b c
         """)
     played.wait(5000)

@@ -16,10 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from screens import FastLoop, Screen, descriptors, loop, screen, small_screen  # noqa: F401
 
+from relight.base.env import Environment
 from relight.core.workers.repeated_lines import RepeatedLines
+from relight.flags.arguments import parse, to_spec
 from relight.output import console as console_module
 from relight.output.console import Console, Consoles, ConsoleStream
 from relight.output.pipe_reader import PipeReader, channel
+from relight.output.worker_logs import Logs
 
 # Lines
 
@@ -542,3 +545,12 @@ def test_shared_stdout_and_stderr_use_one_console(
     assert [consoles.stdout is consoles.stderr for consoles in opened] == [
         True, False, True, False,
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flag", "is_merged"), [("once", False), ("all", False), ("always", True)])
+def test_repeated_lines_are_merged_in_a_pipe_on_request(
+    loop: FastLoop, screen: Screen, tmp_path: Path, flag: str, *, is_merged: bool
+) -> None:
+    spec = to_spec(parse([f"--repeated-lines={flag}", "t.py"], Environment({})))
+    Logs(loop, Consoles(screen.console, screen.console), spec, str(tmp_path / "attempt_0"))
+    assert (screen.console.shows_once is not None) == is_merged

@@ -57,3 +57,53 @@ def test_accelerate_test_script_passes(tmp_path: Path) -> None:
     warm = printed(WARM, tmp_path / "warm", "--preload=torch,torch._dynamo,accelerate", *module)
     assert "Num processes: 2\n" in cold[0]
     assert warm == cold
+
+
+LAUNCH_SCRIPT = """
+import shlex, subprocess, sys
+words = "torchrun --nnodes 1 --node_rank 0 --nproc_per_node 2 --master_addr 127.0.0.1 {} {}"
+subprocess.run(shlex.split(words.format(sys.argv[1], "--stage sft")), check=True)
+"""
+RUN_TRAIN = """
+set -e
+NGPU=${NGPU:-"2"}
+export LOG_RANK=${LOG_RANK:-0,1}
+PYTORCH_ALLOC_CONF="expandable_segments:True" \\
+torchrun --nproc_per_node=${NGPU} --rdzv_backend c10d --rdzv_endpoint="localhost:0" \\
+--local-ranks-filter ${LOG_RANK} --role rank --tee 3 \\
+-m parent --job.config_file debug.toml "$@"
+"""
+PARENT = """
+import os
+with open(f"/proc/{os.getppid()}/cmdline") as file:
+    print("by relight:", "worker spawner" in file.read())
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("accelerate", "launch", "--multi_gpu", "--num_processes=2", "parent.py"),
+        ("fabric", "run", "--accelerator=cpu", "--devices=2", "--strategy=ddp", "parent.py"),
+        ("python", "launch.py", "parent.py"),
+        ("bash", "run_train.sh", "--steps", "10"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_launch_scripts_run_unchanged_below_exec(command: tuple[str, ...], tmp_path: Path) -> None:
+    """`accelerate launch`, Lightning's fabric run, and scripts of the form of LLaMA-Factory's
+    launcher and torchtitan's run_train.sh.
+    """
+    for name, text in (("launch.py", LAUNCH_SCRIPT), ("run_train.sh", RUN_TRAIN),
+                       ("parent.py", PARENT)):  # fmt: skip
+        (tmp_path / name).write_text(text)
+    import accelerate
+
+    programs = str(Path(accelerate.__file__).parents[4] / "bin")
+    done = subprocess.run(
+        [*RELIGHT, "exec", *command], cwd=tmp_path, timeout=LIMIT_S, check=False,
+        capture_output=True, text=True,
+        env=clean_environment(PATH=f"{programs}:/usr/bin:/bin", OMP_NUM_THREADS="1"),
+    )  # fmt: skip
+    assert done.stdout.count("by relight: True") == 2, done.stderr
+    assert done.returncode == 0

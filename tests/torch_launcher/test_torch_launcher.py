@@ -1,6 +1,7 @@
 """`relight.torch_launcher` does what torch.distributed.launcher does."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -128,14 +129,30 @@ def test_missing_program_is_rejected(arguments: list[str], said: str) -> None:
         torch_launcher.main(arguments)
 
 
+def test_new_fields_reach_relight_run(capfd: pytest.CaptureFixture[str]) -> None:
+    """The prefix has ${hostname} since torch 2.14, the timeout is a field after 2.14."""
+    found = config(
+        logs_specs=DefaultLogsSpecs(tee=1),
+        log_line_prefix_template="${hostname} ${rank}|",
+        exit_barrier_timeout=7.5,
+    )
+    elastic_launch(found, "echo")("hi")
+    lines = capfd.readouterr().out.splitlines()
+    assert sorted(lines) == [f"{socket.gethostname()} {rank}|hi" for rank in (0, 1)]
+    assert ("exit_barrier_timeout=7.5") in " ".join(torch_launcher._spec(found, "echo", ()).flags)
+
+
 def test_configuration_has_torch_defaults() -> None:
     """They are those of torch 2.13, as is the error for a negative time."""
     own = torch_launcher.LaunchConfig(1, 2, 3)
     assert (own.rdzv_backend, own.max_restarts, own.role) == ("etcd", 3, "default_role")
     assert own.rdzv_configs == {"timeout": 900}
     assert own.shutdown_timeout == 30
+    assert own.exit_barrier_timeout == 300
     assert LaunchConfig(1, 1, 1, rdzv_timeout=5).rdzv_configs == {"timeout": 5}
     with pytest.raises(ValueError, match="shutdown_timeout=-1"):
         LaunchConfig(1, 1, 1, shutdown_timeout=-1)
+    with pytest.raises(ValueError, match="exit_barrier_timeout=-1"):
+        LaunchConfig(1, 1, 1, exit_barrier_timeout=-1)
     with pytest.raises(ValueError, match="shutdown_timeout='x': expected 0 or more seconds"):
         LaunchConfig(1, 1, 1, shutdown_timeout="x")  # type: ignore[arg-type]

@@ -132,6 +132,7 @@ def _job(
         threads=threads,
         timer_file=_timer_file(env),
         breakpoint=_breakpoint(spec, env, python),
+        host=os.uname().nodename,
     )
     settings, meeting, facts = _settings_alone(spec), None, {}
     if not spec.runs_locally():
@@ -343,7 +344,7 @@ def _no_logs_specs(name: str) -> UsageError:
     from importlib.metadata import entry_points
 
     hint = "--log-dir, --redirects, --tee and --local-ranks-filter say where output goes; "
-    hint += "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE is the prefix of tee'd lines"
+    hint += "--log-line-prefix-template is the prefix of tee'd lines"
     for point in entry_points(group="torchrun.logs_specs", name=name):
         text = f"torch's plug-in {point.value} (entry point group torchrun.logs_specs)"
         return UsageError(

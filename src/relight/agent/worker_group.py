@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 _INIT_REPORT_S = 60
 """When to report which workers have not reached init_process_group, in seconds after the start."""
-_FINISHED_S = 30.0
+_FINISHED_S = 5.0
 """When to look first for ranks that have finished before others (core/group/early_exits)."""
 _AFTER_ERROR = (1, -signal.SIGABRT)
 """How a worker ends that blames a peer: by an exception, or by the watchdog of NCCL."""

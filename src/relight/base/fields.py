@@ -106,7 +106,7 @@ _EXACT = {"args", "command", "commands", "env", "value", "cwd", "path", "workspa
 _LENGTHS = {"error_file": 1 << 20, **dict.fromkeys(_EXACT, 1 << 20), "answer": MAX_ANSWER,
             "question": MAX_TEXT}  # fmt: skip
 _ITEMS = {"lines": 200, "last_lines": 200, "stack": 60, "findings": MAX_FINDINGS, "addresses": 16,
-          "resolved": 64, "facts": MAX_FACTS}  # fmt: skip
+          "resolved": 64, "facts": MAX_FACTS, "reported": 8}  # fmt: skip
 
 
 class Malformed(ValueError):  # noqa: N818

@@ -5,7 +5,7 @@ before its own arguments. Everything else is `relight run`.
 """
 
 from relight.base import env as environment
-from relight.base.errors import UsageError
+from relight.base.errors import EXIT_OK, UsageError
 from relight.cli import run
 from relight.flags.arguments import parse, to_spec
 from relight.flags.spec import FLAGS, Flag
@@ -24,11 +24,8 @@ def main(argv: list[str]) -> int:
     """
     env = environment.read()
     parsed = parse(argv, env, LAUNCH_FLAGS)
-    if parsed.values["help"]:
-        from relight.flags.usage import run_help
-
-        print(run_help(LAUNCH_FLAGS, command="launch"))
-        return 0
+    if run.answered(parsed, "launch", LAUNCH_FLAGS):
+        return EXIT_OK
     spec = to_spec(parsed)
     use_env = bool(parsed.values["use_env"])
     if spec.no_python and not use_env:

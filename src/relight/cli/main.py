@@ -24,6 +24,8 @@ from relight.base.errors import (
 COMMANDS = {
     "run": "start and watch the workers of this node (torchrun)",
     "launch": "like run, compatible with torch.distributed.launch",
+    "exec": "run a program that starts torchrun, with relight in its place",
+    "shim": "the same for good, in one environment",
     "coordinator": "coordinate jobs of several nodes, for example on a login node",
     "doctor": "check this machine and the network between the nodes",
     "sandbox": "run a job on hosts made on this machine, and break them",
@@ -49,6 +51,8 @@ COMMANDS = {
 }
 
 JOB_COMMANDS = {
+    "exec": "exec",
+    "shim": "shim",
     "sandbox": "sandbox",
     "warm": "warm",
     "completion": "completion",

@@ -3,8 +3,15 @@
 from relight.agent.start import make_agent
 from relight.base import env as environment
 from relight.base.env import Environment
-from relight.flags.arguments import parse, to_spec
+from relight.base.errors import EXIT_OK
+from relight.flags.arguments import ParsedFlags, parse, to_spec
 from relight.flags.spec import FLAGS, LaunchSpec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from relight.flags.spec import Flag
 
 
 def main(argv: list[str]) -> int:
@@ -15,12 +22,24 @@ def main(argv: list[str]) -> int:
     """
     env = environment.read()
     parsed = parse(argv, env)
+    if answered(parsed, "run", FLAGS):
+        return EXIT_OK
+    return launch(to_spec(parsed), parsed.given, env)
+
+
+def answered(parsed: ParsedFlags, command: str, flags: "Iterable[Flag]") -> bool:
+    """Print help or completion where the command line asks for it; return whether it did."""
     if parsed.values["help"]:
         from relight.flags.usage import run_help
 
-        print(run_help(FLAGS))
-        return 0
-    return launch(to_spec(parsed), parsed.given, env)
+        print(run_help(flags, command=command))
+        return True
+    shell = parsed.values["print_completion"]
+    if shell:
+        from relight.cli.torchrun_completion import script
+
+        print(script(shell, flags))
+    return bool(shell)
 
 
 def launch(

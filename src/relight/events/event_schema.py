@@ -149,10 +149,10 @@ to stderr with `--event-log-handler=console`. Each line is one JSON object, with
 | `time` | number | the time, in seconds since 1970 |
 | `event` | text | the type of the event |
 
-and the fields of the event. Readers should ignore unknown events and keys. For a submitted job,
-`relight events` begins each line with `log`, the name of the agent's run directory, `host`, and
-`node`: the agent's `group_rank` in the generation that its log has reached. Until then, `host` is
-empty and `node` is -1.
+and the fields of the event. A reader should ignore events and keys that it does not know. Of a
+submitted job, `relight events --json` begins each line with `log`, the name of the agent's run directory,
+`host`, and `node`: the agent's `group_rank` in the generation that its log has reached. Until that
+is known, `host` is empty and `node` is -1.
 
 ## A handler of your own
 

@@ -1,8 +1,8 @@
 """What the user asked for on this node: one table of flags, one record of checked values, no I/O.
 
 `FLAGS` is the whole command line of `relight run`: each flag's name, parser, default and help.
-Names, defaults and meanings are those of torchrun (torch 2.13, `torch.distributed.run`), and so are
-the `PET_<NAME>` variables that supply defaults. A new setting is a field of `LaunchSpec`, a row of
+Names, defaults and meanings are those of torchrun (torch 2.14, `torch.distributed.run`), as are the
+`PET_<NAME>` variables that supply defaults. A new setting is a field of `LaunchSpec`, a row of
 `FLAGS`, and the one place that uses it.
 
 `check` compares the values with each other: it refuses what can't work, and returns a one-line note
@@ -110,6 +110,7 @@ class LaunchSpec(NamedTuple):
     local_ranks_filter: tuple[int, ...]
     duplicate_stdout_filters: tuple[str, ...]
     duplicate_stderr_filters: tuple[str, ...]
+    log_line_prefix_template: str
     repeated_lines: str
     logs_specs: str
     event_log_handler: str
@@ -267,8 +268,12 @@ FLAGS: tuple[Flag, ...] = (
          "copy tee'd lines with one of these texts to filtered_stdout.log"),
     Flag("duplicate-stderr-filters", parse_filters, (), "TEXTS",
          "the same for stderr: filtered_stderr.log"),
-    Flag("repeated-lines", one_of("once", "all"), "once", "NAME",
-         "once: a terminal shows a line that several ranks print once, with the ranks; all: each",
+    Flag("log-line-prefix-template", str, "", "TEXT",
+         "what stands before each tee'd line, with ${role_name}, ${rank}, ${local_rank}, "
+         "${hostname} (torch 2.14)"),
+    Flag("repeated-lines", one_of("once", "all", "always"), "once", "NAME",
+         "once: a terminal shows a line that several ranks print once, with the ranks; always: so "
+         "do files and pipes; all: each line of each rank",
          from_env=False, variable="RELIGHT_REPEATED_LINES"),
     Flag("logs-specs", str, "default", "NAME", "only `default`", from_env=False),
     Flag("event-log-handler", parse_event_handler, "null", "NAME",
@@ -277,6 +282,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("record-group", None, False, "",
          "write what the coordinator of the group takes and decides to events.jsonl as well, for "
          "relight events --replay; it is large", from_env=False),
+    Flag("print-completion", one_of("bash", "zsh", "tcsh", "fish"), "", "SHELL",
+         "print completion of this command for torchrun (torch 2.14); for all commands: relight "
+         "completion", from_env=False),
     Flag("help", None, False, "", "show this list", short="h", from_env=False),
     Flag("verbose", None, False, "",
          "print to stderr what happens: each start, exit and restart of a worker …", short="v",

@@ -1,5 +1,6 @@
 """The content of `relight top`: turns successive readings of jobs into rows. No I/O."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -9,18 +10,21 @@ from relight.base.text import pluralize
 from relight.core.status.rates import Uses
 from relight.host.gpus import Gpu
 from relight.job.app import AppState
-from relight.job.handles import RUN
+from relight.job.handles import RUN, shown_replica
 from relight.job.status import AppStatus, ReplicaStatus
 
 _MOST_LINE = 200
-HEADS = ("JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "LAST LINE")
+_RANK = re.compile(r"\brank (\d{1,9})\b", re.IGNORECASE)
+HEADS = ("JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "REPORT",
+         "LAST LINE")  # fmt: skip
 ORDERS = ("rank", "host", "state", "step", "rate", "cpu", "memory")
 """Sort columns. The most remarkable row comes first: the lowest step or rate, or the highest usage.
 """
-_IMPORTANT = ("STATE", "REPLICA", "JOB", "STEP", "LAST LINE", "STEP/S", "HOST", "CPU", "MEMORY")
-"""The order in which columns get the available space."""
-_READABLE = {"JOB": 12, "REPLICA": 12, "HOST": 16, "LAST LINE": 16}
-"""Minimum useful width of a long column; others are never cut."""
+_IMPORTANT = ("STATE", "REPLICA", "JOB", "STEP", "REPORT", "LAST LINE", "STEP/S", "HOST", "CPU",
+              "MEMORY")  # fmt: skip
+"""In this order columns get the room that there is."""
+_READABLE = {"JOB": 12, "REPLICA": 12, "HOST": 16, "REPORT": 12, "LAST LINE": 16}
+"""The width with which a long column still says something; others are never cut."""
 _STATES = ("FAILED", "UNKNOWN", "CANCELLED", "UNSUBMITTED", "SUBMITTED", "PENDING", "RUNNING",
            "SUCCEEDED")  # fmt: skip
 
@@ -49,6 +53,7 @@ class Row(NamedTuple):
     memory: int | None
     last_line: str
     name: str = ""
+    reported: str = ""
 
     @property
     def key(self) -> str:
@@ -60,13 +65,16 @@ class Row(NamedTuple):
         app_id = self.handle.rpartition("/")[2]
         return (
             app_id if app_id.startswith(self.name) else f"{app_id} {self.name}",
-            f"{self.role}/{self.rank}".lstrip("/") if self.rank >= 0 else "",
+            shown_replica(self.handle.partition("://")[0], self.role, self.rank).lstrip("/")
+            if self.rank >= 0
+            else "",
             self.host,
             self.state,
             "" if self.step is None else str(self.step),
             "" if self.rate is None else _shown_rate(self.rate),
             "" if self.cpu is None else f"{self.cpu:.0%}",
             "" if self.memory is None else _shown_size(self.memory),
+            self.reported,
             self.last_line,
         )
 
@@ -104,7 +112,7 @@ def _row(job: JobLook, each: ReplicaStatus) -> Row:
     step, memory = (each.use.step, each.use.memory) if each.use is not None else (None, None)
     return Row(
         job.handle, each.role, each.replica, printable(each.host), each.state.name, step, None,
-        None, memory, line, job.name,
+        None, memory, line, job.name, " ".join(each.use.reported if each.use else ()),
     )  # fmt: skip
 
 
@@ -127,9 +135,17 @@ def _value(row: Row, order: str) -> Any:
 
 
 def matching(rows: Iterable[Row], words: str) -> list[Row]:
-    """Return the rows in whose cells all of these words are, in any case of letters."""
-    wanted = words.lower().split()
-    return [row for row in rows if all(word in " ".join(row.cells()).lower() for word in wanted)]
+    """Return the rows in whose cells all of these words are, in any case of letters; `rank 1` is
+    that rank, and not every row with a 1.
+    """
+    ranks = {int(number) for number in _RANK.findall(words)}
+    wanted = _RANK.sub("", words).lower().split()
+    return [
+        row
+        for row in rows
+        if (row.rank in ranks or not ranks)
+        and all(word in " ".join(row.cells()).lower() for word in wanted)
+    ]
 
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:

@@ -56,3 +56,10 @@ def part_of(job: Handle, role: str | None, replicas: str | None) -> Handle:
             raise UsageError(f"{job} has no replica {text:.40}", hint=EXAMPLE)
         numbers[number] = None
     return job._replace(role=role or "", replicas=tuple(numbers))
+
+
+def shown_replica(scheduler: str, role: str, replica: int) -> str:
+    """Return a replica for people: `rank 3` of a job of `relight run`, whose replicas are ranks;
+    `trainer/3` of others.
+    """
+    return f"rank {replica}" if scheduler == RUN else f"{role}/{replica}"

@@ -33,7 +33,7 @@ VARIABLE = "RELIGHT_LAUNCHER"
 """The variable of a role that holds the value of `--launcher`, if one was given."""
 INSTALLED, TRAVELS = "installed", "travels"
 ELSEWHERE = frozenset({
-    "api", "inspect", "job", "pytest_plugin", "runner", "sandbox", "schedulers", "tracker",
+    "api", "inspect", "job", "pytest_plugin", "runner", "sandbox", "schedulers", "shim", "tracker",
 })  # fmt: skip
 """Packages that `relight run` does not need."""
 FOR_SSH = frozenset({
@@ -42,7 +42,8 @@ FOR_SSH = frozenset({
     "schedulers/ssh/hosts.py", "schedulers/ssh/orders.py", "schedulers/ssh/replica.py",
 })  # fmt: skip
 """Modules of theirs with which a host runs a replica for ssh."""
-_CLI = frozenset({"__init__", "coordinator", "doctor", "launch", "main", "run"})
+_CLI = frozenset({"__init__", "coordinator", "doctor", "launch", "main", "run",
+                   "torchrun_completion"})  # fmt: skip
 """The modules of `relight.cli` that it needs."""
 _FOR_COMMANDS = frozenset({
     "core/status/rates.py", "core/status/timeline.py", "torch_launcher.py",

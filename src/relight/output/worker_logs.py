@@ -112,7 +112,8 @@ class Logs:
         self._filters: list[LineFilter] = []
         self._has_told = False
         for console in consoles:
-            if spec.repeated_lines == "once" and os.isatty(console.fd):
+            once = spec.repeated_lines
+            if once == "always" or (once == "once" and os.isatty(console.fd)):
                 console.shows_once = _repeated_lines
         if directory:
             try:

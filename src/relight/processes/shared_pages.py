@@ -72,6 +72,10 @@ class WorkerMemory:
         }
         return {rank: progress for rank, progress in found.items() if progress is not None}
 
+    def values(self) -> dict[int, tuple[str, ...]]:
+        """Return the numbers that each worker has reported last, by local rank."""
+        return {rank: words.values(page) for rank, page in self._pages()}
+
     def span(self) -> tuple[float, float] | None:
         """Return when a worker of this node has first and last reported a step, in seconds of the
         monotonic clock; None if none has.

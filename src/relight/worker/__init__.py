@@ -108,6 +108,21 @@ def progress(step: int) -> None:
         page[FIRST_AT] = now
 
 
+def report(**values: float) -> None:
+    """Tell the launcher numbers of this worker, such as `loss` and `lr`, which `relight top`, the
+    status page and `relight status --json` show. The other names keep their last numbers.
+
+    Args:
+        values: the numbers, by names of at most 24 bytes; at most 8 names in all. A tensor of one
+            element will do: converting it waits for its device.
+
+    Raises:
+        ValueError: there are more names, or longer ones.
+    """
+    page = _page or _open()
+    shared_words_writer.report(page, {name: float(value) for name, value in values.items()})
+
+
 def membership() -> Membership:
     """Return the place of this worker in its job, as the launcher has set it in the environment.
     Without a launcher it is that of the only rank of a job of one node.

@@ -1,11 +1,16 @@
 """The worker's side of the memory that it shares with its agent (core/workers/shared_words)."""
 
 import os
+import struct
 import time
+from collections.abc import Mapping
 
 from relight.core.workers import shared_words as words
 from relight.processes.shared_page import mapped
 
+_places: dict[str, int] = {}
+"""Where each name that was reported stands."""
+_writes = 0
 _POLL_S = 0.0005
 """How often a worker that is held looks whether it may go on."""
 
@@ -33,6 +38,30 @@ def _tell(error: OSError, path: str) -> None:
         os.write(2, text.encode(errors="replace"))
     except OSError:
         pass  # stderr is closed, or its disk is full too
+
+
+def report(page: memoryview, values: Mapping[str, float]) -> None:
+    """Write numbers that people see, each to the place of its name.
+
+    Raises:
+        ValueError: there is no place left, or a name is too long.
+    """
+    global _writes
+    places = {**_places, **{name: 0 for name in values if name not in _places}}
+    long = [name for name in values if len(name.encode()) > words.MOST_NAME_BYTES]
+    if len(places) > words.MOST_VALUES or long:
+        raise ValueError(
+            f"report() takes {words.MOST_VALUES} names of {words.MOST_NAME_BYTES} bytes at most"
+        )
+    page[words.WRITES] = _writes + 1
+    for name, value in values.items():
+        place = _places.setdefault(name, len(_places))
+        text = name.encode().ljust(words.MOST_NAME_BYTES, b"\0")
+        start = words.VALUES + place * (words.NAME_WORDS + 1)
+        end = start + words.NAME_WORDS + 1
+        page[start:end] = memoryview(text + struct.pack("d", value)).cast("Q")
+    _writes += 2
+    page[words.WRITES] = _writes
 
 
 def is_agreed(page: memoryview, call: int) -> bool:

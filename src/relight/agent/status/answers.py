@@ -217,6 +217,7 @@ def _uses(workers: WorkerGroup) -> dict[int, RankUse]:
     """Return what the workers have used that have not ended, by pid."""
     supervisor = workers.supervisor
     assert supervisor is not None
+    reported = workers.memory.values()
     progress, now, seen_at = workers.memory.progress(), time.monotonic(), time.time()
     found = {}
     for local_rank in supervisor.alive:
@@ -230,6 +231,7 @@ def _uses(workers: WorkerGroup) -> dict[int, RankUse]:
                 memory=sum(system.resident(each) for each in every),
                 step=step,
                 step_age_s=max(0.0, now - done_at),
+                reported=reported.get(local_rank, ()),
             )
     return found
 

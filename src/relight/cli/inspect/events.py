@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -28,7 +27,7 @@ PAGE = Page(
     "events [flags] JOB|FILE",
     (
         "Prints what has happened in a job, a line for each event: generations, starts and ends of",
-        "workers, restarts and their reasons. On a terminal the lines are for people, else JSON.",
+        "workers, restarts and their reasons. --json prints the lines of the event log.",
         "JOB is a handle or an id; of relight run on this machine also a name, or the pid of its",
         "agent. FILE is events.jsonl, or the run directory that has it.",
         "--schema says what the events and their fields mean.",
@@ -81,7 +80,6 @@ def main(argv: list[str]) -> int:
     if values["replay"]:
         return _replay(line for _, line in found)
     since = values["since"].timestamp() if values["since"] else None
-    as_json = values["json"] or not sys.stdout.isatty()
     selections: dict[str, Selection] = {}
     nodes = None if job is None or job.scheduler == handles.RUN else _Nodes()
     if not values["follow"]:
@@ -94,7 +92,7 @@ def main(argv: list[str]) -> int:
             nodes.take(log, line)
         selection = selections.setdefault(log, Selection(names, since, values["rank"]))
         if selection.wants(line):
-            print(_shown(log, line, nodes, as_json=as_json), flush=values["follow"])
+            print(_shown(log, line, nodes, as_json=values["json"]), flush=values["follow"])
     return EXIT_OK
 
 

@@ -126,7 +126,7 @@ def main(argv: list[str]) -> int:
         print(f"  {'logs' if found.url.startswith('file:') else 'URL'}: {found.url}")
     rows = [
         (
-            f"{each.role}/{each.replica}",
+            handles.shown_replica(handle.scheduler, each.role, each.replica),
             each.state.name,
             "" if each.exitcode is None else str(each.exitcode),
             each.host,

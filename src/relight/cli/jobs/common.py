@@ -2,16 +2,18 @@
 
 import sys
 from collections.abc import Iterable, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 from relight.base.env import Environment
 from relight.base.errors import EXIT_OK, MachineError, RelightError, UsageError
 from relight.base.fields import plain
+from relight.core.status.snapshot import RankUse
 from relight.flags.arguments import ParsedFlags, parse
 from relight.flags.spec import Flag
 from relight.flags.usage import flag_lines
 from relight.host.descriptors import raise_limit
-from relight.job.handles import Handle
+from relight.job.handles import Handle, shown_replica
 from relight.runner.runner import Runner
 from relight.schedulers.api import AppStatus
 
@@ -120,7 +122,7 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
                 "exitcode": each.exitcode,
                 "error": each.error,
                 "last_line": each.last_line,
-                "use": None if each.use is None else each.use._asdict(),
+                "use": None if each.use is None else _use_object(each.use),
             }
         )
     return {
@@ -137,6 +139,14 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
         "url": found.url,
         "goodput": plain(found.account) if found.account is not None else None,
     }
+
+
+def _use_object(use: RankUse) -> dict[str, Any]:
+    """Return what a rank uses; its reported numbers by their names, None for nan and infinity."""
+    reported = (text.partition("=") for text in use.reported)
+    values = {name: float(value) for name, _, value in reported}
+    finite = {name: each if isfinite(each) else None for name, each in values.items()}
+    return {**use._asdict(), "reported": finite}
 
 
 class Follower:
@@ -203,18 +213,23 @@ class Follower:
                         self._changed.wait()
                     if self._output_closed:
                         break
-                    self._lines.append(f"{role}/{replica} {line}\n")
+                    self._lines.append(f"{self._name(role, replica)} {line}\n")
                     if len(self._lines) == 1:
                         self._changed.notify_all()
         except RelightError as error:
             self._errors.append(error)
         except OSError as error:
-            self._errors.append(MachineError(f"can't read the logs of {role}/{replica}: {error}"))
+            self._errors.append(
+                MachineError(f"can't read the logs of {self._name(role, replica)}: {error}")
+            )
         finally:
             with self._changed:
                 self._reading -= 1
                 self._progress += 1
                 self._changed.notify_all()
+
+    def _name(self, role: str, replica: int) -> str:
+        return shown_replica(self._handle.scheduler, role, replica)
 
     def _print(self) -> None:
         while True:
@@ -248,4 +263,4 @@ def report(handle: Handle, found: AppStatus) -> None:
         for each in found.replicas:
             if each.exitcode or each.error:
                 why = each.error or f"exit code {each.exitcode}"
-                say(f"{each.role}/{each.replica}: {why}")
+                say(f"{shown_replica(handle.scheduler, each.role, each.replica)}: {why}")

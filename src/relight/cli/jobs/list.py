@@ -2,6 +2,7 @@
 
 from relight.base.errors import EXIT_OK
 from relight.base.fields import printable
+from relight.base.text import pluralize
 from relight.base.values import one_of
 from relight.cli.jobs.common import (
     HELP,
@@ -17,10 +18,13 @@ from relight.flags.spec import Flag
 from relight.job.app import AppState
 from relight.runner.runner import Runner
 
+_ENDED = 10
+"""How many jobs that are over are listed."""
 PAGE = Page(
     "list [flags]",
     (
-        "Lists the jobs submitted from this machine, also those that are over, newest first.",
+        "Lists the jobs submitted from this machine, newest first: those that run, and the last",
+        f"{_ENDED} that are over.",
         "REASON is why a job has failed, in one line.",
     ),
     (
@@ -28,6 +32,8 @@ PAGE = Page(
              short="s", from_env=False),
         Flag("state", one_of(*AppState.__members__), "", "STATE", "only jobs in this state",
              from_env=False),
+        Flag("all", None, False, "", "all that are over, as with --state and --json",
+             short="a", from_env=False),
         JSON,
         HELP,
     ),
@@ -60,6 +66,11 @@ def main(argv: list[str]) -> int:
     if not jobs:
         say("there are no jobs")
         return EXIT_OK
+    hidden = 0
+    if not (parsed.values["all"] or wanted):
+        over = [job for job in jobs if job.state.is_over]
+        hidden = len(over[_ENDED:])
+        jobs = [job for job in jobs if not job.state.is_over or job in over[:_ENDED]]
     rows = [
         (job.handle, job.name, job.state.name, shown_time(job.submitted), printable(job.message))
         for job in jobs
@@ -67,4 +78,6 @@ def main(argv: list[str]) -> int:
     says_why = any(job.message for job in jobs)
     heads = ("JOB", "NAME", "STATE", "SUBMITTED", "REASON" if says_why else "")
     print("\n".join(table(rows, heads)))
+    if hidden:
+        say(f"{pluralize(hidden, 'older job')} that ended: relight list --all")
     return EXIT_OK

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from relight.base.errors import EXIT_OK, EXIT_SIGNAL_BASE, RelightError, UsageError
@@ -114,6 +115,7 @@ def main(argv: list[str]) -> int:
         _check_times(runner, handle, query)
         replicas = runner.replicas(handle) if query["rank"] is None else [(handle.role, 0)]
         silent = set(replicas)
+        name = partial(handles.shown_replica, handle.scheduler)
         if values["follow"] or values["tail"]:
             _say_why(runner, handle, silent, (AppState.SUBMITTED, AppState.PENDING))
         if (values["follow"] or values["tail"]) and len(replicas) > 1 and not values["json"]:
@@ -128,7 +130,7 @@ def main(argv: list[str]) -> int:
                     who = who if query["rank"] is None else {"rank": query["rank"]}
                     shown = json.dumps({**who, "line": line})
                 else:
-                    shown = line if len(replicas) == 1 else f"{role}/{replica} {line}"
+                    shown = line if len(replicas) == 1 else f"{name(role, replica)} {line}"
                 print(shown, flush=query["follow"])
         _say_why(runner, handle, silent, tuple(AppState))
     return EXIT_OK
@@ -160,7 +162,8 @@ def _say_why(
             continue
         killed = each.exitcode is None or each.exitcode > EXIT_SIGNAL_BASE
         if place in silent or (each.state is AppState.FAILED and killed):
-            say(f"note: {each.role}/{each.replica} {each.state.name}: {each.error}")
+            who = handles.shown_replica(handle.scheduler, each.role, each.replica)
+            say(f"note: {who} {each.state.name}: {each.error}")
 
 
 def _with_lines(argv: list[str]) -> list[str]:

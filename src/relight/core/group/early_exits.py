@@ -3,7 +3,7 @@
 It is a fact and not a verdict: ranks may have different work. But a rank that had fewer batches
 than the others, or returned by mistake, ends with 0, and nobody notices: the others wait for it, or
 train on without it. So one line says so, after 5 % of the time for which the generation had run by
-then, at least 30 s and at most 10 min. It comes again only if more ranks have finished since, after
+then, at least 5 s and at most 10 min. It comes again only if more ranks have finished since, after
 twice that time.
 
 An agent uses this for the ranks of its node, the coordinator for whole nodes. Loaded only then.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from relight.base.text import format_duration, format_names, format_ranks
 
-LEAST_S = 30.0
+LEAST_S = 5.0
 _MOST_S, _SHARE = 600.0, 0.05
 
 

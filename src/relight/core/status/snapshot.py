@@ -17,7 +17,8 @@ class RankUse(NamedTuple):
     """What a worker and all that it has started have used until `seen_at`: seconds of CPU time, and
     the bytes of memory that they have now, shared pages counted for each process. `step` is the
     last one that it has reported (`relight.worker.progress`), `step_age_s` seconds before
-    `seen_at`; None if it reports none.
+    `seen_at`; None if it reports none. `reported` are the numbers of `relight.worker.report`, as
+    `loss=0.31`.
     """
 
     seen_at: float
@@ -25,6 +26,7 @@ class RankUse(NamedTuple):
     memory: int
     step: int | None = None
     step_age_s: float = 0.0
+    reported: tuple[str, ...] = ()
 
 
 class RankSnapshot(NamedTuple):

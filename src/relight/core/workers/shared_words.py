@@ -9,6 +9,7 @@ A change of what words mean changes `SUFFIX`: workers that start after an upgrad
 version than that of their agent, and the two then share nothing.
 """
 
+import struct
 from collections.abc import Callable
 
 SIZE = 4096
@@ -34,6 +35,13 @@ STEP_AT = 10
 """By the worker: when, in nanoseconds of the monotonic clock; 0 if it has reported none."""
 FIRST_AT = 11
 """By the worker: when it has reported the first."""
+WRITES = 15
+"""By the worker: how often it has begun or ended to write VALUES; odd while it writes."""
+VALUES = 16
+"""By the worker: what it has reported last: a name of NAME_WORDS words, and a float, each."""
+MOST_VALUES = 8
+NAME_WORDS = 3
+MOST_NAME_BYTES = 8 * NAME_WORDS
 MOST_CALLS = 1 << 60
 """base/fields accepts no higher number of calls."""
 MOST_STEP = 1 << 62
@@ -56,6 +64,21 @@ def progress(page: memoryview, began: float, now: Callable[[], float]) -> tuple[
     """
     step, at = page[STEP], page[STEP_AT] / 1e9
     return (step, at) if at and step <= MOST_STEP and began <= at <= now() else None
+
+
+def values(page: memoryview) -> tuple[str, ...]:
+    """Return what the worker has reported last, as `loss=0.31`; empty while it writes."""
+    writes, width = page[WRITES], NAME_WORDS + 1
+    data = page[VALUES : VALUES + MOST_VALUES * width].tobytes()
+    if writes % 2 or page[WRITES] != writes:
+        return ()
+    found = []
+    for start in range(0, len(data), 8 * width):
+        end = start + MOST_NAME_BYTES
+        name = data[start:end].rstrip(b"\0").decode(errors="replace")
+        if name.isidentifier():
+            found.append(f"{name}={struct.unpack_from('d', data, end)[0]:.6g}")
+    return tuple(found)
 
 
 def span(page: memoryview, began: float, now: Callable[[], float]) -> tuple[float, float] | None:

@@ -64,6 +64,8 @@ class Command(NamedTuple):
     """The FIFO of the workers' timers, empty for none."""
     breakpoint: Mapping[str, str]
     """The variables that let `breakpoint()` wait for relight debug."""
+    host: str = ""
+    """Name of this machine, for the prefix of tee'd lines."""
 
 
 def argv(command: Command, local_rank: int) -> tuple[str, ...]:
@@ -159,10 +161,11 @@ def variables(
 def prefix(command: Command, assignment: Assignment) -> bytes:
     """Return the prefix of each tee'd line of a worker.
 
-    `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE` replaces torchrun's `[<role><local rank>]:`; it knows
-    `${role_name}`, `${rank}` and `${local_rank}`.
+    A template replaces torchrun's `[<role><local rank>]:`; it knows `${role_name}`, `${rank}`,
+    `${local_rank}` and `${hostname}`. As in torch 2.14, the flag goes before the variable.
     """
-    template = command.env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+    variable = command.env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+    template = command.spec.log_line_prefix_template or variable
     if not template:
         return f"[{assignment.role}{assignment.local_rank}]:".encode()
     from string import Template
@@ -171,5 +174,6 @@ def prefix(command: Command, assignment: Assignment) -> bytes:
         "role_name": assignment.role,
         "rank": str(assignment.rank),
         "local_rank": str(assignment.local_rank),
+        "hostname": command.host,
     }
     return Template(template).safe_substitute(names).encode()

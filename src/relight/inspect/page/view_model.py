@@ -193,9 +193,15 @@ def _row(node: NodeSnapshot, rank: RankSnapshot, reading: Reading) -> list[Any]:
     return [
         rank.rank, node.node, node.host, state, rank.exitcode, rank.pid,
         use.step if use is not None else None, pace.steps, pace.cpu,
-        use.memory if use is not None else None, hidden(rank.last_line),
+        use.memory if use is not None else None, _line(rank),
         use.seen_at if use is not None and is_over else None,
     ]  # fmt: skip
+
+
+def _line(rank: RankSnapshot) -> str:
+    """Return the numbers that a rank has reported, and its last line."""
+    reported = " ".join(rank.use.reported) if rank.use is not None else ""
+    return hidden("  ".join(filter(None, (reported, rank.last_line))))
 
 
 def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:

@@ -13,7 +13,14 @@ from datetime import datetime
 from typing import Any
 
 from relight.base import env
-from relight.base.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, RelightError, UsageError
+from relight.base.errors import (
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_SIGNAL_BASE,
+    MachineError,
+    RelightError,
+    UsageError,
+)
 from relight.base.text import format_duration
 from relight.base.text import format_names as names
 from relight.core.status.snapshot import (
@@ -46,7 +53,10 @@ _LAST = 4096
 """Bytes of a file in which its last line is looked for."""
 _STOP_S = 90.0
 """How long a job may take to stop: its workers have a grace time of 30 s by default."""
-_STOPPED = [EXIT_SIGNAL_BASE + number for number in (signal.SIGTERM, signal.SIGINT)]
+_STOPPED = [
+    *(EXIT_SIGNAL_BASE + number for number in (signal.SIGTERM, signal.SIGINT)),
+    EXIT_PREEMPTED,  # the same, after a checkpoint
+]
 
 
 def make() -> "Run":

@@ -1,0 +1,67 @@
+"""`relight exec`: runs a program below which relight takes the place of torchrun.
+
+It adds a directory to PATH and one to PYTHONPATH, and becomes the program: nothing is installed.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+
+import relight
+from relight.base import env as environment
+from relight.base.env import Environment
+from relight.base.errors import EXIT_OK, MachineError, UsageError
+from relight.cli.jobs.common import HELP, Page
+from relight.flags.arguments import parse
+
+SHIM = os.path.join(os.path.dirname(os.path.abspath(relight.__file__)), "shim")
+PAGE = Page(
+    "exec [--] COMMAND …",
+    (
+        "Runs COMMAND. All programs below it that start torchrun, python -m torch.distributed.run,",
+        "python -m torch.distributed.launch or torch.distributed.launcher start relight instead.",
+        "Nothing is installed; relight shim install does it for good in one environment.",
+    ),
+    (HELP,),
+    (
+        "relight exec accelerate launch --multi_gpu train.py",
+        "relight exec ./run_train.sh --steps 100",
+        "relight exec sbatch job.sh",
+    ),
+    "exit code: that of COMMAND",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight exec`; return only after printing help.
+
+    Raises:
+        UsageError: no program was given, or there is none of that name.
+        MachineError: the system refuses to run it.
+    """
+    first, words = argv[:1], argv[argv[:1] == ["--"] :]
+    if first != ["--"] and parse(first, Environment({}), PAGE.flags).values["help"]:
+        print(PAGE.text())
+        return EXIT_OK
+    if not words:
+        raise UsageError("relight exec needs a command", hint=f"relight {PAGE.usage}")
+    variables = with_shim(environment.read().variables)
+    program = shutil.which(words[0], path=variables["PATH"])
+    if program is None:
+        raise UsageError(f"there is no program {words[0]}", hint="give a path, or a name on PATH")
+    try:
+        os.execve(program, words, variables)
+    except OSError as error:
+        raise MachineError(f"{program} can't be run: {error.strerror}") from None
+
+
+def with_shim(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which relight takes the place of torchrun."""
+    found = {**variables, "RELIGHT_PYTHON": sys.executable}
+    for name, folder in (("PATH", "bin"), ("PYTHONPATH", "site")):
+        own = os.path.join(SHIM, folder)
+        before = found.get(name) or (os.defpath if name == "PATH" else "")
+        places = [own, *(place for place in before.split(os.pathsep) if place != own)]
+        found[name] = os.pathsep.join(places if before else [own])
+    return found

@@ -1,0 +1,177 @@
+"""`relight shim`: puts relight in the place of torchrun in one environment, and takes it out again.
+
+It writes a .pth file, which each Python of the environment reads when it starts, and `torchrun`
+where the environment has none.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from typing import NamedTuple
+
+from relight.base import env as environment
+from relight.base.env import Environment
+from relight.base.errors import EXIT_OK, MachineError, UsageError
+from relight.base.text import did_you_mean
+from relight.cli.exec import SHIM
+from relight.cli.jobs.common import HELP, Page, read_arguments, say
+from relight.flags.spec import Flag
+
+VERBS = ("install", "remove", "status")
+EXIT_NOT_INSTALLED = 1
+PAGE = Page(
+    "shim install|remove|status [--venv DIR]",
+    (
+        "Puts relight in the place of torchrun in one environment: its torchrun,",
+        "python -m torch.distributed.run, python -m torch.distributed.launch and",
+        "torch.distributed.launcher start relight. remove takes it out again.",
+    ),
+    (
+        Flag("venv", str, "", "DIR",
+             "the environment [the active one of VIRTUAL_ENV or CONDA_PREFIX; that of relight]",
+             from_env=False),
+        HELP,
+    ),
+    ("relight shim install --venv .venv", "relight shim remove --venv .venv"),
+    f"exit code: {EXIT_NOT_INSTALLED} for status, if it is not installed",
+)  # fmt: skip
+_OLDEST = (3, 11)
+_ASK = (
+    "import json, sys, sysconfig as s; print(json.dumps([s.get_path('purelib'), "
+    "s.get_path('scripts'), sys.version_info[:2], sys.prefix]))"
+)
+_MARK = "Written by `relight shim install`"
+_TORCHRUN = f"""\
+#!/bin/sh
+'''exec' %s "$0" "$@"
+' '''
+# {_MARK}; `relight shim remove` deletes it.
+import sys
+from relight.__main__ import entry
+
+sys.argv.insert(1, "run")
+entry()
+"""
+
+
+class Place(NamedTuple):
+    """An environment: its Python, and what the shim writes there."""
+
+    python: str
+    prefix: str
+    hook: str
+    torchrun: str
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight shim`.
+
+    Raises:
+        UsageError: the verb is unknown, or there is no such environment.
+        MachineError: files can't be written or removed there.
+    """
+    parsed = read_arguments(argv, PAGE, 1, 1, "one of " + ", ".join(VERBS))
+    verb = parsed.command[0]
+    if verb not in VERBS:
+        hint = did_you_mean(verb, VERBS, f"relight {PAGE.usage}")
+        raise UsageError(f"relight shim has no verb {verb}", hint=hint)
+    place = find(parsed.values["venv"], environment.read())
+    if verb == "status":
+        return _status(place)
+    try:
+        (_install if verb == "install" else _remove)(place)
+    except OSError as error:
+        raise MachineError(f"can't change {error.filename}: {error.strerror}") from None
+    return EXIT_OK
+
+
+def find(folder: str, env: Environment) -> Place:
+    """Return an environment.
+
+    Args:
+        folder: that was given, or an empty string.
+        env: of this process.
+
+    Raises:
+        UsageError: it has no Python, or one that is too old.
+    """
+    python = sys.executable
+    chosen = folder or env.get("VIRTUAL_ENV") or env.get("CONDA_PREFIX")
+    if chosen:
+        python = os.path.join(os.path.abspath(chosen), "bin", "python")
+    elif sys.prefix == sys.base_prefix:
+        raise UsageError(
+            "no environment is active, and relight is installed in none",
+            hint="--venv DIR names the one in which torchrun is to start relight",
+        )
+    try:
+        done = subprocess.run(
+            [python, "-I", "-c", _ASK], capture_output=True, text=True, check=True
+        )
+        packages, programs, version, prefix = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        raise UsageError(
+            f"{chosen or sys.prefix} is no Python environment: {python} does not run",
+            hint="--venv DIR needs the directory that has bin/python",
+        ) from None
+    if tuple(version) < _OLDEST:
+        raise UsageError(
+            f"{python} is Python {'.'.join(map(str, version))}; relight needs "
+            f"{'.'.join(map(str, _OLDEST))}"
+        )
+    hook = os.path.join(packages, "relight_shim.pth")
+    return Place(python, prefix, hook, os.path.join(programs, "torchrun"))
+
+
+def hook_line(folder: str) -> str:
+    """Return the line of a .pth file that loads the hook from a directory, if that still exists."""
+    code = (
+        f"import sys\nsys.path.insert(0, {folder!r})\n"
+        "try:\n import relight_hook\n relight_hook.install()\nexcept ImportError: pass\n"
+        f"finally: sys.path.remove({folder!r})"
+    )
+    return f"import sys; exec({code!r})\n"
+
+
+def _install(place: Place) -> None:
+    with open(place.hook, "w", encoding="utf-8") as file:
+        file.write(hook_line(os.path.join(SHIM, "site")))
+    if not os.path.lexists(place.torchrun):
+        fd = os.open(place.torchrun, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(_TORCHRUN % shlex.quote(place.python))
+    say(f"torchrun of {place.prefix} starts relight; relight shim remove undoes that")
+
+
+def _remove(place: Place) -> None:
+    found = os.path.lexists(place.hook)
+    if found:
+        os.unlink(place.hook)
+    if _is_own(place.torchrun):
+        os.unlink(place.torchrun)
+    gone = "starts torch's launcher again" if found else "did not start relight"
+    say(f"torchrun of {place.prefix} {gone}")
+
+
+def _status(place: Place) -> int:
+    try:
+        with open(place.hook, encoding="utf-8") as file:
+            line = file.read()
+    except FileNotFoundError:
+        print(f"{place.prefix}: not installed")
+        return EXIT_NOT_INSTALLED
+    if line == hook_line(os.path.join(SHIM, "site")):
+        print(f"{place.prefix}: torchrun starts this relight")
+    else:
+        print(f"{place.prefix}: installed by another relight; see {place.hook}")
+    return EXIT_OK
+
+
+def _is_own(path: str) -> bool:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return _MARK in file.read(1000)
+    except OSError:
+        return False

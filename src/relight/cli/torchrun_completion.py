@@ -1,0 +1,25 @@
+"""The completion of `torchrun` for `--print-completion`, as torch has it since 2.14."""
+
+from collections.abc import Iterable
+
+from relight.flags.spec import Flag
+
+_BASH = """\
+_relight_torchrun() {
+    local word=${COMP_WORDS[COMP_CWORD]}
+    case $word in -*) COMPREPLY=($(compgen -W "@FLAGS@" -- "$word")) ;; *) COMPREPLY=() ;; esac
+}
+complete -o default -o bashdefault -F _relight_torchrun torchrun"""
+_SCRIPTS = {
+    "bash": _BASH,
+    "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{_BASH}",
+    "tcsh": "complete torchrun 'c/--/(@NAMES@)/' 'p/*/f/'",
+    "fish": "for each in @NAMES@; complete -c torchrun -l $each; end",
+}
+
+
+def script(shell: str, flags: Iterable[Flag]) -> str:
+    """Return the script of a shell that completes the flags of `torchrun`."""
+    names = [flag.name for flag in flags]
+    words = " ".join(f"--{name}" for name in names)
+    return _SCRIPTS[shell].replace("@FLAGS@", words).replace("@NAMES@", " ".join(names))

@@ -1,0 +1,23 @@
+"""Loads the hook below `relight exec`, then the sitecustomize that this one hides."""
+
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+try:
+    import relight_hook  # type: ignore[import-not-found]
+
+    relight_hook.install()
+except Exception as error:  # never the end of somebody's program
+    sys.stderr.write(f"relight: note: torchrun is not replaced here: {error!r}\n")
+sys.path[:] = [path for path in sys.path if os.path.abspath(path) != HERE]
+
+own = sys.modules.pop("sitecustomize", None)
+try:
+    import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
+except ImportError as error:
+    if error.name != "sitecustomize":
+        raise
+finally:
+    if own is not None:
+        sys.modules.setdefault("sitecustomize", own)

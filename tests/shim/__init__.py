@@ -1,0 +1,1 @@
+"""relight in the place of torchrun."""

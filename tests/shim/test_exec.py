@@ -1,0 +1,106 @@
+"""Below `relight exec`, whatever starts torchrun starts relight."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import LIMIT_S, RELIGHT, clean_environment
+
+WORKER = """
+import os, sys
+with open(f"/proc/{os.getppid()}/cmdline") as file:
+    by_relight = "worker spawner" in file.read()
+print("rank", os.environ["RANK"], by_relight, sys.argv[1:])
+"""
+FAKE_API = """
+class elastic_launch:
+    def __init__(self, config, entrypoint):
+        raise SystemExit("torch's launcher was called")
+"""
+CALLER = """
+import sys
+from torch.distributed.launcher.api import elastic_launch
+from relight.torch_launcher import LaunchConfig
+config = LaunchConfig(1, 1, 2, rdzv_backend="c10d", run_id="run", max_restarts=0)
+print(elastic_launch(config, "sh")("-c", "true"))
+"""
+
+
+def execute(folder: Path, *command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    (folder / "w.py").write_text(WORKER)
+    return subprocess.run(
+        [*RELIGHT, "exec", *command], cwd=folder, env=clean_environment(**variables),
+        capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (["torchrun"], []),
+        (["--", "torchrun"], []),
+        ([sys.executable, "-m", "torch.distributed.run"], []),
+        ([sys.executable, "-Xdev", "-umtorch.distributed.launch"], ["--local-rank=0"]),
+        (["sh", "-c", 'torchrun "$@" && :', "sh"], []),
+    ],
+)
+def test_launchers_start_relight(tmp_path: Path, command: list[str], arguments: list[str]) -> None:
+    """There is no torch: nothing imports it."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    done = execute(
+        tmp_path, *command, "--nproc-per-node=1", "w.py", "--lr=1", PYTHONPATH=str(tmp_path)
+    )
+    assert done.stdout == f"rank 0 True {[*arguments, '--lr=1']}\n", done.stderr
+
+
+def test_torchrun_of_another_environment_runs_on_its_python(tmp_path: Path) -> None:
+    """A script may activate its own environment, whose torchrun then comes first on PATH."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", "env"], cwd=tmp_path, check=True)
+    python = tmp_path / "env/bin/python"
+    torchrun = tmp_path / "env/bin/torchrun"
+    torchrun.write_text(f"#!{python}\nfrom torch.distributed.run import main\nmain()\n")
+    torchrun.chmod(0o755)
+    (tmp_path / "which.py").write_text("import sys; print(sys.executable)")
+    for script in ("torchrun which.py", ". env/bin/activate; torchrun which.py"):
+        done = execute(tmp_path, "bash", "-c", script, PATH=f"/usr/bin:/bin:{tmp_path}/env/bin")
+        assert done.stdout == f"{python}\n", done.stderr
+
+
+def test_programs_get_relight_for_torch_launcher(tmp_path: Path) -> None:
+    package = tmp_path / "torch/distributed/launcher"
+    package.mkdir(parents=True)
+    (package / "api.py").write_text(FAKE_API)
+    done = execute(tmp_path, sys.executable, "-c", CALLER, PYTHONPATH=str(tmp_path))
+    assert done.stdout == "{0: None, 1: None}\n", done.stderr
+
+
+def test_hidden_sitecustomize_still_runs(tmp_path: Path) -> None:
+    """What loads the hook leaves sys.path as it was."""
+    (tmp_path / "sitecustomize.py").write_text("name = 'mine'")
+    show = "import sys; print(sys.modules['sitecustomize'].name, *sys.path, sep='\\n')"
+    command = (sys.executable, "-c", show)
+    plain = subprocess.run(
+        command, env=clean_environment(PYTHONPATH=str(tmp_path)), cwd=tmp_path,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert execute(tmp_path, *command, PYTHONPATH=str(tmp_path)).stdout == plain.stdout
+
+
+def test_command_keeps_its_exit_code_and_arguments(tmp_path: Path) -> None:
+    done = execute(tmp_path, "sh", "-c", 'echo "$@"; exit 7', "sh", "--help", "--", "-x")
+    assert (done.returncode, done.stdout, done.stderr) == (7, "--help -- -x\n", "")
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ((), "relight exec needs a command"),
+        (("no-such-program",), "there is no program no-such-program"),
+        (("--no-such-flag", "sh"), "no-such-flag"),
+    ],
+)
+def test_wrong_command_is_refused(tmp_path: Path, command: tuple[str, ...], said: str) -> None:
+    done = execute(tmp_path, *command)
+    assert done.returncode == 2
+    assert said in done.stderr
