@@ -1,11 +1,15 @@
 """Event handlers are plug-ins: the examples in `event_handlers/`, found by their entry points."""
 
+import getpass
 import json
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 from conftest import Launch
+
+from relight import __version__
 
 PLUGIN = str(Path(__file__).with_name("event_handlers"))
 OF_A_JOB = [
@@ -32,6 +36,21 @@ def test_logging_handler_gets_json_lines(launch: Launch, tmp_path: Path) -> None
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["event"] for line in lines] == OF_A_JOB
     assert [line["n"] for line in lines] == list(range(1, 8))
+
+
+def test_events_for_handlers_say_whose_job_it_is(launch: Launch, tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    assert run(launch, "logs", EVENTS_FILE=str(path), PBS_JOBID="3.head").returncode == 0
+    origins = [json.loads(line)["agent"] for line in path.read_text().splitlines()]
+    assert origins == [
+        {
+            "user": getpass.getuser(),
+            "host": socket.gethostname(),
+            "version": __version__,
+            "scheduler": "pbs",
+            "scheduler_job": "3.head",
+        }
+    ] * len(OF_A_JOB)
 
 
 def test_handler_gets_events_while_job_runs(launch: Launch, tmp_path: Path) -> None:

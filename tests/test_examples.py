@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 from types import ModuleType
@@ -422,3 +423,34 @@ def test_interrupted_demo_cleans_up(
     assert "Traceback" not in output
     assert not list(tmp_path.iterdir())
     assert not processes_with(f"STARTED_BY={tmp_path}")
+
+
+def test_documented_notice_handler_saves_one_whole_step(start: Start, tmp_path: Path) -> None:
+    """docs/clusters/slurm.md: all ranks leave after the same step, whichever gets the signal."""
+    page = (EXAMPLES.parent / "docs" / "clusters" / "slurm.md").read_text()
+    loop = page.partition("```python\n")[2].partition("```")[0]
+    assert "signal.SIGUSR1" in loop
+    before = """
+        import os, signal, sys, time
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        model, first, steps = torch.nn.Linear(1, 1), 0, 1000_000
+        def train(step):
+            torch.nn.init.constant_(model.weight, step)
+            if step == 3 and dist.get_rank() == 0:
+                os.write(1, b"up\\n")
+            time.sleep(0.01)
+    """
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(before) + loop)
+    agent = start("run", "--on-preempt=SIGUSR1", "--nproc-per-node=2", script, cwd=tmp_path)
+    assert agent.stdout is not None and agent.stdout.readline() == b"up\n"
+    agent.send_signal(signal.SIGUSR1)
+    _, err = agent.communicate(timeout=LIMIT_S)
+    assert agent.returncode == 85, err
+    show = "import torch; c = torch.load('checkpoint.pt'); print(c['step'] - c['model']['weight'])"
+    shown = subprocess.run(
+        [sys.executable, "-c", show], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert shown.stdout == "tensor([[1.]])\n"
+    assert not (tmp_path / "checkpoint.tmp").exists()

@@ -67,6 +67,24 @@ os.write(1, b"up\\n")
 while not saved.exists():
     time.sleep(0.01)
 """
+SAVES_AFTER_NOTICE = """
+import os, signal, sys, time
+from pathlib import Path
+exited = Path(sys.argv[0] + ".exited")
+def save(number, frame):
+    if os.environ["RANK"] == "1":
+        exited.touch()
+        sys.exit(85)
+    while not exited.exists():
+        time.sleep(0.01)
+    time.sleep(1)
+    os.write(1, b"rank 0 saved\\n")
+    sys.exit(85)
+signal.signal(signal.SIGUSR1, save)
+os.write(1, b"up\\n")
+while True:
+    time.sleep(0.01)
+"""
 Agent = subprocess.Popen[bytes]
 
 
@@ -158,6 +176,20 @@ def test_workers_that_never_poll_get_advisory_signal(
     assert code == 0, err
     assert "rank 0 saved" in out
     assert "preempted" not in err
+
+
+def test_worker_exiting_after_notice_lets_others_save(
+    start: Start, script: Callable[[str], Path]
+) -> None:
+    agent = start("run", "--on-preempt=SIGUSR1", "--nproc-per-node=2", script(SAVES_AFTER_NOTICE))
+    wait_until_up(agent, 2)
+    agent.send_signal(signal.SIGUSR1)
+    code, out, err = end(agent)
+    assert (code, out) == (85, "rank 0 saved\n"), err
+    assert (
+        "local rank 1 has exited after the notice of a preemption: waiting for local rank 0 to "
+        "save a checkpoint and leave, for 2 min at most" in err
+    )
 
 
 def test_workers_that_miss_deadline_are_killed(start: Start, script: Callable[[str], Path]) -> None:

@@ -48,6 +48,20 @@ while not should_checkpoint():
 """
 """Once the other node has left, the next worker imports; or fails in training, and then imports."""
 
+SAVES_AFTER_NOTICE = """
+import os, signal, sys, time
+def save(number, frame):
+    if os.environ["RANK"] == "1":
+        time.sleep(3)
+    os.write(1, b"has saved\\n")
+    sys.exit(85)
+signal.signal(signal.SIGUSR1, save)
+os.write(1, b"up %d\\n" % int(os.environ["RANK"]))
+while True:
+    time.sleep(0.01)
+"""
+"""Rank 1 takes longer to save than other nodes may get the notice later."""
+
 NEVER_LEAVES = """
 import os, sys, time
 from relight.worker import should_checkpoint
@@ -217,6 +231,23 @@ def test_checkpointed_node_does_not_cut_others_short(
         out, err = agent.communicate(timeout=LIMIT_S)
         assert (agent.returncode, out) == (75, b"saves\nhas saved\n"), err
         assert b"frozen" not in err
+
+
+def test_exit_after_notice_does_not_stop_saving_on_other_nodes(
+    start: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Also if the other node gets the notice later."""
+    words = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=j",
+             "--on-preempt=SIGUSR1", script(SAVES_AFTER_NOTICE))  # fmt: skip
+    agents = [start("run", *words) for _ in range(2)]
+    ups = [read_until(agent.stdout, b"up") for agent in agents]
+    first, second = sorted(agents, key=lambda agent: ups[agents.index(agent)])
+    first.send_signal(signal.SIGUSR1)
+    read_until(first.stdout, b"has saved")
+    second.send_signal(signal.SIGUSR1)
+    out, err = second.communicate(timeout=LIMIT_S)
+    assert (second.returncode, out) == (85, b"has saved\n"), err
+    assert first.wait(LIMIT_S) == 85
 
 
 def test_checkpoint_continues_if_coordinator_is_killed(

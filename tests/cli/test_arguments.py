@@ -331,7 +331,7 @@ ANSWERED = ("help", "print-completion")
 def test_every_flag_has_a_field() -> None:
     """The table of flags and the record of values can't drift apart."""
     fields = [flag.field for flag in FLAGS if flag.name not in ANSWERED]
-    assert sorted([*fields, "script", "script_args"]) == sorted(LaunchSpec._fields)
+    assert sorted([*fields, "script", "script_args", "conf_defaults"]) == sorted(LaunchSpec._fields)
 
 
 @given(st.text(max_size=30), st.sampled_from([f for f in FLAGS if f.parse is not None]))

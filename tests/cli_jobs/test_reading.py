@@ -302,6 +302,18 @@ def test_describe_shows_what_was_submitted_and_by_whom(relight: Command, place: 
     assert record["app"]["roles"][0]["args"] == ["train.py", "a b"]
 
 
+def test_describe_expands_macros(relight: Command, submitted: Submitted) -> None:
+    """The record keeps them, so that it can be submitted again."""
+    handle = submitted("utils.sh", "echo", "${app_id}", "${replica_id}", "$${${rank0_env}:=x}")
+    text = relight("describe", handle).stdout
+    app_id = handle.strip().rpartition("/")[2]
+    runs = next(line for line in text.splitlines() if line.startswith("  runs "))
+    assert app_id in runs and "REPLICA" in runs and "${RELIGHT_RANK0_HOST:=x}" in runs
+    assert "${app_id}" not in runs
+    record = json.loads(relight("describe", "--json", handle).stdout)
+    assert "${app_id}" in " ".join(record["app"]["roles"][0]["args"])
+
+
 SECRET = "hunter2"
 
 

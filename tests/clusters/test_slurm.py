@@ -1,6 +1,7 @@
 """`relight run` without a flag under a real Slurm: a slurmctld, and a slurmd on each of 4 hosts."""
 
 import re
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,26 @@ def test_srun_needs_no_flags(slurm: Slurm) -> None:
         "node-rank=3, from SLURM_NODEID=3",
     ):
         assert text.count(said) == (1 if "rank" in said else 4), said
+
+
+def test_srun_takes_the_token_of_the_user(slurm: Slurm, tmp_path: Path) -> None:
+    """An agent that does not know it can't join the job of the others."""
+    without, _ = relight(slurm, "srun", "-N2", "--", "worker.py")
+    assert without.count("no token") == 1, without
+    (tmp_path / "token").write_text("right")
+    (tmp_path / "token").chmod(0o600)
+    agent = f"RELIGHT_STATE_DIR={tmp_path} {shlex.join(RELIGHT_RUN)} -v worker.py"
+    text, code = slurm.run(["srun", "-N2", "sh", "-c", agent], env=SHELL)
+    assert code == 0, text
+    assert text.count(f"token_file={tmp_path}/token, from the token of this user") == 2
+    assert "no token" not in text
+    other = f"[ $SLURM_NODEID = 0 ] || export RELIGHT_TOKEN=wrong; {agent}"
+    limit = "--rdzv-conf=join_timeout=3"
+    text, code = slurm.run(
+        ["srun", "-N2", "sh", "-c", other.replace(" -v ", f" {limit} ")], env=SHELL
+    )
+    assert code in (2, 3), text
+    assert "token" in text, text
 
 
 def test_ranks_follow_slurm_order_not_user_order(slurm: Slurm) -> None:

@@ -9,10 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from relight.core.failure import WorkerEnd
 from relight.core.workers.supervision import (
+    NOTICE_S,
     UNKILLABLE_AFTER_S,
     UNSTOPPED,
     Effect,
     Kill,
+    Noticed,
     SaveAndLeave,
     Signal,
     Supervision,
@@ -30,7 +32,7 @@ from relight.events.event_types import (
 TERM, INT, KILL = int(signal.SIGTERM), int(signal.SIGINT), int(signal.SIGKILL)
 
 # A play: events with their times, the expected actions, and the state after them.
-Play = list[tuple[float, Event | SaveAndLeave, list[Effect], SupervisionState]]
+Play = list[tuple[float, Event | SaveAndLeave | Noticed, list[Effect], SupervisionState]]
 
 PLAYS: dict[str, tuple[int, float, Play]] = {
     "all end well": (
@@ -142,6 +144,56 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
             (2, SignalReceived(TERM), [Signal((0, 1), TERM)], SupervisionState.STOPPING),
         ],
     ),
+    "one exits after a notice, the others save": (
+        3,
+        30,
+        [
+            (1, Noticed([0, 1, 2]), [], SupervisionState.RUNNING),
+            (2, WorkerExited(1, 85), [], SupervisionState.SAVING),
+            (3, GroupStopped(0, "node2 failed"), [], SupervisionState.SAVING),
+            (90, WorkerExited(2, 0), [], SupervisionState.SAVING),
+            (91, WorkerExited(0, 85), [], SupervisionState.ENDED),
+        ],
+    ),
+    "a worker of another node exits after a notice": (
+        2,
+        30,
+        [
+            (1, Noticed([0, 1]), [], SupervisionState.RUNNING),
+            (2, GroupStopped(0, "node2 failed"), [], SupervisionState.SAVING),
+            (3, WorkerExited(0, 85), [], SupervisionState.SAVING),
+            (9, WorkerExited(1, 85), [], SupervisionState.ENDED),
+        ],
+    ),
+    "workers save for too long after a notice": (
+        2,
+        30,
+        [
+            (1, Noticed([0, 1]), [], SupervisionState.RUNNING),
+            (2, WorkerExited(1, 85), [], SupervisionState.SAVING),
+            (1 + NOTICE_S, Tick(), [], SupervisionState.SAVING),
+            (2 + NOTICE_S, Tick(), [Signal((0,), TERM)], SupervisionState.STOPPING),
+        ],
+    ),
+    "workers without a handler for the notice are not waited for": (
+        3,
+        30,
+        [
+            (1, Noticed([0]), [], SupervisionState.RUNNING),
+            (2, WorkerExited(1, 1), [], SupervisionState.SAVING),
+            (3, WorkerExited(0, 85), [Signal((2,), TERM)], SupervisionState.STOPPING),
+        ],
+    ),
+    "a signal while workers save after a notice": (
+        2,
+        30,
+        [
+            (1, Noticed([0, 1]), [], SupervisionState.RUNNING),
+            (2, WorkerExited(1, 85), [], SupervisionState.SAVING),
+            (3, SignalReceived(TERM), [Signal((0,), TERM)], SupervisionState.STOPPING),
+            (33, Tick(), [Kill()], SupervisionState.KILLING),
+        ],
+    ),
     "an exit that is told twice": (
         2,
         30,
@@ -192,10 +244,16 @@ def test_requested_exit_differs_from_own_exit() -> None:
             [SaveAndLeave(), WorkerExited(0, 1)],
             "waiting for local rank 1 to save a checkpoint and leave",
         ),
+        (
+            [Noticed([1]), WorkerExited(0, 1)],
+            "waiting for local rank 1 to save a checkpoint and leave, for 2 min at most",
+        ),
         ([WorkerExited(0, 0), WorkerExited(1, 0)], "all ended"),
     ],
 )
-def test_every_state_explains_its_wait(events: list[Event | SaveAndLeave], words: str) -> None:
+def test_every_state_explains_its_wait(
+    events: list[Event | SaveAndLeave | Noticed], words: str
+) -> None:
     group = Supervision(2, 30)
     for event in events:
         group.step(event, 0.0)
@@ -211,7 +269,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.group = Supervision(size, grace_s)
         self.signalled: list[tuple[int, ...]] = []
 
-    def step(self, event: Event | SaveAndLeave) -> None:
+    def step(self, event: Event | SaveAndLeave | Noticed) -> None:
         before = self.group.alive
         for effect in self.group.step(event, self.now):
             if isinstance(effect, Signal):
@@ -238,6 +296,11 @@ class AnyOrder(RuleBasedStateMachine):
     @rule()
     def the_workers_save(self) -> None:
         self.step(SaveAndLeave())
+
+    @rule(rank=st.integers(0, 5))
+    def a_worker_gets_a_notice(self, rank: int) -> None:
+        if rank in self.group.alive:
+            self.step(Noticed([rank]))
 
     @precondition(lambda self: self.now > 50)
     @rule()

@@ -179,10 +179,9 @@ def test_multi_host_job_without_token_warns_once(lab: Lab, tmp_path: Path) -> No
     agents = [job.start("node1"), job.start("node2")]
     job.until_runs(agents, 2)
     assert job.stop() == [0, 0]
-    for agent in agents:
-        lines = [line for line in agent.text.splitlines() if "token" in line]
-        assert len(lines) == 1, agent.text
-        assert re.search(r"node1:29400.*RELIGHT_TOKEN", lines[0])
+    lines = [line for agent in agents for line in agent.text.splitlines() if "token" in line]
+    assert len(lines) == 1, lines
+    assert re.search(r"node1:29400.*RELIGHT_TOKEN", lines[0])
     local = Job(lab, tmp_path, *c10d("localhost", "1:2", "--rdzv-conf=last_call_timeout=0.1"))
     agent = local.start("node1")
     assert agent.wait() == 0
@@ -227,6 +226,7 @@ def test_only_nodes_with_certificates_of_one_authority_meet(lab: Lab, tmp_path: 
     job.tell("fail.1")
     job.until_runs(agents, 2, generation=1)
     assert job.stop()[:2] == [0, 0]
+    assert not any("no token" in agent.text for agent in agents), "TLS keeps strangers out"
 
 
 def test_strangers_do_not_disturb_a_job(lab: Lab, tmp_path: Path) -> None:

@@ -277,6 +277,50 @@ def test_elastic_job_continues_without_a_node(jobs: Jobs) -> None:
     assert ["main/2", "FAILED", "node3", None, "its node was lost"] in status["replicas"]
 
 
+def test_elastic_job_succeeds_without_an_unhealthy_node(jobs: Jobs) -> None:
+    """`-j 2:3x2`: a node fails its health check and leaves; no retry runs the trained job again."""
+    check = "--health-check '[ $(hostname) != node3 ]' "
+    command = RUN + f"--nnodes 2:3 {check} --no-python bash -c 'echo of $WORLD_SIZE'"
+    role = bash(command, replicas=3, min_replicas=2, max_retries=1)
+    app_id = jobs.submit(role, cfg={"exclude": "node4"})
+    status = jobs.until(app_id, *OVER)
+    assert (status["state"], status["exitcode"]) == ("SUCCEEDED", 0), jobs.said(app_id)
+    assert status["restarts"] == 0
+    assert [replica[:4] for replica in status["replicas"]] == [
+        ["main/0", "SUCCEEDED", "node1", 0],
+        ["main/1", "SUCCEEDED", "node2", 0],
+        ["main/2", "FAILED", "node3", 4],
+    ]
+    assert "health check" in status["replicas"][2][4]
+
+
+APPTAINER = """#!/bin/bash
+# Stands in for Apptainer: it checks the command line, and drops exported functions, as images may.
+[ "$1 $2 $4" = "exec --bind --pwd" ] && cd "$5" && image=$6 && shift 6 || exit 99
+IFS=, read -ra mounts <<<"$3"
+for name in $(compgen -e | grep ^BASH_FUNC); do unset "$name"; done
+for each in $(env | grep -o '^BASH_FUNC_[^=]*'); do drop+=(-u "$each"); done
+exec env "${drop[@]}" IMAGE="$image" "$@"
+"""
+
+
+def test_replicas_run_in_containers(jobs: Jobs) -> None:
+    """Agents are in them: with their launcher, in the working directory."""
+    tools = jobs.slurm.directory / "container tools"
+    tools.mkdir()
+    (tools / "apptainer").write_text(APPTAINER)
+    (tools / "apptainer").chmod(0o755)
+    path = f"{tools}:{jobs.slurm.environment['PATH']}"
+    command = RUN + "--nnodes 2 --no-python bash -c 'echo $RANK $IMAGE $VALUE $(pwd)'"
+    role = bash(command, replicas=2, env={"VALUE": "a  b", "RELIGHT_LAUNCHER": "travels"})
+    cfg = {"image": "/my images/torch.sif", "container": "apptainer"}
+    app_id = jobs.submit(role, cfg=cfg, env={"PATH": path})
+    assert jobs.until(app_id, *OVER)["state"] == "SUCCEEDED", jobs.said(app_id)
+    lines = [line for k in (0, 1) for line in jobs.logs(app_id, f"main/{k}", "stdout")]
+    place = jobs.slurm.directory
+    assert sorted(lines) == [f"{k} /my images/torch.sif a b {place}" for k in range(4)]
+
+
 WORKER = """
 import os, signal, sys, time
 from pathlib import Path

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.base.errors import MachineError, UsageError
-from relight.job.app import AppDef, AppState, Resource, Role
+from relight.job.app import AppDef, AppState, BindMount, Resource, Role
+from relight.schedulers import failure_reason
 from relight.schedulers.api import LogQuery
 from relight.schedulers.slurm import script, states
 from relight.schedulers.slurm.scheduler import make
@@ -57,6 +58,15 @@ CASES = {
         sbatch=["--reservation=r"],
     ),
     "elastic": rendered(ddp("2:4", 4, min_replicas=2), signal="TERM@300"),
+    "pyxis": rendered(
+        ddp(resource=Resource(8, 8, 1024), mounts=[BindMount("/data", "/in", read_only=True)]),
+        image="nvcr.io#nvidia/pytorch:25.01-py3",
+    ),
+    "apptainer": rendered(
+        ddp("2:4", 4, min_replicas=2, resource=Resource(8, 8, 1024)),
+        image="/images/my torch.sif",
+        container="apptainer",
+    ),
     "roles": rendered(
         ddp(), Role("reader", "img", entrypoint="python", args=("read.py", "${replica_id}"))
     ),
@@ -80,12 +90,58 @@ def test_scripts_are_valid_bash(name: str) -> None:
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
+UNFIT = "srun: error: n3: task 2: Exited with exit code 4"
+LOST = "srun: error: Node failure on n3\nsrun: error: n3: task 2: Killed"
+ALL_FAILED = "srun: error: n[1-3]: tasks 0-2: Exited with exit code 7"
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "expected"),
+    [
+        ("elastic", UNFIT, ""),
+        ("elastic", LOST, ""),
+        ("elastic", f"{LOST}\nsrun: error: n2: task 1: Exited with exit code 75", ""),
+        ("elastic", ALL_FAILED, "7 main"),
+        ("elastic", f"{UNFIT}\nsrun: error: n[1-2]: tasks 0-1: Exited with exit code 3", "4 main"),
+        ("elastic", f"srun: error: Application launch failed: no\n{UNFIT}", "4 main"),
+        ("elastic", "srun: error: Unable to create step", "9 main"),
+        ("ddp", UNFIT, "4 main"),
+    ],
+)
+def test_elastic_step_succeeds_if_an_agent_does(
+    tmp_path: Path, name: str, said: str, expected: str
+) -> None:
+    """Also if other agents have left the job before, or lost their node."""
+    functions = CASES[name][CASES[name].index("# Print the exit code or signal") :]
+    functions = functions[: functions.index("\n}\n", functions.index("step() {")) + 3]
+    scontrol = "scontrol() { tr , '\\n' <<<\"${3/n\\[1-/n1,n2,n}\" | tr -d ]; }"
+    srun = f"srun() {{ printf '%s\\n' {script.word(said)} >&2; return 9; }}"
+    flags = "--kill-on-bad-exit=0" + (" --no-kill" if name == "elastic" else "")
+    command = f"{scontrol}\n{srun}\n{functions}\nstep main 3 {flags} true"
+    (tmp_path / "main").mkdir()
+    subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "RELIGHT_JOB_DIR": str(tmp_path)},
+        capture_output=True,
+        check=True,
+    )
+    failed = tmp_path / "failed"
+    assert (failed.read_text().strip() if failed.exists() else "") == expected
+
+
+def test_reason_of_failure_is_not_its_hint(tmp_path: Path) -> None:
+    stderr = tmp_path / "stderr.log"
+    stderr.write_text("relight: error: no such file\nrelight:   hint: look at it\n\n")
+    assert failure_reason.cause("", str(stderr), 4) == "relight: error: no such file"
+
+
 def test_every_option_becomes_an_sbatch_line() -> None:
     options = {
         "partition": "p1,p2", "time": "2:00:00", "account": "a", "qos": "high", "constraint": "a&b",
         "comment": "c", "mail-user": "u@x.org", "mail-type": "END,FAIL", "nodelist": "n[1-2]",
         "exclude": "n3", "exclusive": True, "requeue": False, "gpus": "gres", "gpu_type": "a100",
-        "mem": False, "sbatch": ["--licenses=l:1", "--nice"], "signal": "none",
+        "mem": False, "image": None, "container": "pyxis",
+        "sbatch": ["--licenses=l:1", "--nice"], "signal": "none",
     }  # fmt: skip
     assert sbatch_lines(ddp(resource=Resource(4, 2, 8)), **options) == [
         "--job-name=main-x7",
@@ -161,6 +217,7 @@ def test_agents_get_signal_before_time_limit(
         ([ddp()], {"sbatch": ["--nice\nrm"]}, "is one line"),
         ([ddp()], {"signal": "KILL@9"}, "expected USR1@SECONDS"),
         ([ddp()], {"signal": "soon"}, "expected USR1@SECONDS"),
+        ([ddp(mounts=[BindMount("/a,b", "/c")])], {"image": "x"}, "can't be mounted"),
         ([ddp("1:2", min_replicas=1, resource=Resource(1, 1, 1))], {"gpus": "gpus-per-task"},
          "needs a fixed number of nodes"),
     ],

@@ -81,7 +81,7 @@ def test_metrics_describe_the_job() -> None:
     (busy,) = found["relight_gpu_busy_ratio"]
     assert (busy.labels["gpu"], busy.labels["host"], busy.value) == ("0", "gpu-01", 0.97)
     assert len(found["relight_gpu_memory_bytes"]) == 2
-    own = {"job_name": "train", "job_id": "train-7"}
+    own = {"job_name": "train", "job_id": "train-7@gpu-01"}
     assert all(own.items() <= sample.labels.items() for each in found.values() for sample in each)
 
 

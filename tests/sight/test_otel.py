@@ -129,7 +129,7 @@ def test_metrics_match_prometheus(collector: Collector) -> None:
         point.as_double
         for point in found["relight_job_state"].gauge.data_points
     }  # fmt: skip
-    labels = (("job_id", "train-7"), ("job_name", "train"), ("state", "succeeded"))
+    labels = (("job_id", "train-7@gpu-01"), ("job_name", "train"), ("state", "succeeded"))
     assert states[labels] == 1.0
     assert sum(states.values()) == 1.0
 

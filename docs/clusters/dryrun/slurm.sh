@@ -61,6 +61,15 @@ first_failure() {
          /: error: [^ ]+: tasks? [^ ]+: / && !($3 in lost) { print $NF; exit }' "$1"
 }
 
+# Return whether tasks have exited with 0 while others failed, left the job, or lost their node: an
+# agent exits with 0 only if the whole job has succeeded.
+has_survivors() {
+    local gone
+    gone=$(sed -nE 's/.*: error: (Node failure on ([^ ]+)|([^ ]+): tasks? [^ ]+: .*)/\2\3/p' "$1")
+    [ -n "$gone" ] && ! grep -q 'launch failed' "$1" &&
+        (($(scontrol show hostnames "${gone//$'\n'/,}" | sort -u | wc -l) < $2))
+}
+
 # Run a role: one task on each of its nodes.
 step() {
     local role=$1 nodes=$2 code first_code srun_log=$RELIGHT_JOB_DIR/$1/srun.log
@@ -72,11 +81,12 @@ step() {
     code=$?
     cat "$srun_log"
     first_code=$(first_failure "$srun_log")
+    if [[ $code != 0 && "$*" == *--no-kill* && (-z $first_code || "$*" == *-exit=0*) ]] &&
+        has_survivors "$srun_log" "$nodes"; then
+        code=0 first_code= # the other nodes went on without those
+    fi
     if [[ $code != 0 && $first_code =~ ^[0-9]+$ ]]; then
         code=$first_code # srun may exit with the code of a task that was stopped afterwards
-    elif [[ -z $first_code && "$*" == *--no-kill* ]] &&
-        grep -q ': error: Node failure on ' "$srun_log"; then
-        code=0 # the other nodes went on without the lost ones
     fi
     if [ "$code" != 0 ]; then
         echo "$code $role" >>"$RELIGHT_JOB_DIR/failed"

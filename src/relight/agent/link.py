@@ -128,6 +128,7 @@ class RemoteLink(finders.Seeker):
         self._second_at = "", 0
         self._dial_again = Alarm(loop, self._dial_unanswered)
         self._met_coordinator = False
+        self._warned = False
         """Whether one has sent a message, or the one here has formed a generation."""
         self._lost = _Coordinator(())
         """The one before, until another one has confirmed the generation here."""
@@ -415,6 +416,9 @@ class RemoteLink(finders.Seeker):
         self._group.recipients[self.join.node] = partial(coordinator.deliver, self._on_own_message)
         if self._finder.loopback_addresses():
             self._loop.call_after(_NOTE_AFTER_S, self._note_loopback)
+        if self._meeting.warning and not self._warned:
+            self._warned = True
+            self.say(f"note: {self._meeting.warning}")
         if until != FOR_EVER:
             self.say("this node coordinates the group now")
         # A coordinator can't drop its own node, so no stop time is sent.

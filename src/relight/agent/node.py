@@ -41,7 +41,7 @@ from relight.core.group.messages import (
     WorkersSucceeded,
 )
 from relight.core.ranks import NO_GENERATION, GenerationId
-from relight.core.workers.supervision import FOR_EVER
+from relight.core.workers.supervision import FOR_EVER, saving_s
 from relight.events.event_types import Formed, Restarting, StateChanged
 from relight.host.loop import Loop
 from relight.output.journal import Journal
@@ -472,4 +472,5 @@ def _stop_s(job: AgentConfig) -> float | None:
     spec = job.command.spec
     health_s = spec.health_check_timeout if spec.health_check is not None else 0.0
     look_s = _LOOK_S if spec.hang_timeout is not None else 0.0
-    return job.grace_s + checkpoint_s + health_s + look_s + _READY_S
+    notice_s = saving_s(job.grace_s) if spec.on_preempt and spec.on_preempt.signals else 0.0
+    return job.grace_s + checkpoint_s + notice_s + health_s + look_s + _READY_S

@@ -6,6 +6,10 @@ and leave at the same step, this node leaves the job, and the others go on witho
 take longer than the grace time are killed. If no coordinator hears of it, the workers of this node
 save alone.
 
+Workers that have not called it, but have a handler for the signal of --on-preempt, get that signal:
+if one of them exits, those of this node may finish saving before they are stopped
+(core/workers/supervision).
+
 Any other signal that stops the job, and a second one, stops the workers of this node at once.
 """
 
@@ -76,8 +80,9 @@ class Interruption:
             self._on_preempted(f"got {signal_name(number)}")
         elif number in self._spec.signals_to_handle:
             self._stop_by(number)
-        else:  # the node may stay for a while: workers may end in time, or handle it
-            self._pass_on(number)
+        elif self._node.workers is not None:
+            # The node may stay for a while: workers may end in time, or handle it.
+            self._node.workers.forward_signal(number, is_notice=True)
 
     def _stop_by(self, number: int) -> None:
         self.signals.append(number)

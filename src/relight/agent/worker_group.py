@@ -35,7 +35,7 @@ from relight.core.group.messages import (
 )
 from relight.core.ranks import Assignment
 from relight.core.workers import worker_command
-from relight.core.workers.supervision import SaveAndLeave
+from relight.core.workers.supervision import Noticed, SaveAndLeave
 from relight.events.event_types import (
     CheckpointFound,
     FailureNoticed,
@@ -74,6 +74,10 @@ _AFTER_ERROR = (1, -signal.SIGABRT)
 """How a worker ends that blames a peer: by an exception, or by the watchdog of NCCL."""
 _LEFT_S = 0.3
 """How long processes that successful workers have left may take to end by themselves."""
+_NOTICE_SPREAD_S = 2.0
+"""How much later other nodes may get the notice of a preemption: no worker there is stopped before
+because a worker here has saved and exited.
+"""
 _HELD_S = 5.0
 """How long a traceback is held back, on a terminal, after its worker has ended."""
 
@@ -139,6 +143,8 @@ class WorkerGroup:
         """The coordinator's latest message to stop them."""
         self.supervisor: Supervisor | None = None
         """Set when the workers start."""
+        self._noticed_until = 0.0
+        """Until when other nodes may not have got the notice of a preemption that came here."""
         self.had_called = False
         """Whether a worker had called `should_checkpoint` when all had ended."""
         self._watches: Watchdogs | None = None
@@ -203,6 +209,9 @@ class WorkerGroup:
         loop.run_until(lambda: not supervisor.is_running)
         self._services.journal.set_status(supervisor.explain)
         loop.run_until(lambda: supervisor.has_ended)
+        spread_s = self._noticed_until - loop.now()
+        if supervisor.core.failed and spread_s > 0:
+            loop.run_until(lambda: bool(signals) or self.stopped_by is not None, spread_s)
         self._services.journal.clear_status()
         if supervisor.alive:
             self._services.journal.say(supervisor.explain())
@@ -482,14 +491,24 @@ class WorkerGroup:
             for _ in range(2):  # as by a second signal of the user
                 self.supervisor.step(SignalReceived(signal.SIGTERM))
 
-    def forward_signal(self, number: int) -> None:
-        """Send a signal that does not stop the job to the workers that have a handler for it."""
+    def forward_signal(self, number: int, *, is_notice: bool = False) -> None:
+        """Send a signal that does not stop the job to the workers that have a handler for it.
+
+        Args:
+            number: the signal.
+            is_notice: whether it announces a preemption, so that they may save a checkpoint and
+                exit.
+        """
         supervisor, journal = self.supervisor, self._services.journal
         if supervisor is None:
             return
         workers = supervisor.workers
         ready = workers.with_handler_for(supervisor.alive, number, unknown=False)
         workers.signal(ready, number)
+        if is_notice:
+            supervisor.step(Noticed(ready))
+            if ready and self._job.meeting is not None:
+                self._noticed_until = self._services.loop.now() + _NOTICE_SPREAD_S
         if journal.verbose:
             names = ", ".join(map(str, ready)) or "none, because no worker has a handler for it"
             journal.say(f"passed {signal_name(number)} on to local ranks: {names}")
@@ -624,7 +643,16 @@ class WorkerGroup:
             reason = f"a worker failed on {self._services.host}"
             suspects_peer = bool(supervisor.workers.doing)
             self.failure = WorkerFailed(self.formed.generation.id, reason, suspects_peer)
-            self._send(self.failure)
+            if supervisor.is_saving and not self.saves:
+                self._services.journal.say(
+                    f"local rank {event.local_rank} has exited after the notice of a preemption: "
+                    f"{supervisor.explain()}"
+                )
+            failure, spread_s = self.failure, self._noticed_until - self._services.loop.now()
+            if spread_s > 0:
+                self._services.loop.call_after(spread_s, lambda: self._send(failure))
+            else:
+                self._send(failure)
 
     def _note_failure(self, local_rank: int, at: float) -> None:
         after_s = max(0.0, self._services.loop.now() - at)

@@ -57,6 +57,7 @@ from relight.events.event_types import (
     WorkerExited,
     WorkerStarted,
 )
+from relight.flags import site
 from relight.flags.arguments import parse, to_spec
 from relight.host import system
 
@@ -190,8 +191,8 @@ def _checked(spec: RunSpec) -> tuple[list[str], dict[str, str]]:
     if not isinstance(spec.module, bool):
         raise UsageError(f"module={spec.module!r}: expected True or False")
     variables = {**variables_of_job(), **spec.env}
-    words = spec.command_line()
-    parsed = parse(words, Environment(variables))
+    words, env = spec.command_line(), Environment(variables)
+    parsed = parse(words, env, site=site.load(env))
     if parsed.command != (spec.script, *spec.args):
         raise UsageError(
             f"flags={[*spec.flags]!r}: {parsed.command[0]!r} is no flag",
@@ -434,7 +435,7 @@ def entry(fd: int) -> NoReturn:
     code = EXIT_INTERNAL
     try:
         env = environment.read()
-        parsed = parse(sys.argv[2:], env)
+        parsed = parse(sys.argv[2:], env, site=site.load(env))
         agent = make_agent(to_spec(parsed), parsed.given, env)
         agent.journal.listeners.append(lambda recorded: tell_event(recorded.event))
         code = agent.run()
@@ -458,7 +459,7 @@ def _run_here(
     words: Sequence[str], variables: Mapping[str, str], job: _Job, timeout_s: float | None
 ) -> RunResult:
     env = Environment(variables)
-    parsed = parse(list(words), env)
+    parsed = parse(list(words), env, site=site.load(env))
     _check_process(parsed.given)
     raised: list[BaseException] = []
     received: list[int] = []

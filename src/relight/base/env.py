@@ -31,6 +31,19 @@ def mistakes() -> str:
     return os.environ.get("RELIGHT_MISTAKES", "")
 
 
+def state_directory(env: Environment) -> str:
+    """Return where relight keeps what outlives a command, such as records of jobs:
+    RELIGHT_STATE_DIR, else as the XDG base directories say. It need not exist.
+    """
+    own = env.get("RELIGHT_STATE_DIR")
+    if not own:
+        state = env.get("XDG_STATE_HOME")
+        if not os.path.isabs(state):  # as the standard requires
+            state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+        own = os.path.join(state, "relight")
+    return os.path.abspath(own)
+
+
 def read() -> Environment:
     """Return the environment of this process."""
     return Environment(dict(os.environ))

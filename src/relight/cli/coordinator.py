@@ -22,6 +22,7 @@ from relight.base.values import BACKENDS, Endpoint, Nodes, parse_endpoint
 from relight.core.group.group_types import GroupSettings
 from relight.events.event_text import describe
 from relight.events.event_types import InternalErrorEvent, StateChanged
+from relight.flags import site
 from relight.flags.arguments import ParsedFlags, parse
 from relight.flags.spec import FLAGS, UNSET_RUN_ID, Flag, LaunchSpec
 from relight.host import background, system
@@ -67,7 +68,7 @@ def main(argv: list[str]) -> int:
         RelightError: it can't listen on its endpoint, or a setting is wrong.
     """
     env = environment.read()
-    parsed = parse(argv, env, COORDINATOR_FLAGS)
+    parsed = parse(argv, env, COORDINATOR_FLAGS, site.load(env))
     if parsed.values["help"]:
         from relight.flags.usage import coordinator_help
 
@@ -106,8 +107,9 @@ def main(argv: list[str]) -> int:
     if verbose:
         coordinator.on_job = lambda job, what: say(f"job {job}: {what}")
         coordinator.on_group = partial(_tell_changes, say)
-    for note in notes:
-        say(f"note: {note}")
+    for note in (*notes, meeting.warning):
+        if note:
+            say(f"note: {note}")
     candidate = None
     if meeting.register is not None:
         candidate = _Candidate(loop, meeting, finder, coordinator, port, say, verbose=verbose)
@@ -245,7 +247,7 @@ def _meeting(parsed: ParsedFlags, env: Environment) -> tuple[Meeting, GroupSetti
             raise UsageError(f"--rdzv-conf: {name} is not a known key", hint=hint)
     fields = {flag.field: flag.default for flag in FLAGS if flag.field in LaunchSpec._fields}
     fields |= {name.replace("-", "_"): value for name, value in given.items() if name != "help"}
-    fields |= {"nnodes": Nodes(1, 2)}
+    fields |= {"nnodes": Nodes(1, 2), "conf_defaults": parsed.values["conf_defaults"]}
     meeting, settings, notes = arrange(LaunchSpec(**fields, script="", script_args=()), env)
     if meeting.hosted is False:
         raise UsageError("--rdzv-conf: is_host=0 is for agents; this command coordinates")

@@ -15,7 +15,7 @@ from relight.base.errors import EXIT_OK, UsageError
 from relight.base.text import pluralize
 from relight.base.values import parse_interval
 from relight.doctor.gathering import GatherSettings, gather
-from relight.flags import suggestions
+from relight.flags import site, suggestions
 from relight.flags.arguments import ParsedFlags, parse
 from relight.flags.spec import FLAGS, Flag, LaunchSpec, check
 from relight.flags.usage import flag_lines
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
         RelightError: wrong usage.
     """
     env = environment.read()
-    parsed = parse(argv, env, DOCTOR_FLAGS)
+    parsed = parse(argv, env, DOCTOR_FLAGS, site.load(env))
     if parsed.values["help"]:
         print(usage())
         return EXIT_OK

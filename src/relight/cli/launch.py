@@ -7,6 +7,7 @@ before its own arguments. Everything else is `relight run`.
 from relight.base import env as environment
 from relight.base.errors import EXIT_OK, UsageError
 from relight.cli import run
+from relight.flags import site
 from relight.flags.arguments import parse, to_spec
 from relight.flags.spec import FLAGS, Flag
 
@@ -23,7 +24,7 @@ def main(argv: list[str]) -> int:
         RelightError: nothing was started.
     """
     env = environment.read()
-    parsed = parse(argv, env, LAUNCH_FLAGS)
+    parsed = parse(argv, env, LAUNCH_FLAGS, site.load(env))
     if run.answered(parsed, "launch", LAUNCH_FLAGS):
         return EXIT_OK
     spec = to_spec(parsed)

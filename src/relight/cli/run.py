@@ -4,6 +4,7 @@ from relight.agent.start import make_agent
 from relight.base import env as environment
 from relight.base.env import Environment
 from relight.base.errors import EXIT_OK
+from relight.flags import site
 from relight.flags.arguments import ParsedFlags, parse, to_spec
 from relight.flags.spec import FLAGS, LaunchSpec
 
@@ -21,7 +22,7 @@ def main(argv: list[str]) -> int:
         RelightError: nothing was started.
     """
     env = environment.read()
-    parsed = parse(argv, env)
+    parsed = parse(argv, env, site=site.load(env))
     if answered(parsed, "run", FLAGS):
         return EXIT_OK
     return launch(to_spec(parsed), parsed.given, env)

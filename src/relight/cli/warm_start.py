@@ -14,6 +14,7 @@ from relight.base.values import AUTO, BACKGROUND, KEEP_WARM_S, KeepWarm
 from relight.cli.jobs.common import say
 from relight.events.event_text import describe
 from relight.events.event_types import PreloadReady, PreloadWithout
+from relight.flags import site
 from relight.flags.arguments import parse, to_spec
 from relight.flags.spec import LaunchSpec
 from relight.host import system
@@ -37,9 +38,10 @@ def main(argv: list[str]) -> int:
         MachineError: the process can't be started or used.
     """
     env = environment.read()
-    parsed = parse(argv, env)
+    own = site.load(env)
+    parsed = parse(argv, env, site=own)
     if not parsed.command:
-        parsed = parse([*argv, *_OF_LAUNCH], env)
+        parsed = parse([*argv, *_OF_LAUNCH], env, site=own)
     spec, notes = _complete(to_spec(parsed)), list[str]()
     system.require_linux("a warm process")
     job, notes = prepare(spec, parsed.given | {"preload"}, env)

@@ -80,8 +80,8 @@ STATES = {
     "supervision": {
         "about": "the workers of a generation on this node",
         "running": "none has failed or was asked to stop",
-        "saving": "they are asked to save a checkpoint and leave",
-        "stopping": "they are asked to exit, within the grace time",
+        "saving": "they were told to save a checkpoint and leave, or may, after a notice",
+        "stopping": "they were asked to end, and have the grace time",
         "killing": "they were sent SIGKILL",
         "ended": "all have exited, or can't be killed",
     },
@@ -170,10 +170,13 @@ def handle(event):  # a dict, as in the log
         ...
 ```
 
-A `logging.Handler`, or such a class, gets a record with each line. The handler runs in a separate
-process, which starts once the job has run for a second and gets earlier events as well. The job
-never waits for it: if it raises, its first error is reported; if it can't keep up, up to 1 MiB of
-events are buffered; at the end of the job it has 2 s for the last ones.
+For a handler, each event also has `agent`: the `user`, the `host`, relight's `version`, and the
+`scheduler` with its id of the job, `scheduler_job`; the last two are empty without a scheduler.
+
+It may also be a `logging.Handler`, or a class of one: then it gets a record with each line. It runs
+in a process of its own, which starts once the job has run for a second and gets what happened before
+as well. The job does not wait for it: if it raises, its first error is told; if it can't keep up, up
+to 1 MiB of events wait for it; at the end of the job it has 2 s for the last ones.
 """  # noqa: E501
 
 

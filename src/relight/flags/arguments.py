@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from relight.base.env import Environment
 from relight.base.errors import UsageError
 from relight.base.values import is_number
-from relight.flags.spec import FLAGS, Flag, LaunchSpec
+from relight.flags.site import CONF, NO_SITE, Site
+from relight.flags.spec import FLAG_BY_NAME, FLAGS, Flag, LaunchSpec
 
 FALSE, TRUE = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
 
@@ -27,11 +28,14 @@ class ParsedFlags(NamedTuple):
     command: tuple[str, ...]
 
 
-def parse(argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS) -> ParsedFlags:
-    """Read flags from `argv` up to the script; missing ones come from PET_ variables or defaults.
+def parse(
+    argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS, site: Site = NO_SITE
+) -> ParsedFlags:
+    """Read flags from `argv` up to the script; missing ones come from PET_ variables, the site or
+    defaults. Values of the site do not count as given.
 
     Raises:
-        UsageError: a flag is unknown or ambiguous, or a value is invalid.
+        UsageError: a flag is unknown or ambiguous, a value is invalid, or the site locks it.
     """
     table = {flag.name: flag for flag in flags}
     texts, command = split(argv, table)
@@ -41,14 +45,40 @@ def parse(argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS) -> P
         text = texts.get(flag.name)
         source = flag.variable or "PET_" + flag.field.upper()
         variable = env.variables.get(source) if flag.from_env or flag.variable else None
+        of_site = site.run.get(flag.name) if FLAG_BY_NAME.get(flag.name) is flag else None
+        default = flag.default
+        if of_site is not None:
+            default = _value(flag, of_site, f"{site.path}: {flag.name} = {of_site}")
         if text is not None:
-            values[flag.field] = _value(flag, text, f"--{flag.name}={text}")
+            source, value = f"--{flag.name}", _value(flag, text, f"--{flag.name}={text}")
         elif variable is not None:
-            values[flag.field] = _value(flag, variable, f"{source}={variable}")
+            value = _value(flag, variable, f"{source}={variable}")
             given.add(flag.name)
         else:
-            values[flag.field] = flag.default
+            value = default
+        if flag.name == CONF:
+            values["conf_defaults"] = site.conf
+            _check_conf(value, source, site)
+        elif value != default and site.locks(flag.name):
+            shown = of_site if of_site is not None else "its default"
+            typed = text if text is not None else variable
+            raise _locked(f"{source}={typed}", shown, site)
+        values[flag.field] = value
     return ParsedFlags(values, given, tuple(command))
+
+
+def _check_conf(pairs: Any, source: str, site: Site) -> None:
+    allowed = dict(site.conf)
+    for key, value in pairs:
+        if site.locks_conf(key) and value != allowed.get(key):
+            raise _locked(f"{source}: {key}={value}", allowed.get(key, "its default"), site)
+
+
+def _locked(what: str, allowed: str, site: Site) -> UsageError:
+    return UsageError(
+        f"{what}: {site.path} locks it to {allowed}",
+        hint="leave it out, or ask whoever administers this cluster",
+    )
 
 
 def to_spec(parsed: ParsedFlags) -> LaunchSpec:

@@ -65,7 +65,9 @@ LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
 
 
 class LaunchSpec(NamedTuple):
-    """All checked values of `relight run`, one field per flag, in the order of `FLAGS`."""
+    """All checked values of `relight run`: one field per flag in the order of `FLAGS`, the script,
+    and what the site adds.
+    """
 
     nnodes: Nodes
     nproc_per_node: str
@@ -118,6 +120,8 @@ class LaunchSpec(NamedTuple):
     verbose: bool
     script: str
     script_args: tuple[str, ...]
+    conf_defaults: tuple[tuple[str, str], ...] = ()
+    """Pairs of `rdzv_conf` that the site sets: they count where that has no such key."""
 
     def runs_locally(self) -> bool:
         """Return whether the job has one node only, and so needs no rendezvous."""

@@ -45,13 +45,7 @@ def new_id(name: str) -> str:
 def root(env: Environment | None = None) -> str:
     """Return the parent of all jobs' directories; it need not exist."""
     env = environment.read() if env is None else env
-    own = env.get("RELIGHT_STATE_DIR")
-    if not own:
-        state = env.get("XDG_STATE_HOME")
-        if not os.path.isabs(state):  # as the standard requires
-            state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
-        own = os.path.join(state, "relight")
-    return os.path.join(os.path.abspath(own), "jobs")
+    return os.path.join(environment.state_directory(env), "jobs")
 
 
 def path(app_id: str) -> str:

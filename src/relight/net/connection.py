@@ -40,6 +40,11 @@ class Security(NamedTuple):
     tls_server: "ssl.SSLContext | None" = None
     tls_client: "ssl.SSLContext | None" = None
 
+    @property
+    def is_open(self) -> bool:
+        """Whether any peer is let in."""
+        return not self.secret and self.tls_server is None
+
 
 class ConnectionOwner(Protocol):
     """Receives a connection's events as calls from the loop."""

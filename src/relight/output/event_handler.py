@@ -10,7 +10,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from relight.base.errors import UsageError
@@ -54,14 +54,15 @@ class EventProcess:
 
     Args:
         loop: the agent's loop.
-        name: the handler's name.
-        journal: the agent's events: those in memory are sent immediately, others as they occur.
+        name: the handler's.
+        journal: has the agent's events: those in memory are passed on at once, others as they come.
+        origin: whose job this is (host/job_origin): each event gets it as `agent`.
 
     Raises:
         OSError: no process can be started.
     """
 
-    def __init__(self, loop: Loop, name: str, journal: Journal) -> None:
+    def __init__(self, loop: Loop, name: str, journal: Journal, origin: Mapping[str, str]) -> None:
         self._loop, self._name, self._journal = loop, name, journal
         self._waiting = bytearray()
         self._dropped = 0
@@ -69,7 +70,9 @@ class EventProcess:
         self._is_done = False  # the process has said that it ends as it should
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = Helper((), {}, 2, 2, stdin=theirs.fileno(), call=lambda: _live(name))
+            self._process = Helper(
+                (), {}, 2, 2, stdin=theirs.fileno(), call=lambda: _live(name, origin)
+            )
         self._process.watch(loop, lambda: None)  # its end is that of the socket
         self._socket.setblocking(False)
         self.has_ended = False
@@ -143,20 +146,20 @@ class EventProcess:
         self._journal.say(f"--event-log-handler={self._name}: {what}")
 
 
-def _live(name: str) -> None:
-    """Run the handler's process until the agent closes its end of the socket, which is stdin here.
-    stdout is reserved for workers' output, so both outputs are the agent's stderr.
+def _live(name: str, origin: Mapping[str, str]) -> None:
+    """Be the process of the handler, until the agent closes its end of the socket, which is stdin
+    here. stdout has the workers' output alone, so both outputs are the agent's stderr.
     """
     agent = socket.socket(fileno=os.dup(0))
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
-    _serve(name, agent)
+    _serve(name, agent, origin)
 
 
-def _serve(name: str, agent: socket.socket) -> None:
-    """Run the handler; send errors to the agent one per line, terminated by an empty line."""
+def _serve(name: str, agent: socket.socket, origin: Mapping[str, str]) -> None:
+    """Call the handler; tell the agent what it must know, in lines, and then an empty one."""
     told = False
     try:
         handle = _handler(_plug_ins()[name].load())
@@ -166,7 +169,7 @@ def _serve(name: str, agent: socket.socket) -> None:
     with agent.makefile("r", encoding="utf-8") as lines:
         for line in lines:
             try:
-                handle(line.rstrip("\n"))
+                handle({**json.loads(line), "agent": origin})
             except BaseException as error:
                 if not told:
                     told = True
@@ -175,15 +178,17 @@ def _serve(name: str, agent: socket.socket) -> None:
     agent.sendall(b"\n")
 
 
-def _handler(found: Any) -> Callable[[str], object]:
-    """Return a function that takes the line of an event."""
+def _handler(found: Any) -> Callable[[dict[str, Any]], object]:
+    """Return a function that takes an event."""
     import logging
 
     handler = found() if isinstance(found, type) else found
     if not isinstance(handler, logging.Handler):
-        return lambda line: handler(json.loads(line))
+        handle: Callable[[dict[str, Any]], object] = handler
+        return handle
 
-    def emit(line: str) -> None:
+    def emit(event: dict[str, Any]) -> None:
+        line = json.dumps(event)
         record = logging.LogRecord("relight.events", logging.INFO, "", 0, line, None, None)
         handler.handle(record)
 

@@ -12,6 +12,7 @@ from relight.core.workers.supervision import (
     FOR_EVER,
     UNSTOPPED,
     Kill,
+    Noticed,
     SaveAndLeave,
     Signal,
     Supervision,
@@ -97,6 +98,11 @@ class Supervisor:
         return self.core.state is SupervisionState.STOPPING
 
     @property
+    def is_saving(self) -> bool:
+        """Whether the processes may save a checkpoint before they are asked to stop."""
+        return self.core.state is SupervisionState.SAVING
+
+    @property
     def alive(self) -> tuple[int, ...]:
         """Local ranks of the processes that have not ended."""
         return self.core.alive
@@ -126,7 +132,7 @@ class Supervisor:
         self._lease_until = until
         self.workers.set_lease(0.0 if until == FOR_EVER else until)
 
-    def step(self, event: Event | SaveAndLeave) -> None:
+    def step(self, event: Event | SaveAndLeave | Noticed) -> None:
         """Pass an event to the core and execute its decisions."""
         self._step(event, self._loop.now())
 
@@ -143,7 +149,7 @@ class Supervisor:
             self._step(event, at)
         self._on_event(event)
 
-    def _step(self, event: Event | SaveAndLeave, now: float) -> None:
+    def _step(self, event: Event | SaveAndLeave | Noticed, now: float) -> None:
         before = self.core.state
         effects = self.core.step(event, now)
         after = self.core.state

@@ -17,6 +17,7 @@ from relight.base.errors import UsageError
 from relight.base.text import pluralize
 from relight.base.values import Endpoint, Nodes
 from relight.flags.spec import FLAG_BY_NAME, LaunchSpec
+from relight.rendezvous import user_token
 from relight.rendezvous.cluster_env import NOTHING, FoundFlags, Number, detect
 
 _MEETING = ("nnodes", "node-rank", "rdzv-backend", "rdzv-endpoint", "master-addr", "master-port",
@@ -62,12 +63,25 @@ def take(
             raise
         found = NOTHING._replace(notes=(f"nothing taken from the environment: {error.message}",))
     filled, taken, notes = fill(spec, given, found)
+    if taken and found.system == "Slurm" and not _has_security(filled, env):
+        path = user_token.find(env)
+        if path:
+            conf = (*filled.rdzv_conf, ("token_file", path))
+            filled = filled._replace(rdzv_conf=conf)
+            taken = [each for each in taken if each.flag != "rdzv-conf"]
+            taken.append(Taken("rdzv-conf", conf, "the token of this user, for Slurm"))
     names = {each.flag for each in taken}
     if spec.verbose:
         notes += map(str, [*_given(spec, given, env), *taken])
     # With c10d, --master-port has become the port of the endpoint.
     used = {"master-port"} if "rdzv-endpoint" in names else set()
     return filled, given - used | names, notes
+
+
+def _has_security(spec: LaunchSpec, env: Environment) -> bool:
+    """Return whether the user or the site has said what nodes prove to each other."""
+    keys = {name for name, _ in (*spec.rdzv_conf, *spec.conf_defaults)}
+    return bool(env.get("RELIGHT_TOKEN") or keys & {"token_file", "tls_cert"})
 
 
 def fill(

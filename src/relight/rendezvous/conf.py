@@ -287,6 +287,19 @@ def parse(
     return conf, notes
 
 
+def merged(
+    pairs: tuple[tuple[str, str], ...], defaults: tuple[tuple[str, str], ...], backend: str
+) -> tuple[tuple[str, str], ...]:
+    """Return the pairs with those of `defaults` whose keys they lack, and that have an effect."""
+    given = {name for name, _ in pairs}
+    missing = [
+        (name, text)
+        for name, text in defaults
+        if name not in given and (key := KEY_BY_NAME.get(name)) and has_key(backend, key)
+    ]
+    return (*missing, *pairs)
+
+
 def read_token(path: str, read_file: Callable[[str], bytes] = read_file) -> bytes:
     """Return the secret in a file, without surrounding white space.
 

@@ -6,6 +6,7 @@ others   a register (etcd, a file, a plug-in) names the host and its address
 """
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from relight.base.env import Environment
@@ -79,6 +80,13 @@ class Meeting(NamedTuple):
         return f"`relight doctor --nnodes=N --rdzv-endpoint={self.where}` says who can't reach whom"
 
     @property
+    def warning(self) -> str:
+        """What to tell the user where the coordinator is, if any host may join; else empty."""
+        if not self.security.is_open:
+            return ""
+        return f"no token: any host reaching {self.where} can join this job ({TOKEN} sets one)"
+
+    @property
     def host(self) -> str:
         """The first host of the endpoint."""
         return self.hosts[0][0]
@@ -96,7 +104,8 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
         UsageError: the endpoint or a setting of the rendezvous is missing or wrong.
     """
     spec = _with_file_store(spec)
-    conf, notes = rdzv_conf.parse(spec.rdzv_conf, spec.rdzv_backend)
+    pairs = rdzv_conf.merged(spec.rdzv_conf, spec.conf_defaults, spec.rdzv_backend)
+    conf, notes = rdzv_conf.parse(pairs, spec.rdzv_backend)
     static = spec.rdzv_backend == "static"
     hosts: tuple[tuple[str, int], ...] = ()
     register = None
@@ -104,7 +113,7 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
         hosts = _static_hosts(spec) if static else _hosts(spec)
         where = ",".join(f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in hosts)
     else:
-        register = _register(spec)
+        register = _register(spec, dict(pairs))
         where = f"{spec.rdzv_backend} {spec.rdzv_endpoint}".rstrip()
         if spec.rdzv_id == UNSET_RUN_ID:
             notes.append(f"no --rdzv-id: all jobs at {where} without one count as one job")
@@ -115,8 +124,6 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
             f"--rdzv-conf: rank={node_rank} is not below --nnodes={spec.nnodes.max_nodes}"
         )
     secured = security(env, conf)
-    if not secured.secret:
-        notes.append(f"no token: any host reaching {where} can join this job ({TOKEN} sets one)")
     if conf.takeover == "alone" and len(hosts) < 2:
         notes.append("takeover=alone has no effect: it is for an endpoint that lists several hosts")
     meeting = Meeting(
@@ -211,7 +218,7 @@ def _hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:
     return hosts
 
 
-def _register(spec: LaunchSpec) -> "LeaderLock":
+def _register(spec: LaunchSpec, conf: Mapping[str, str]) -> "LeaderLock":
     from relight.rendezvous import backends
 
     endpoint = str(spec.rdzv_endpoint)
@@ -220,7 +227,7 @@ def _register(spec: LaunchSpec) -> "LeaderLock":
             f"--rdzv-backend={spec.rdzv_backend} without --rdzv-endpoint",
             hint="for etcd HOST:PORT,HOST:PORT,…; for file a directory that all nodes see",
         )
-    return backends.open(spec.rdzv_backend, endpoint, spec.rdzv_id, dict(spec.rdzv_conf))
+    return backends.open(spec.rdzv_backend, endpoint, spec.rdzv_id, conf)
 
 
 def _static_hosts(spec: LaunchSpec) -> tuple[tuple[str, int], ...]:

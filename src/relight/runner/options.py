@@ -2,8 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from relight.base.errors import UsageError
 from relight.base.text import did_you_mean
@@ -16,6 +16,14 @@ _EXPECTED = {
     int: "a whole number", float: "a number", bool: "true or false", str: "a text",
     list: "a;b", dict: "k:v;k2:v2",
 }  # fmt: skip
+
+
+class SiteOptions(NamedTuple):
+    """A scheduler's options in the site's file (flags/site), and the names of the locked ones."""
+
+    values: Mapping[str, Any] = {}
+    locked: Collection[str] = ()
+    path: str = ""
 
 
 def parse(text: str) -> dict[str, str]:
@@ -36,6 +44,7 @@ def resolve(
     given: Mapping[str, Any],
     settings: Mapping[str, Any] | None = None,
     where: str = "",
+    site: SiteOptions = SiteOptions(),  # noqa: B008  # immutable
 ) -> tuple[dict[str, Any], list[str]]:
     """Return a value for each option, and notes on settings that match no option.
 
@@ -45,23 +54,26 @@ def resolve(
         given: the options of this job; names may be written like_this, like-this or likeThis.
         settings: options from a file; an unknown one is noted, not refused.
         where: the name of the settings in messages.
+        site: what the site sets and locks; everything else takes precedence.
 
     Raises:
-        UsageError: a name is unknown, a value is invalid, or a required one is missing.
+        UsageError: a name is unknown, a value is invalid or locked, or a required one is missing.
     """
     known = {_plain(option.name): option for option in options}
     values = {option.name: option.default for option in options}
     notes: list[str] = []
-    said: set[str] = set()
-    for source, strict in ((settings or {}, False), (given, True)):
+    locked = {known[_plain(name)].name for name in site.locked if _plain(name) in known}
+    sources = ((site.values, site.path), (settings or {}, where or "the settings"), (given, ""))
+    for source, place in sources:
         here: dict[str, str] = {}
         for name, value in source.items():
             option = known.get(_plain(name))
             if option is None:
                 error = _unknown(scheduler, name, known.values())
-                if strict:
+                if not place:
                     raise error
-                notes.append(f"in the settings: {error.message}")
+                if source is not site.values:  # that may be of another version
+                    notes.append(f"in the settings: {error.message}")
                 continue
             if option.name in here:
                 raise UsageError(f"{here[option.name]} and {name} are the same option")
@@ -69,13 +81,20 @@ def resolve(
             if isinstance(value, str) and value.startswith(FIXME):
                 continue  # a placeholder of `relight configure` is not filled in yet
             try:
-                values[option.name] = _value(option, value)
+                found = _value(option, value if source is not site.values else _typed(value))
             except UsageError as wrong:
-                if strict:
+                if not place:
                     raise
-                place = where or "the settings"
                 raise UsageError(f"in {place}: {wrong.message}", hint=wrong.hint) from None
-            said.add(option.name)
+            is_changed = source is not site.values and found != values[option.name]
+            if is_changed and option.name in locked:
+                where_set = f"in {place}: " if place else ""
+                raise UsageError(
+                    f"{where_set}{scheduler}'s option {option.name}={value}: "
+                    f"{site.path} locks it to {values[option.name]}",
+                    hint="leave it out, or ask whoever administers this cluster",
+                )
+            values[option.name] = found
     for option in options:
         if option.required and values[option.name] is None:
             raise UsageError(
@@ -83,6 +102,22 @@ def resolve(
                 hint=f"-cfg {option.name}=…",
             )
     return values, notes
+
+
+def named(option: Option, section: Mapping[str, Any]) -> Any:
+    """Return the value of an option in a section of settings, None if it has none."""
+    for name, value in section.items():
+        is_set = not (isinstance(value, str) and value.startswith(FIXME))
+        if _plain(name) == _plain(option.name) and is_set:
+            return value
+    return None
+
+
+def _typed(value: Any) -> Any:
+    """Return a value of a TOML file as the text that `-cfg` takes; lists and tables as they are."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, (list, dict)) else str(value)
 
 
 def _value(option: Option, value: Any) -> Any:

@@ -479,10 +479,21 @@ class Runner:
         optional = [each._replace(required=False) for each in found.options]
         return options.resolve(name, optional, {}, *self._settings_of(name, found))[0]
 
-    def _settings_of(self, name: str, found: Scheduler) -> tuple[dict[str, str], str]:
-        """Return the options of a scheduler in the settings files, and these files for messages."""
+    def _settings_of(
+        self, name: str, found: Scheduler
+    ) -> tuple[dict[str, str], str, options.SiteOptions]:
+        """Return the options of a scheduler in the settings files, these files for messages, and
+        its options in the site's file.
+        """
         where = f"the settings ({', '.join(self.settings.files)})" if self.settings.files else ""
-        return {**self.settings.section(found.name), **self.settings.section(name)}, where
+        site, names = self.settings.site, (found.name, name)
+        of_site = options.SiteOptions(
+            {k: v for each in names for k, v in site.schedulers.get(each, {}).items()},
+            frozenset().union(*(site.locked_options(each) for each in names)),
+            site.path,
+        )
+        sections = {k: v for each in names for k, v in self.settings.section(each).items()}
+        return sections, where, of_site
 
     # Parts of a dry run.
 

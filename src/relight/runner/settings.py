@@ -11,7 +11,7 @@
 Each value comes from the first of these files that has it: `./.relightconfig`, `./.torchxconfig`,
 `~/.relightconfig`, `~/.torchxconfig`. `RELIGHTCONFIG=FILE` (or TORCHXCONFIG) replaces all of them;
 if empty, no file is read. In TorchX the home directory comes first; here a project's file takes
-precedence.
+precedence. Last comes the site's file (flags/site), for all users of this machine.
 """
 
 import os
@@ -20,16 +20,19 @@ from typing import NamedTuple
 
 from relight.base.env import Environment
 from relight.base.errors import UsageError
+from relight.flags import site as sites
+from relight.flags.site import NO_SITE, Site
 
 NAMES = (".relightconfig", ".torchxconfig")
 VARIABLES = ("RELIGHTCONFIG", "TORCHXCONFIG")
 
 
 class ConfigFile(NamedTuple):
-    """All sections of all files, merged."""
+    """All sections of all files, merged; `site` has what the site sets for schedulers."""
 
     sections: Mapping[str, Mapping[str, str]]
     files: tuple[str, ...] = ()
+    site: Site = NO_SITE
 
     def section(self, name: str) -> Mapping[str, str]:
         """Return a section, empty if there is none."""
@@ -66,17 +69,25 @@ def load(env: Environment) -> ConfigFile:
 
     Raises:
         UsageError: a file can't be read or is malformed.
+        MachineError: the site's is.
     """
-    found = files(env)
-    if not found:
-        return ConfigFile({})
+    found, site = layers(env), sites.load(env)
     merged: dict[str, dict[str, str]] = {}
-    for path in found:
-        for name, section in _read(path).items():
+    for sections in (*found.values(), site.sections):
+        for name, section in sections.items():
             kept = merged.setdefault(name, {})
             for key, value in section.items():
                 kept.setdefault(key, value)
-    return ConfigFile(merged, tuple(found))
+    return ConfigFile(merged, tuple(found), site)
+
+
+def layers(env: Environment) -> dict[str, dict[str, dict[str, str]]]:
+    """Return the sections of each file of the project and the user; the first takes precedence.
+
+    Raises:
+        UsageError: a file can't be read or is malformed.
+    """
+    return {path: _read(path) for path in files(env)}
 
 
 def sections_of(path: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Finds why a replica failed, in one line, from its error file and stderr."""
 
 import os
+import re
 from collections.abc import Sequence
 
 from relight.base.errors import EXIT_SIGNAL_BASE
@@ -8,6 +9,8 @@ from relight.core.diagnosis.excerpts import cut
 
 _LIMIT = 1000
 _TAIL = 8192
+_NO_REASON = re.compile(r"slurmstepd|(?:relight: )?\s*hint: |\s*$")
+"""Lines that say what to do about the error before them, and those of Slurm."""
 
 
 def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
@@ -31,7 +34,7 @@ def in_a_line(text: str) -> str:
 
 def last_words(lines: Sequence[str], exitcode: int | None) -> str:
     """Return the last line that may be a reason; empty for a killed agent, which wrote none."""
-    said = [line for line in lines if line.strip() and not line.startswith("slurmstepd")]
+    said = [line for line in lines if not _NO_REASON.match(line)]
     killed = exitcode is not None and not 0 <= exitcode <= EXIT_SIGNAL_BASE
     return "" if not said or (killed and said[-1].startswith("relight: ")) else said[-1]
 

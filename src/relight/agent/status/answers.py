@@ -4,11 +4,9 @@ its workers are.
 
 import json
 import os
-import socket
 import time
 from collections.abc import Callable
 
-from relight import __version__
 from relight.agent.status.view import ServedJob, View
 from relight.agent.worker_group import WorkerGroup
 from relight.base import fields, redaction
@@ -30,7 +28,7 @@ from relight.core.status.snapshot import (
     Stacks,
 )
 from relight.events.event_types import LoggedEvent, line_of
-from relight.host import background, system
+from relight.host import background, job_origin, system
 from relight.processes.running_jobs import JobDirectory
 
 _MOST_WORDS, _MOST_WORD, _MOST_LINE = 200, 1000, 300
@@ -144,11 +142,12 @@ def snapshot(served: ServedJob) -> NodeSnapshot:
     formed = view.state if isinstance(view.state, GenerationFormed) else formed
     words = redaction.redact_argv((spec.script, *spec.script_args[:_MOST_WORDS]))
     exit_code, reason = served.end or (None, "")
+    origin = job_origin.of(config.command.env.variables)
     return NodeSnapshot(
         id=served.id,
         name=served.name,
         pid=os.getpid(),
-        host=socket.gethostname(),
+        host=origin.host,
         run_id=config.command.run_id,
         command=tuple(word[:_MOST_WORD] for word in words),
         directory=os.getcwd(),
@@ -168,8 +167,11 @@ def snapshot(served: ServedJob) -> NodeSnapshot:
         run_directory=config.run_directory,
         ranks=_ranks(served, view.workers) if view.workers is not None else (),
         account=view.account,
-        version=__version__,
+        version=origin.version,
         blamed=view.end.blamed if view.end is not None else (),
+        user=origin.user,
+        scheduler=origin.scheduler,
+        scheduler_job=origin.scheduler_job,
     )
 
 

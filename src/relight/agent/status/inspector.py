@@ -14,6 +14,7 @@ from relight.core.group.messages import NodeAnswered, Question
 from relight.core.status.cold_cause import ColdCause
 from relight.core.status.goodput import Account, Ledger, in_words, is_worth_telling
 from relight.events.event_types import LoggedEvent, StoreReached
+from relight.host import job_origin
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 
@@ -159,6 +160,7 @@ class JobInspector:
         from relight.output.event_handler import EventProcess
 
         try:
-            self._events = EventProcess(self._loop, name, self._journal)
+            origin = job_origin.of(self._job.command.env.variables)._asdict()
+            self._events = EventProcess(self._loop, name, self._journal, origin)
         except OSError as error:
             self._journal.say(f"--event-log-handler={name}: no process for it: {error.strerror}")

@@ -1,7 +1,8 @@
-"""`relight configure`: writes a settings file to fill in."""
+"""`relight configure`: writes a settings file to fill in, or shows the values in effect."""
 
 import os
 
+from relight.base import env as environment
 from relight.base.errors import EXIT_OK, MachineError, RelightError, UsageError
 from relight.cli.jobs.common import HELP, Page, read_arguments, say
 from relight.flags.spec import Flag
@@ -16,16 +17,20 @@ PAGE = Page(
     (
         f"Writes {FILE} with a section per scheduler: each option with its default, commented out.",
         "Adds missing sections to a file that exists.",
-        "Values in this directory's file take precedence over those in the home directory's.",
+        "Values in this directory's file take precedence over those in the home directory's,",
+        "and those over the site's (/etc/relight/config.toml).",
     ),
     (
         Flag("schedulers", str, "", "A,B", "only these", short="s", from_env=False),
         Flag("all", None, False, "", "write options without the comment sign", short="a",
              from_env=False),
         Flag("print", None, False, "", "print it instead of writing it", from_env=False),
+        Flag("show", None, False, "", "print the values in effect, and where each comes from; with "
+             "--all also defaults", from_env=False),
         HELP,
     ),
-    ("relight configure -s slurm", "relight configure --all --print"),
+    ("relight configure -s slurm", "relight configure --all --print",
+     "relight configure --show"),
 )  # fmt: skip
 _COMMENT = 60
 
@@ -37,6 +42,12 @@ def main(argv: list[str]) -> int:
         RelightError: a scheduler is unknown or already has a section, or the file can't be written.
     """
     parsed = read_arguments(argv, PAGE, 0, 0, "flags")
+    if parsed.values["show"]:
+        from relight.cli.jobs import configured
+
+        wanted = [name for name in parsed.values["schedulers"].split(",") if name]
+        print("\n".join(configured.lines(environment.read(), wanted, every=parsed.values["all"])))
+        return EXIT_OK
     names = [name for name in parsed.values["schedulers"].split(",") if name] or registry.names()
     sections = {}
     for name in names:

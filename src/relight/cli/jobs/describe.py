@@ -1,12 +1,13 @@
 """`relight describe`: shows what was submitted."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from relight.base.errors import EXIT_OK, MachineError, RelightError
 from relight.base.text import pluralize
 from relight.cli.jobs.common import HANDLE, HELP, JSON, Page, print_json, read_arguments, shown_time
+from relight.job import macros
 from relight.runner.runner import Runner
 
 PAGE = Page(
@@ -82,19 +83,22 @@ def _lines(found: dict[str, Any], images: bool) -> Iterator[str]:
     yield f"  versions   relight {versions['relight']}, python {versions['python']}" + (
         f", torch {torch}" if torch else ""
     )
+    known = {"app_id": str(found["app_id"]), "rank0_env": "RELIGHT_RANK0_HOST"}
+    known |= {"img_root": found["directory"]} if not images else {}
     for role in found["app"]["roles"]:
         yield ""
-        yield from _role(role, images)
+        yield from _role(role, images, {**known, "replica_id": "REPLICA"})
 
 
-def _role(role: dict[str, Any], images: bool) -> Iterator[str]:
+def _role(role: dict[str, Any], images: bool, macro: Mapping[str, str]) -> Iterator[str]:
     resource = role["resource"]
     yield f"role {role['name']}: {pluralize(role['num_replicas'], 'replica')}"
     if role["min_replicas"] not in (None, role["num_replicas"]):
         yield f"  at least   {role['min_replicas']}"
     if images and role["image"] not in ("", "<NONE>"):
         yield f"  image      {role['image']}"
-    yield f"  runs       {shlex.join([role['entrypoint'], *role['args']])}"
+    args = [macros.text(argument, macro) for argument in role["args"]]
+    yield f"  runs       {shlex.join([role['entrypoint'], *args])}"
     sizes = {"cpu": "core", "gpu": "GPU"}
     said = [pluralize(resource[name], word) for name, word in sizes.items() if resource[name] >= 0]
     said += [f"{resource['memMB']} MiB"] if resource["memMB"] >= 0 else []
@@ -105,4 +109,4 @@ def _role(role: dict[str, Any], images: bool) -> Iterator[str]:
     for mount in role["mounts"]:
         yield f"  mount      {', '.join(f'{name}={value}' for name, value in mount.items())}"
     for name, value in role["env"].items():
-        yield f"  {name}={shlex.quote(value)}"
+        yield f"  {name}={shlex.quote(macros.text(value, macro))}"

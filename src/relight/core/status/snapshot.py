@@ -57,7 +57,8 @@ class NodeSnapshot(NamedTuple):
     was formed. `exit_code` is None until the job has ended here, and `reason` says why it has;
     `blamed` are the ranks that caused a failure, as far as is known, also on other nodes.
     `run_directory` has the logs and the event log, if they are kept. `account` says where the time
-    has gone. `version` is the agent's version of relight.
+    has gone. `version` is the agent's version of relight. `scheduler` and `scheduler_job` are empty
+    where no scheduler runs the job.
     """
 
     id: str
@@ -85,6 +86,9 @@ class NodeSnapshot(NamedTuple):
     account: Account | None = None
     version: str = ""
     blamed: tuple[int, ...] = ()
+    user: str = ""
+    scheduler: str = ""
+    scheduler_job: str = ""
 
 
 class Output(NamedTuple):

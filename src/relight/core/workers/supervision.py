@@ -5,10 +5,14 @@ States and transitions:
     RUNNING   all workers that have not ended are training
       | one exits other than with 0, the agent gets a signal, or
       | the coordinator stops the generation                   -> STOPPING
+      | the first or the last, while workers run that got the
+      | notice of a preemption: they may be saving             -> SAVING
       | they are told to save a checkpoint and leave           -> SAVING
       | the last one exits with 0                              -> ENDED
     SAVING    the same; one that fails does not cut short the saving of the others
       | the agent gets a signal, or the coordinator stops them -> STOPPING
+      | after a notice: the last one that got it exits, or
+      | NOTICE_S is over; the coordinator does not stop them   -> STOPPING
       | the last one exits                                     -> ENDED
     STOPPING  the rest were asked to stop, by SIGTERM or by the signal that the agent got
       | the grace time is over, or a second signal             -> KILLING
@@ -25,6 +29,7 @@ restarts.
 """
 
 import signal
+from collections.abc import Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -45,6 +50,10 @@ UNKILLABLE_AFTER_S = 60.0
 """How long a process may take to exit after SIGKILL; then the agent waits for it no longer."""
 
 
+NOTICE_S = 120.0
+"""How long workers that got the notice of a preemption may save after another exited, unless
+the grace time is longer. By default, Slurm's notice comes so long before the end.
+"""
 _LONGEST_S, _SHORTEST_S, _SHORTEST_REFUSED_S = 30.0, 10.0, 1.0
 
 
@@ -63,6 +72,11 @@ def patience_s(grace_s: float, *, refused: bool) -> float:
     return min(max(grace_s, shortest), _LONGEST_S)
 
 
+def saving_s(grace_s: float) -> float:
+    """Return how long workers may save after a notice, once another worker has exited."""
+    return max(grace_s, NOTICE_S)
+
+
 class SupervisionState(Enum):
     """The state of this node's workers."""
 
@@ -79,6 +93,12 @@ UNSTOPPED = SupervisionState.RUNNING, SupervisionState.SAVING
 
 class SaveAndLeave(NamedTuple):
     """Event: the workers are told to save a checkpoint and leave."""
+
+
+class Noticed(NamedTuple):
+    """Event: these workers got a signal that announces a preemption, and have a handler for it."""
+
+    local_ranks: Sequence[int]
 
 
 class Signal(NamedTuple):
@@ -111,6 +131,8 @@ class Supervision:
         self._size = size
         self._alive = dict.fromkeys(range(size))
         self._grace_s = grace_s
+        self._noticed: set[int] = set()
+        """The workers that got the notice of a preemption."""
         self._asked = 0
         self._asked_at: float | None = None
         self._deadline: float | None = None
@@ -127,7 +149,7 @@ class Supervision:
             self.state is SupervisionState.ENDED and bool(self._alive)
         )
 
-    def step(self, event: Event | SaveAndLeave, now: float) -> list[Effect]:
+    def step(self, event: Event | SaveAndLeave | Noticed, now: float) -> list[Effect]:
         """Take one event and return the effects.
 
         Events that change nothing: anything after ENDED, a second exit of a worker, a Tick too
@@ -141,11 +163,18 @@ class Supervision:
                 if not self._alive:
                     return self._become_ended()
                 if exitcode and self.state is SupervisionState.RUNNING:
+                    return self._stop_or_let_save(now)
+                if self._is_saving_after_notice and not self._noticed & self._alive.keys():
                     return self._become_stopping(int(signal.SIGTERM), now)
+            case Noticed(local_ranks) if self.state is SupervisionState.RUNNING:
+                self._noticed.update(local_ranks)
             case SaveAndLeave() if self.state is SupervisionState.RUNNING:
                 self.state = SupervisionState.SAVING
-            case GroupStopped() if self.state in UNSTOPPED:
-                return self._become_stopping(int(signal.SIGTERM), now)
+            case GroupStopped() if self.state is SupervisionState.RUNNING:
+                return self._stop_or_let_save(now)
+            case GroupStopped() if self.state is SupervisionState.SAVING:
+                if not self._is_saving_after_notice:
+                    return self._become_stopping(int(signal.SIGTERM), now)
             case SignalReceived(number) if not self.received:
                 self.received = number
                 if self.state in UNSTOPPED:
@@ -160,6 +189,8 @@ class Supervision:
                     self._note_exit(local_rank, -signal.SIGKILL, now)
                 return self._become_ended()
             case Tick() if self._deadline is not None and now >= self._deadline:
+                if self.state is SupervisionState.SAVING:
+                    return self._become_stopping(int(signal.SIGTERM), now)
                 if self.state is SupervisionState.STOPPING:
                     return self._become_killing(now)
                 return self._become_ended()
@@ -178,7 +209,9 @@ class Supervision:
             case SupervisionState.RUNNING:
                 return f"{alive} {'are' if len(self.alive) > 1 else 'is'} running"
             case SupervisionState.SAVING:
-                return f"waiting for {alive} to save a checkpoint and leave"
+                left_s = None if self._deadline is None else self._deadline - now
+                until = "" if left_s is None else f", for {format_duration(left_s)} at most"
+                return f"waiting for {alive} to save a checkpoint and leave{until}"
             case SupervisionState.STOPPING:
                 left = format_duration((self._deadline or now) - now)
                 they = "they are" if len(self.alive) > 1 else "it is"
@@ -192,9 +225,21 @@ class Supervision:
         """Assert the invariants."""
         assert set(self.ends) | set(self._alive) == set(range(self._size))
         assert not set(self.ends) & set(self._alive)
-        assert (self.state in UNSTOPPED) == (self._deadline is None and not self._over())
+        timed = self.state in (SupervisionState.STOPPING, SupervisionState.KILLING)
+        assert (self._deadline is not None) == (timed or self._is_saving_after_notice)
         assert self.state is SupervisionState.ENDED or self.alive
         assert not (self.state is SupervisionState.RUNNING and self.failed)
+
+    @property
+    def _is_saving_after_notice(self) -> bool:
+        return self.state is SupervisionState.SAVING and self._deadline is not None
+
+    def _stop_or_let_save(self, now: float) -> list[Effect]:
+        if not self._noticed & self._alive.keys():
+            return self._become_stopping(int(signal.SIGTERM), now)
+        self.state = SupervisionState.SAVING
+        self._deadline = now + saving_s(self._grace_s)
+        return []
 
     def _note_exit(self, local_rank: int, exitcode: int, now: float) -> None:
         del self._alive[local_rank]

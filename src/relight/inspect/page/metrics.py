@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from relight.base.errors import UsageError
-from relight.core.status.snapshot import ranks_of
+from relight.core.status.snapshot import NodeSnapshot, ranks_of
 from relight.host.gpus import Gpu
 from relight.inspect.page.view_model import Reading, shown_state, state_of
 
@@ -99,14 +99,21 @@ class _Collector:
 def labels_of(reading: Reading) -> dict[str, str]:
     """Return the labels that all metrics of a job have."""
     job = reading.job.nodes[0]
-    return {"job_name": job.name, "job_id": job.id}
+    return {"job_name": job.name, "job_id": unique_id(job)}
+
+
+def unique_id(job: NodeSnapshot) -> str:
+    """Return the id of a job that no other host of a fleet has: pids are those of one host."""
+    return f"{job.id}@{job.host}"
 
 
 def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
     """Yield the metrics that are known, each with its samples."""
     job, state = reading.job.nodes[0], shown_state(reading)
     counted = Counter(state_of(rank, node).split(" ")[0] for node, rank in ranks_of(reading.job))
-    yield "relight_job_info", [({"run_id": job.run_id, "host": job.host, "role": job.role}, 1.0)]
+    info = {"run_id": job.run_id, "host": job.host, "role": job.role, "user": job.user}
+    info |= {"scheduler": job.scheduler, "scheduler_job": job.scheduler_job}
+    yield "relight_job_info", [({**info, "version": job.version}, 1.0)]
     yield "relight_job_state", [({"state": each}, float(each == state)) for each in _STATES]
     yield "relight_ranks", [({"state": each}, float(counted[each])) for each in _RANK_STATES]
     values: dict[str, float | None] = {

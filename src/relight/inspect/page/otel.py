@@ -72,7 +72,10 @@ class _Sender:
         logger.addHandler(_FirstError(say))
         job = read().job.nodes[0]
         # What OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say comes before that.
-        own = {"service.name": "relight", "service.instance.id": job.id, "host.name": job.host}
+        own = {"service.name": "relight", "service.instance.id": metrics.unique_id(job),
+               "service.version": job.version, "host.name": job.host, "user.name": job.user,
+               "relight.scheduler": job.scheduler,
+               "relight.scheduler_job": job.scheduler_job}  # fmt: skip
         resource = Resource(own).merge(OTELResourceDetector().detect())
         self._trace = _Trace(resource) if "TRACES" in signals else None
         self._meters = _meters(read, resource) if "METRICS" in signals else None

@@ -32,7 +32,7 @@ from relight.schedulers.api import (
     Request,
     no_replica,
 )
-from relight.schedulers.slurm import script, states
+from relight.schedulers.slurm import containers, script, states
 from relight.schedulers.slurm.states import Part
 
 _SUBMITTED = "slurm.json"
@@ -82,6 +82,20 @@ class Slurm:
             "what workers get before the time limit, SIGNAL@SECONDS, or none; "
             f"{script.DEFAULT_SIGNAL} for `relight run`",
         ),
+        Option(
+            "image",
+            str,
+            None,
+            "image in which replicas run: REGISTRY#NAME:TAG or FILE.sqsh for "
+            "pyxis, docker://NAME or FILE.sif for apptainer",
+        ),
+        Option(
+            "container",
+            str,
+            containers.FORMS[0],
+            "what runs the image on nodes",
+            choices=containers.FORMS,
+        ),
         Option("requeue", bool, True, "requeue after node loss, preemption or failure"),
         Option("sbatch", list, None, "more options of sbatch: --reservation=r;--licenses=l"),
         Option("job_dir", str, None, "shared base directory of job files"),
@@ -120,7 +134,9 @@ class Slurm:
         text = script.render(app, cfg, app_id, folder, here, programs)
         notes = [*resource_checks.too_little(app, memory=bool(cfg["mem"]))]
         notes += resource_checks.without_gpus(app, partition, has.gpus)
-        if any(role.mounts for role in app.roles):
+        if cfg.get("image") and containers.unmounted(app.roles):
+            notes.append("only bind mounts have an effect: containers have no volumes and devices")
+        if not cfg.get("image") and any(role.mounts for role in app.roles):
             notes.append("mounts have no effect: replicas see the files of their node")
         if not cfg.get("requeue", True) and any(role.max_retries for role in app.roles):
             notes.append("with requeue=false a job that failed is not retried")
@@ -440,7 +456,8 @@ def _replicas(
             continue
         assert cause is not None
         stopped = part.app_state is AppState.CANCELLED or failed.split(" ")[-1] not in ("", role)
-        same = not stopped and end.exitcode == cause.exitcode
+        left = part.app_state is AppState.SUCCEEDED  # the others went on without it
+        same = not stopped and (left or end.exitcode == cause.exitcode)
         own = AppState.FAILED if same else AppState.CANCELLED
         error = _error(folder, role, end.task, end.exitcode) if same else ""
         blank[end.task] = ReplicaStatus(role, end.task, own, end.host, end.exitcode, error)

@@ -2,7 +2,8 @@
 
     #SBATCH lines         the requested resources; several roles are a heterogeneous job
     variables             those that all roles share
-    run_ROLE              runs one replica, on its node; exported to the tasks of the step
+    run_ROLE              runs one replica, on its node; exported to the tasks of the step, or in a
+                          file for those in containers (`containers`)
     step                  one `srun` per role, one task per node: the first that fails is the cause
     near_the_limit        SIGUSR1 to the workers some time before the time limit
     the end               requeues the job if it was preempted or retries are left; else exits with
@@ -24,6 +25,7 @@ from typing import Any
 from relight.base.errors import UsageError
 from relight.job import launcher_file, macros
 from relight.job.app import AppDef, Role
+from relight.schedulers.slurm.containers import FORMS, Container, mountable
 
 DEFAULT_SIGNAL = "USR1@120"
 GPU_FORMS = ("gpus-per-node", "gpus-per-task", "gres")
@@ -59,6 +61,10 @@ def render(
     _check(app, directory)
     signal, seconds = before_the_limit(app, cfg)
     common = _common(cfg, seconds if signal else 0)
+    box = None
+    if cfg.get("image"):
+        mountable(directory)
+        box = Container(cfg.get("container") or FORMS[0], str(cfg["image"]), here)
     lines = ["#!/bin/bash", f"# Job {app_id}, written by relight. Submit it with: sbatch FILE", "#"]
     first = {"chdir": here, "output": f"{directory}/batch.log", "open-mode": "append"}
     first |= {key: cfg[key] for key in ("comment", "mail-user", "mail-type") if cfg.get(key)}
@@ -85,22 +91,30 @@ def render(
     lines += [""]
     names = _function_names(roles)
     for role, name in zip(roles, names, strict=True):
-        lines += _replica_function(role, name, here, programs, signal)
+        lines += _replica_function(role, name, here, "" if box else programs, signal)
     lines += ["# Remove files of an earlier attempt."]
     lines += ['(cd "$RELIGHT_JOB_DIR" && rm -f ./*/*/error.json ./*/srun.log failed ended)']
     for role in roles:
         numbers = f"{{0..{role.num_replicas - 1}}}" if role.num_replicas > 1 else "0"
         lines += [f'mkdir -p "$RELIGHT_JOB_DIR"/{role.name}/{numbers}']
+    if box is not None:
+        lines += ["# An image may drop exported functions: containers read them from files."]
+        lines += [
+            f'(umask 077 && declare -f {name} >"$RELIGHT_JOB_DIR"/{role.name}/run.sh)'
+            for role, name in zip(roles, names, strict=True)
+        ]
     stop = _STOP.strip() if len(roles) > 1 else ""
     step = _STEP.replace("        {stop}\n", f"        {stop}\n" if stop else "")
-    parts = [_RETRIES, _FIRST_FAILURE, step]
+    elastic = any(map(is_elastic, roles))
+    step = step.replace("{survivors}", _SURVIVED if elastic else "")
+    parts = [_RETRIES, _FIRST_FAILURE, *([_SURVIVORS] if elastic else []), step]
     if signal:
         parts.append(_LIMIT.replace("{signal}", signal).replace("{half}", str(seconds // 2)))
     lines += ["", "\n".join(parts).rstrip()]
     lines += ["trap 'interrupted=yes stopped=yes' TERM # cancelled, or the time limit", ""]
     lines += ["steps=()"]
     for number, (role, name) in enumerate(zip(roles, names, strict=True)):
-        lines += _start_step(role, name, number if len(roles) > 1 else None)
+        lines += _start_step(role, name, number if len(roles) > 1 else None, box)
     return "\n".join([*lines, "", _END])
 
 
@@ -156,6 +170,17 @@ first_failure() {
 }
 """
 
+_SURVIVORS = """\
+# Return whether tasks have exited with 0 while others failed, left the job, or lost their node: an
+# agent exits with 0 only if the whole job has succeeded.
+has_survivors() {
+    local gone
+    gone=$(sed -nE 's/.*: error: (Node failure on ([^ ]+)|([^ ]+): tasks? [^ ]+: .*)/\\2\\3/p' "$1")
+    [ -n "$gone" ] && ! grep -q 'launch failed' "$1" &&
+        (($(scontrol show hostnames "${gone//$'\\n'/,}" | sort -u | wc -l) < $2))
+}
+"""
+
 _STEP = """\
 # Run a role: one task on each of its nodes.
 step() {
@@ -168,17 +193,21 @@ step() {
     code=$?
     cat "$srun_log"
     first_code=$(first_failure "$srun_log")
-    if [[ $code != 0 && $first_code =~ ^[0-9]+$ ]]; then
+{survivors}    if [[ $code != 0 && $first_code =~ ^[0-9]+$ ]]; then
         code=$first_code # srun may exit with the code of a task that was stopped afterwards
-    elif [[ -z $first_code && "$*" == *--no-kill* ]] &&
-        grep -q ': error: Node failure on ' "$srun_log"; then
-        code=0 # the other nodes went on without the lost ones
     fi
     if [ "$code" != 0 ]; then
         echo "$code $role" >>"$RELIGHT_JOB_DIR/failed"
         {stop}
     fi
 }
+"""
+
+_SURVIVED = """\
+    if [[ $code != 0 && "$*" == *--no-kill* && (-z $first_code || "$*" == *-exit=0*) ]] &&
+        has_survivors "$srun_log" "$nodes"; then
+        code=0 first_code= # the other nodes went on without those
+    fi
 """
 
 _STOP = """\
@@ -354,6 +383,9 @@ def _path(role: Role, programs: str) -> str:
     directory of the job (`job/launcher_file.py`).
     """
     brought = f'"$RELIGHT_JOB_DIR/{LAUNCHER}"'
+    if not programs:  # in a container
+        travels = role.env.get(launcher_file.VARIABLE) == launcher_file.TRAVELS
+        return f'{brought}:"$PATH"' if travels else f'"$PATH":{brought}'
     if not launcher_file.needed(role):
         return f'"$PATH":{shlex.quote(programs)}'
     if role.env.get(launcher_file.VARIABLE) == launcher_file.TRAVELS:
@@ -361,7 +393,7 @@ def _path(role: Role, programs: str) -> str:
     return f'"$PATH":{shlex.quote(programs)}:{brought}'
 
 
-def _start_step(role: Role, function: str, group: int | None) -> list[str]:
+def _start_step(role: Role, function: str, group: int | None, box: Container | None) -> list[str]:
     """Return the lines that start the step of a role."""
     nodes = "$SLURM_JOB_NUM_NODES" + ("" if group is None else f"_HET_GROUP_{group}")
     flags = [] if group is None else [f"--het-group={group}"]
@@ -370,7 +402,13 @@ def _start_step(role: Role, function: str, group: int | None) -> list[str]:
     # relight's agents react to a lost agent themselves.
     flags += [f"--kill-on-bad-exit={0 if is_ours(role) else 1}"]
     flags += ["--no-kill"] if is_elastic(role) else []
-    return [f'step {role.name} "{nodes}" {" ".join(flags)} bash -c {function} &', "steps+=($!)"]
+    command = ["bash", "-c", function]
+    if box is not None:
+        flags += box.flags(role)
+        load = f'. "$RELIGHT_JOB_DIR"/{role.name}/run.sh && {function}'
+        command = [*box.prefix(role), "bash", "-c", f"'{load}'"]
+    words = " ".join((*flags, *command))
+    return [f'step {role.name} "{nodes}" {words} &', "steps+=($!)"]
 
 
 def word(text: str) -> str:

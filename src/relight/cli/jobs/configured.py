@@ -1,0 +1,133 @@
+"""`relight configure --show`: the values in effect on this machine, and where each comes from."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from relight.base.env import Environment
+from relight.base.errors import RelightError
+from relight.flags import site as sites
+from relight.flags.arguments import parse
+from relight.flags.site import CONF, PER_JOB, Site
+from relight.flags.spec import FLAGS
+from relight.flags.usage import shown_default
+from relight.runner import options, settings
+from relight.runner.options import SiteOptions
+from relight.schedulers import registry
+
+Files = Mapping[str, Mapping[str, Mapping[str, str]]]
+"""The sections of each settings file, by its path; the first file takes precedence."""
+_DEFAULT = "default"
+
+
+class Setting(NamedTuple):
+    """A value in effect, as it would be typed, and where it comes from."""
+
+    name: str
+    value: str
+    origin: str
+    locked: bool = False
+
+
+def lines(env: Environment, schedulers: Sequence[str], *, every: bool) -> list[str]:
+    """Return the values in effect as lines of text.
+
+    Args:
+        env: the environment.
+        schedulers: only these; all if empty.
+        every: also values that nobody has set.
+
+    Raises:
+        RelightError: a value is wrong, or a scheduler unknown.
+    """
+    site, files = sites.load(env), settings.layers(env)
+    groups = {"run": _of_run(env, site)}
+    for name in schedulers or registry.names():
+        try:
+            groups[name] = _of_scheduler(name, files, site)
+        except RelightError:
+            if schedulers:
+                raise  # a broken plug-in must not hide the others
+    names = dict.fromkeys(name for each in (*files.values(), site.sections) for name in each)
+    for name in names:
+        if name not in groups:
+            groups[name] = _of_section(name, files, site)
+    found = []
+    for group, values in groups.items():
+        shown = [each for each in values if every or each.locked or each.origin != _DEFAULT]
+        found += _table(group, shown)
+    unknown = [*site.ignored, *_unknown_schedulers(site)]
+    found += [f"ignored in {site.path}: {', '.join(unknown)}"] if unknown else []
+    return found or ["nothing is set: all values are defaults"]
+
+
+def _of_run(env: Environment, site: Site) -> list[Setting]:
+    values = parse([], env, FLAGS, site).values  # refuses what is wrong or locked
+    found = []
+    for flag in FLAGS:
+        variable = flag.variable or "PET_" + flag.field.upper()
+        text = env.variables.get(variable) if flag.from_env or flag.variable else None
+        locked = site.locks(flag.name)
+        if flag.name == CONF:
+            found += _of_conf(values[flag.field], site, variable)
+        elif text is not None:
+            found.append(Setting(flag.name, text, variable, locked))
+        elif flag.name in site.run:
+            found.append(Setting(flag.name, site.run[flag.name], site.path, locked))
+        elif flag.name not in PER_JOB:
+            found.append(Setting(flag.name, shown_default(flag), _DEFAULT, locked))
+    return found
+
+
+def _of_conf(given: Sequence[tuple[str, str]], site: Site, variable: str) -> list[Setting]:
+    pairs = {key: (value, site.path) for key, value in site.conf}
+    pairs |= {key: (value, variable) for key, value in given}
+    return [
+        Setting(f"{CONF} {key}", value, origin, site.locks_conf(key))
+        for key, (value, origin) in pairs.items()
+    ]
+
+
+def _of_scheduler(name: str, files: Files, site: Site) -> list[Setting]:
+    known = [option._replace(required=False) for option in registry.find(name).options]
+    of_site = SiteOptions(site.schedulers.get(name, {}), site.locked_options(name), site.path)
+    layers: dict[str, Mapping[str, Any]] = {}
+    for path, sections in files.items():
+        layers[path] = sections.get(name, {})
+        options.resolve(name, known, {}, layers[path], path, of_site)  # refuses what is wrong
+    layers[site.path] = of_site.values
+    found = []
+    for option in known:
+        values = {path: options.named(option, section) for path, section in layers.items()}
+        origin = next((path for path, value in values.items() if value is not None), _DEFAULT)
+        default = "" if option.default is None else option.default
+        locked = options.named(option, dict.fromkeys(of_site.locked, True)) is not None
+        found.append(Setting(option.name, str(values.get(origin, default)), origin, locked))
+    return found
+
+
+def _of_section(name: str, files: Files, site: Site) -> list[Setting]:
+    layers = [(site.path, site.sections), *reversed(list(files.items()))]
+    found: dict[str, Setting] = {}
+    for path, sections in layers:
+        for key, value in sections.get(name, {}).items():
+            found[key] = Setting(key, value, path)
+    return list(found.values())
+
+
+def _unknown_schedulers(site: Site) -> list[str]:
+    known = registry.names()
+    return [f"schedulers.{name}" for name in site.schedulers if name not in known]
+
+
+def _table(title: str, rows: Sequence[Setting]) -> list[str]:
+    if not rows:
+        return []
+    names, values = max(len(row.name) for row in rows), max(len(row.value) for row in rows)
+    return [
+        title,
+        *(
+            f"  {row.name:{names}}  {row.value:{values}}  {row.origin}"
+            + (" (locked)" if row.locked else "")
+            for row in rows
+        ),
+    ]

@@ -1,0 +1,182 @@
+"""The site's configuration: defaults and locked values that an administrator sets for all users.
+
+    locked = ["hang-timeout", "keep_alive_interval", "schedulers.kubernetes.privileged"]
+    [run]                      flags of `relight run`, without the dashes
+    hang-timeout = "auto"
+    [run.rdzv-conf]            merged key by key with `--rdzv-conf`
+    keep_alive_interval = 1
+    [schedulers.slurm]         options of a scheduler
+    partition = "gpu"
+    [components."dist.ddp"]    arguments of a component
+    j = "1x8"
+    [submit]                   component, scheduler, workspace of `relight submit`
+    scheduler = "slurm"
+
+It is `config.toml` in `RELIGHT_CONFIG_DIR`, by default in /etc/relight, of the machine where a
+command runs: agents read it on their nodes. Everything else takes precedence over its values: the
+command line, variables, a project's and a user's settings files. A value that is locked can't be
+changed by them; one that is locked and not set stays at relight's default. This keeps users from
+mistakes, not from intent: they can set the variable.
+
+Names that this version does not know are ignored, as nodes of a cluster may have several versions;
+`relight configure --show` lists them.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from relight.base.env import Environment
+from relight.base.errors import MachineError, UsageError
+
+DIRECTORY_VARIABLE = "RELIGHT_CONFIG_DIR"
+_DIRECTORY = "/etc/relight"
+_FILE = "config.toml"
+CONF = "rdzv-conf"
+PER_JOB = frozenset(
+    ("nnodes", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "node-rank", "master-addr",
+     "master-port", "local-addr", "standalone", "module", "no-python", "run-path", "name", "help")
+)  # fmt: skip
+"""Flags of `relight run` that say what one job or node is, so that a site can't have a default."""
+_SECTIONS = ("run", "schedulers", "components", "submit", "locked")
+
+
+class Site(NamedTuple):
+    """The content of the file. `run` has texts as on the command line, by the names of flags;
+    `conf` the pairs of `--rdzv-conf`. `sections` are those of other tables, by the names that they
+    have in a settings file (runner/settings). `ignored` are unknown names.
+    """
+
+    path: str = ""
+    run: Mapping[str, str] = {}
+    conf: tuple[tuple[str, str], ...] = ()
+    schedulers: Mapping[str, Mapping[str, Any]] = {}
+    sections: Mapping[str, Mapping[str, str]] = {}
+    locked: frozenset[str] = frozenset()
+    ignored: tuple[str, ...] = ()
+
+    def locks(self, flag: str) -> bool:
+        """Return whether a flag of `relight run` is locked."""
+        return flag in self.locked or f"run.{flag}" in self.locked
+
+    def locks_conf(self, key: str) -> bool:
+        """Return whether a key of `--rdzv-conf` is locked."""
+        names = (key, f"{CONF}.{key}", f"run.{CONF}.{key}")
+        return self.locks(CONF) or any(name in self.locked for name in names)
+
+    def locked_options(self, scheduler: str) -> frozenset[str]:
+        """Return the names of a scheduler's locked options."""
+        prefix = f"schedulers.{scheduler}."
+        return frozenset(
+            name.removeprefix(prefix) for name in self.locked if name.startswith(prefix)
+        )
+
+
+NO_SITE = Site()
+
+
+def load(env: Environment) -> Site:
+    """Return the site's configuration, an empty one if there is no file.
+
+    Raises:
+        UsageError: the variable names a directory without the file.
+        MachineError: the file can't be read or is malformed.
+    """
+    directory = env.get(DIRECTORY_VARIABLE)
+    path = os.path.join(directory or _DIRECTORY, _FILE)
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except FileNotFoundError:
+        if directory:
+            raise UsageError(f"{DIRECTORY_VARIABLE}={directory}: no {_FILE} there") from None
+        return NO_SITE
+    except OSError as error:
+        raise MachineError(f"can't read {path}: {error.strerror}") from None
+    import tomllib  # only where there is a file: it is on the way to the first worker
+
+    try:
+        return _checked(path, tomllib.loads(data.decode()))
+    except ValueError as error:
+        raise MachineError(
+            f"can't read {path}: {error}", hint="this file is the administrator's"
+        ) from None
+
+
+def _checked(path: str, content: Mapping[str, Any]) -> Site:
+    from relight.flags.spec import FLAG_BY_NAME
+
+    ignored = [name for name in content if name not in _SECTIONS]
+    run, conf = {}, dict[str, str]()
+    for written, value in _table(content, "run").items():
+        name = written.replace("_", "-")
+        if name in PER_JOB:
+            raise ValueError(f"run.{written} differs from job to job: it can't have a default here")
+        if name not in FLAG_BY_NAME:
+            ignored.append(f"run.{written}")
+        elif name == CONF:
+            conf = {key: _text(f"run.{CONF}.{key}", each) for key, each in _pairs(value).items()}
+        else:
+            run[name] = _text(f"run.{written}", value)
+    sections = {
+        f"component:{name}": {
+            key: _text(f"components.{name}.{key}", value) for key, value in table.items()
+        }
+        for name, table in _tables(content, "components").items()
+    }
+    submit = _table(content, "submit")
+    # TorchX's name, so that both names take precedence where a user's file has one.
+    sections["cli:run"] = {key: _text(f"submit.{key}", value) for key, value in submit.items()}
+    locked = content.get("locked", [])
+    if not isinstance(locked, list) or not all(isinstance(name, str) for name in locked):
+        raise ValueError("locked is not a list of names")
+    return Site(
+        path,
+        run,
+        tuple(conf.items()),
+        _tables(content, "schedulers"),
+        sections,
+        frozenset(
+            name if name.startswith("schedulers.") else _flag_or_key(name) for name in locked
+        ),
+        tuple(ignored),
+    )
+
+
+def _flag_or_key(name: str) -> str:
+    """Return a locked name with dashes if it is a flag; keys of `--rdzv-conf` have underscores."""
+    from relight.flags.spec import FLAG_BY_NAME
+
+    flag = name.removeprefix("run.").replace("_", "-")
+    return flag if flag in FLAG_BY_NAME else name
+
+
+def _pairs(value: Any) -> dict[str, Any]:
+    if isinstance(value, dict):
+        return value
+    from relight.base.values import parse_conf
+
+    return dict(parse_conf(_text(f"run.{CONF}", value)))
+
+
+def _table(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = content.get(name, {})
+    if isinstance(table, dict):
+        return table
+    raise ValueError(f"{name} is not a table: [{name}]")
+
+
+def _tables(content: Mapping[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    tables = _table(content, name)
+    return {key: _table(tables, key) for key in tables}
+
+
+def _text(name: str, value: Any) -> str:
+    """Return a value as it would be typed."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list) and not any(isinstance(each, (list, dict)) for each in value):
+        return ",".join(_text(name, each) for each in value)
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise ValueError(f"{name} has a value that a flag can't have")

@@ -1,0 +1,48 @@
+"""Whose job this is, and which scheduler runs it: what tells one job of a fleet from another."""
+
+import socket
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from relight import __version__
+from relight.host.user import user_name
+
+_SUBMITTED = "RELIGHT_JOB_ID"
+_SCHEDULERS = {
+    "SLURM_JOB_ID": "slurm",
+    "AWS_BATCH_JOB_ID": "aws_batch",
+    "PBS_JOBID": "pbs",
+    "LSB_JOBID": "lsf",
+}
+"""The variable in which a scheduler tells a job its id. Sources: srun(1); "AWS Batch job
+environment variables"; qsub(1B) of OpenPBS; "Environment variables set for job execution" of LSF.
+"""
+
+
+class Origin(NamedTuple):
+    """The user, the host and the version of relight of this agent; the scheduler of its job, and
+    its id there, empty if there is none.
+    """
+
+    user: str
+    host: str
+    version: str
+    scheduler: str
+    scheduler_job: str
+
+
+def of(variables: Mapping[str, str]) -> Origin:
+    """Return the origin of the job whose agent has these variables."""
+    scheduler, job = _scheduler(variables)
+    return Origin(user_name(), socket.gethostname(), __version__, scheduler, job)
+
+
+def _scheduler(variables: Mapping[str, str]) -> tuple[str, str]:
+    """Return the scheduler, and its id of the job: as `relight submit` said, else its own word."""
+    scheduler, separator, rest = variables.get(_SUBMITTED, "").partition("://")
+    if separator:
+        return scheduler, rest.partition("/")[2]
+    for variable, name in _SCHEDULERS.items():
+        if variables.get(variable):
+            return name, variables[variable]
+    return "", ""

@@ -1,0 +1,78 @@
+"""A token for jobs that start without one: a file of the user that all nodes of a cluster see.
+
+Plain `srun relight run` has no command that could make a token for all of its agents. They share
+the user's home directory, which on clusters is on a network file system: the file `token` in
+relight's state directory proves to each agent that a peer runs as the same user. The first job
+makes it. On a local file system nothing is made, as other nodes would not see it; a file that
+exists is used, wherever it is.
+"""
+
+import os
+import secrets
+from contextlib import suppress
+
+from relight.base import env as environment
+from relight.base.env import Environment
+
+NAME = "token"
+_NETWORK = frozenset(
+    ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "wekafs", "panfs", "pvfs2", "glusterfs",
+     "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "cifs", "smb3", "afs", "vast")
+)  # fmt: skip
+"""Types of file systems that the nodes of a cluster share, as /proc/mounts names them."""
+
+
+def find(env: Environment, mounts: str = "/proc/self/mounts") -> str:
+    """Return the path of this user's token, made if that is possible; empty if there is none.
+
+    Args:
+        env: the environment.
+        mounts: the file that lists what is mounted where, as proc(5) describes it.
+    """
+    directory = environment.state_directory(env)
+    path = os.path.join(directory, NAME)
+    if not os.path.exists(path) and _is_shared(directory, mounts):
+        with suppress(OSError):  # a full or read-only disk: there is no token
+            _make(directory, path)
+    return path if _is_ours(path) else ""
+
+
+def _make(directory: str, path: str) -> None:
+    os.makedirs(directory, 0o700, exist_ok=True)
+    partial = f"{path}.{secrets.token_hex(8)}"
+    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        # Many agents do this at the same time, on many nodes: the first name stays.
+        with suppress(FileExistsError):
+            os.link(partial, path)
+    finally:
+        os.unlink(partial)
+
+
+def _is_ours(path: str) -> bool:
+    """Return whether only this user can have written a file, and only they can read it."""
+    try:
+        found = os.stat(path)
+        with open(path, "rb") as file:
+            return found.st_uid == os.geteuid() and not found.st_mode & 0o077 and bool(file.read(1))
+    except OSError:
+        return False
+
+
+def _is_shared(directory: str, mounts: str) -> bool:
+    """Return whether a directory, which may not exist yet, is on a network file system."""
+    path = os.path.realpath(directory)
+    try:
+        with open(mounts) as file:
+            rows = [line.split() for line in file]
+    except (OSError, UnicodeDecodeError):
+        return False
+    below = [
+        (len(place), kind)
+        for _, place, kind, *_ in (row for row in rows if len(row) > 2)
+        if path == place or path.startswith(place.rstrip("/") + "/")
+    ]
+    return bool(below) and max(below, key=lambda each: each[0])[1] in _NETWORK

@@ -1,0 +1,70 @@
+"""Runs the replicas of a job in containers, on nodes that have pyxis or Apptainer.
+
+    pyxis      flags of srun: --container-image, --container-mounts, --container-workdir
+    apptainer  the task's command: apptainer exec --bind … --pwd … IMAGE
+
+The container sees the job's directory, which has the launcher, and the working directory, by the
+names that they have outside. Sources: github.com/NVIDIA/pyxis, "Usage"; apptainer exec --help
+(1.3). NeMo-Run renders the same flags of pyxis.
+"""
+
+import shlex
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from relight.base.errors import UsageError
+from relight.job.app import BindMount, Role
+
+FORMS = ("pyxis", "apptainer")
+_JOB_DIR = '"$RELIGHT_JOB_DIR":"$RELIGHT_JOB_DIR"'
+
+
+class Container(NamedTuple):
+    """The image of a job, and what runs it: one of `FORMS`. `here` is the working directory."""
+
+    form: str
+    image: str
+    here: str
+
+    def flags(self, role: Role) -> list[str]:
+        """Return the flags of srun, as words of a shell."""
+        if self.form != "pyxis":
+            return []
+        return [
+            f"--container-image={shlex.quote(self.image)}",
+            f"--container-mounts={_mounts(role, self.here)}",
+            f"--container-workdir={shlex.quote(self.here)}",
+        ]
+
+    def prefix(self, role: Role) -> list[str]:
+        """Return the beginning of a task's command, as words of a shell."""
+        if self.form != "apptainer":
+            return []
+        gpus = ["--nv"] if role.resource.gpu > 0 else []
+        bind = ["--bind", _mounts(role, self.here), "--pwd", shlex.quote(self.here)]
+        return ["apptainer", "exec", *gpus, *bind, shlex.quote(self.image)]
+
+
+def unmounted(roles: Sequence[Role]) -> bool:
+    """Return whether roles have mounts that a container on Slurm can't have."""
+    return any(not isinstance(mount, BindMount) for role in roles for mount in role.mounts)
+
+
+def _mounts(role: Role, here: str) -> str:
+    mounts = [f"{mountable(here)}:{mountable(here)}", _JOB_DIR]
+    for mount in role.mounts:
+        if isinstance(mount, BindMount):
+            source, target = (mountable(each) for each in (mount.src_path, mount.dst_path))
+            mounts.append(f"{source}:{target}" + (":ro" if mount.read_only else ""))
+    return ",".join(mounts)
+
+
+def mountable(path: str) -> str:
+    """Return a path as a word of a shell.
+
+    Raises:
+        UsageError: it has a character that separates mounts.
+    """
+    if set(path) & {",", ":"}:
+        raise UsageError(f"{path} can't be mounted: it has a comma or a colon")
+    return shlex.quote(path)

@@ -1,0 +1,216 @@
+"""The site's configuration: defaults below everything else, and values that nothing changes."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Launch
+
+from relight.base.env import Environment
+from relight.base.errors import MachineError, UsageError
+from relight.cli.jobs import configured
+from relight.flags import site as sites
+from relight.flags.arguments import parse, to_spec
+from relight.flags.site import Site
+from relight.flags.spec import FLAGS, LaunchSpec
+from relight.rendezvous import conf
+from relight.runner import options, settings
+from relight.runner.options import SiteOptions
+from relight.schedulers.api import Option
+
+TEXT = """
+locked = ["hang_timeout", "keep_alive_interval", "schedulers.slurm.partition"]
+new-table = { x = 1 }
+[run]
+hang-timeout = "auto"
+max_restarts = 3
+preload = ["torch", "numpy"]
+virtual-local-rank = true
+flag-of-tomorrow = 1
+[run.rdzv-conf]
+keep_alive_interval = 1
+join_timeout = 300
+[schedulers.slurm]
+partition = "gpu"
+time = 60
+[schedulers.slurm.of-tomorrow]
+[components."dist.ddp"]
+j = "1x2"
+[submit]
+scheduler = "slurm"
+"""
+
+
+def written(folder: Path, text: str = TEXT) -> Environment:
+    """The environment in which this text is the site's file; the home directory is empty."""
+    (folder / "config.toml").write_text(text)
+    return Environment({"RELIGHT_CONFIG_DIR": str(folder), "HOME": str(folder / "home")})
+
+
+def spec(site: Site, *words: str, **variables: str) -> LaunchSpec:
+    """What a command line means at a site."""
+    return to_spec(parse([*words, "x.py"], Environment(variables), FLAGS, site))
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    """The site of TEXT."""
+    return sites.load(written(tmp_path))
+
+
+def test_flags_and_variables_override_site_defaults(site: Site) -> None:
+    assert spec(site).max_restarts.most == 3
+    assert spec(site, PET_MAX_RESTARTS="2").max_restarts.most == 2
+    assert spec(site, "--max-restarts=1", PET_MAX_RESTARTS="2").max_restarts.most == 1
+    assert spec(site).preload == ("torch", "numpy")
+    assert spec(site).virtual_local_rank is True
+
+
+def test_site_defaults_do_not_count_as_given(site: Site) -> None:
+    """Notes on flags without an effect are for whoever gave them."""
+    assert parse(["x.py"], Environment({}), FLAGS, site).given == set()
+
+
+def test_rdzv_conf_merges_key_by_key(site: Site) -> None:
+    """The site's keys without an effect, or that the user gives, are left out without a note."""
+    found = spec(site, "--rdzv-conf=last_call_timeout=9,join_timeout=60")
+    values, notes = conf.parse(conf.merged(found.rdzv_conf, found.conf_defaults, "c10d"), "c10d")
+    assert (values.last_call_timeout, values.join_timeout, values.keep_alive_interval) == (9, 60, 1)
+    assert notes == []
+    assert conf.merged((), (("lease_ttl", "9"), ("nope", "1")), "c10d") == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "message"),
+    [
+        (["--hang-timeout=off"], {}, "--hang-timeout=off: {} locks it to auto"),
+        ([], {"RELIGHT_HANG_TIMEOUT": "9"}, "RELIGHT_HANG_TIMEOUT=9: {} locks it to auto"),
+        (["--rdzv-conf=keep_alive_interval=2"], {},
+         "--rdzv-conf: keep_alive_interval=2: {} locks it to 1"),
+    ],
+)  # fmt: skip
+def test_locked_value_cannot_be_changed(
+    site: Site, words: list[str], variables: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        spec(site, *words, **variables)
+    assert caught.value.message == message.format(site.path)
+
+
+def test_locked_value_may_be_repeated(site: Site) -> None:
+    same = spec(site, "--hang-timeout=auto", "--rdzv-conf=keep_alive_interval=1")
+    assert same.hang_timeout == spec(site).hang_timeout
+
+
+def test_flag_locked_without_a_value_stays_at_its_default() -> None:
+    site = Site("/etc/relight/config.toml", locked=frozenset({"run.status", "rdzv-conf.takeover"}))
+    with pytest.raises(UsageError, match=r"locks it to its default"):
+        spec(site, "--status=8080")
+    with pytest.raises(UsageError, match=r"takeover=alone: .* locks it to its default"):
+        spec(site, "--rdzv-conf=takeover=alone")
+    assert spec(site).status is None
+
+
+OPTIONS = (
+    Option("partition", str, None, "x"),
+    Option("time", str, None, "x"),
+    Option("privileged", bool, False, "x"),
+)
+AT_SITE = SiteOptions(
+    {"partition": "gpu", "time": 60, "tomorrow": 1}, {"partition", "privileged"}, "site.toml"
+)
+
+
+def test_scheduler_options_of_site_come_last() -> None:
+    """Unknown ones are of another version, and ignored."""
+    values, notes = options.resolve("s", OPTIONS, {}, site=AT_SITE)
+    assert (values["partition"], values["time"], notes) == ("gpu", "60", [])
+    values, _ = options.resolve("s", OPTIONS, {"time": "1"}, {"time": "2"}, site=AT_SITE)
+    assert values["time"] == "1"
+    assert options.resolve("s", OPTIONS, {}, {"time": "2"}, site=AT_SITE)[0]["time"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("given", "file", "message"),
+    [
+        ({"partition": "x"}, {}, "s's option partition=x: site.toml locks it to gpu"),
+        ({"privileged": "true"}, {}, "s's option privileged=true: site.toml locks it to False"),
+        ({}, {"Partition": "x"}, "in f: s's option partition=x: site.toml locks it to gpu"),
+    ],
+)
+def test_locked_scheduler_option_cannot_be_changed(
+    given: dict[str, str], file: dict[str, str], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        options.resolve("s", OPTIONS, given, file, "f", AT_SITE)
+    assert caught.value.message == message
+
+
+def test_settings_files_override_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = written(tmp_path)
+    assert settings.load(env).command("scheduler") == "slurm"
+    assert settings.load(env).section("component:dist.ddp") == {"j": "1x2"}
+    (tmp_path / ".torchxconfig").write_text("[cli:run]\nscheduler = docker\n")
+    assert settings.load(env).command("scheduler") == "docker"
+
+
+def test_show_prints_each_value_and_its_origin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    env = written(tmp_path)
+    (tmp_path / ".relightconfig").write_text("[slurm]\ntime = 30\n[local]\nlog_dir = a\n")
+    env = Environment({**env.variables, "RELIGHT_NAME": "n"})
+    path = str(tmp_path / "config.toml")
+    lines = [line.split() for line in configured.lines(env, ["slurm"], every=False)]
+    assert ["rdzv-conf", "keep_alive_interval", "1", path, "(locked)"] in lines
+    assert ["hang-timeout", "auto", path, "(locked)"] in lines
+    assert ["max-restarts", "3", path] in lines
+    assert ["name", "n", "RELIGHT_NAME"] in lines
+    assert ["partition", "gpu", path, "(locked)"] in lines
+    assert ["time", "30", str(tmp_path / ".relightconfig")] in lines
+    assert lines[-1] == ["ignored", "in", f"{path}:", "new-table,", "run.flag-of-tomorrow"]
+    shown = configured.lines(env, ["slurm"], every=True)
+    assert ["qos", "default"] in [line.split() for line in shown]
+
+
+def test_relight_run_reads_the_file(
+    launch: Launch, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    written(tmp_path, 'locked = ["nproc-per-node"]\n[run]\nnproc-per-node = 2\n')
+    env = {"RELIGHT_CONFIG_DIR": str(tmp_path)}
+    path = script("import os; os.write(1, os.environ['WORLD_SIZE'].encode())")
+    assert launch("run", path, **env).stdout.split() == ["2", "2"]
+    assert launch("launch", "--use-env", path, **env).stdout.split() == ["2", "2"]
+    refused = launch("run", "--nproc-per-node=1", path, **env)
+    assert refused.returncode == 2 and "locks it to 2" in refused.stderr
+
+
+def test_nothing_is_read_without_a_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"RELIGHT_CONFIG_DIR=.*: no config.toml there"):
+        sites.load(Environment({"RELIGHT_CONFIG_DIR": str(tmp_path)}))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[run", "Expected ']'"),
+        ("run = 1", "run is not a table"),
+        ("locked = 'x'", "locked is not a list of names"),
+        ("[run]\nrdzv-id = 'x'", "run.rdzv-id differs from job to job"),
+        ("[run]\ntee = {a = 1}", "run.tee has a value that a flag can't have"),
+        ("[run]\nrdzv-conf = 'x'", "expected KEY=VALUE"),
+        ("[schedulers]\nslurm = 1", "slurm is not a table"),
+    ],
+)
+def test_malformed_file_is_reported_with_its_path(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(MachineError, match=message) as caught:
+        sites.load(written(tmp_path, text))
+    assert caught.value.message.startswith(f"can't read {tmp_path / 'config.toml'}: ")
+
+
+def test_wrong_value_of_a_flag_names_the_file(tmp_path: Path) -> None:
+    site = sites.load(written(tmp_path, "[run]\nmax-restarts = 'x'"))
+    with pytest.raises(UsageError, match=r"config.toml: max-restarts = x: "):
+        spec(site)

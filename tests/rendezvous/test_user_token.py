@@ -1,0 +1,67 @@
+"""The token that jobs of one user share on a cluster: where it is made, and which file counts."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from relight.base.env import Environment
+from relight.rendezvous import user_token
+
+
+def found(state: Path, kind: str = "nfs4") -> str:
+    """The token where the state directory is on a file system of this type."""
+    mounts = state.parent / f"mounts.{threading.get_ident()}"
+    mounts.write_text(f"a / ext4 rw 0 0\nb {state.parent} {kind} rw 0 0\nc /x nfs rw 0 0\n")
+    return user_token.find(Environment({"RELIGHT_STATE_DIR": str(state)}), str(mounts))
+
+
+def test_token_is_made_once_on_a_shared_file_system(tmp_path: Path) -> None:
+    """Agents of all nodes do it at the same time."""
+    paths: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: paths.append(found(tmp_path / "state"))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    path = tmp_path / "state" / "token"
+    assert set(paths) == {str(path)}
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    text = path.read_text()
+    assert len(text.strip()) == 64
+    assert found(tmp_path / "state") == str(path) and path.read_text() == text
+    assert os.listdir(tmp_path / "state") == ["token"]
+
+
+@pytest.mark.parametrize("kind", ["ext4", "overlay", "tmpfs"])
+def test_no_token_is_made_on_a_local_file_system(tmp_path: Path, kind: str) -> None:
+    """Other nodes would not see it."""
+    assert found(tmp_path / "state", kind) == ""
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("mode", "content", "counts"),
+    [
+        (0o600, "secret", True),
+        (0o640, "secret", False),
+        (0o606, "secret", False),
+        (0o600, "", False),
+    ],
+)
+def test_only_a_private_file_is_a_token(
+    tmp_path: Path, mode: int, content: str, counts: bool
+) -> None:
+    path = tmp_path / "token"
+    path.write_text(content)
+    path.chmod(mode)
+    assert found(tmp_path, "ext4") == (str(path) if counts else "")
+
+
+def test_unwritable_directory_has_no_token(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    assert found(tmp_path / "state") == ""
