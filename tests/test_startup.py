@@ -51,6 +51,7 @@ OWN = {
     "relight.events.event_types",
     "relight.flags",
     "relight.flags.arguments",
+    "relight.flags.site",
     "relight.flags.spec",
     "relight.host",
     "relight.host.descriptors",

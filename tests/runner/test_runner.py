@@ -251,7 +251,9 @@ def test_job_being_submitted_can_be_cancelled_and_deleted(
         go.wait(LIMIT_S)
 
     monkeypatch.setattr(scheduler, "submit", slowly)
-    monkeypatch.setattr(records, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait))
+    monkeypatch.setattr(
+        "relight.host.waiting.time", SimpleNamespace(monotonic=time.monotonic, sleep=wait)
+    )
     job = runner.dryrun(*ECHO, scheduler="scripted")
     sending = threading.Thread(target=runner.submit, args=(job,))
     sending.start()

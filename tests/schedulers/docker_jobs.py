@@ -31,7 +31,7 @@ class Jobs:
 
     def __init__(self, daemon: Dockerd) -> None:
         self.daemon = daemon
-        self.scheduler = docker.make()
+        self.scheduler = docker.Docker()
         self.count = 0
 
     def submit(self, *roles: Role, **cfg: Any) -> str:

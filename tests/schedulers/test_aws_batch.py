@@ -43,7 +43,7 @@ def give_access(server: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def scheduler(aws: Aws) -> Iterator[aws_batch.AwsBatch]:
-    scheduler = aws_batch.make()
+    scheduler = aws_batch.AwsBatch()
     yield scheduler
     scheduler.close()
 
@@ -127,7 +127,7 @@ def test_interrupted_submit_leaves_no_definition_or_job(
         return answer
 
     monkeypatch.setattr("relight.schedulers.aws_batch.scheduler.finished", interrupted)
-    scheduler = aws_batch.make()
+    scheduler = aws_batch.AwsBatch()
     with pytest.raises(KeyboardInterrupt):
         submit(scheduler, sh("sleep 1000"), "job-x1")
     assert len(requests) == number
@@ -210,7 +210,7 @@ def test_container_runs_and_logs_are_read(
 ) -> None:
     with Aws(daemon.host) as aws:
         give_access(aws, monkeypatch)
-        scheduler = aws_batch.make()
+        scheduler = aws_batch.AwsBatch()
         run_and_read(scheduler)
         scheduler.close()
 
@@ -259,14 +259,14 @@ def test_missing_credentials_are_one_line_error(
         else:
             monkeypatch.delenv(name)
     with pytest.raises((UsageError, MachineError), match=said) as caught:
-        submit(aws_batch.make(), sh("true"))
+        submit(aws_batch.AwsBatch(), sh("true"))
     assert "\n" not in caught.value.message
 
 
 def test_missing_boto3_error_names_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(UsageError, match="needs the package boto3"):
-        submit(aws_batch.make(), sh("true"))
+        submit(aws_batch.AwsBatch(), sh("true"))
 
 
 def node(number: int, status: str, **container: Any) -> dict[str, Any]:

@@ -251,7 +251,7 @@ def of_type(kind: str) -> Role:
 )
 def test_invalid_app_is_rejected(app: AppDef, cfg: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        aws_batch.make().render(app, {"queue": "gpu", **cfg}, "a-x1")
+        aws_batch.AwsBatch().render(app, {"queue": "gpu", **cfg}, "a-x1")
 
 
 def test_dry_run_needs_no_network_and_hides_secrets(
@@ -259,7 +259,7 @@ def test_dry_run_needs_no_network_and_hides_secrets(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     app = AppDef("a", [role("x", "--password=abc", env={"API_KEY": "def"})])
-    made = aws_batch.make().render(app, {"queue": "gpu"}, "a-x1")
+    made = aws_batch.AwsBatch().render(app, {"queue": "gpu"}, "a-x1")
     shown = json.loads(made.text)
     assert shown["job"]["jobName"] == "a-x1"
     token = variables(made.body["definition"]["containerProperties"])["RELIGHT_TOKEN"]

@@ -180,7 +180,7 @@ def test_cancel_is_final_and_idempotent(jobs: Jobs) -> None:
     jobs.until(lambda: "up" in jobs.lines(app_id))
     assert jobs.status(app_id).state is RUNNING
     jobs.scheduler.cancel(app_id)
-    status = docker.make().status([app_id])[app_id]
+    status = docker.Docker().status([app_id])[app_id]
     assert (status.state, status.restarts) == (CANCELLED, 0)
     assert status.exitcode != 0
     assert jobs.lines(app_id) == ["up", "saved"]

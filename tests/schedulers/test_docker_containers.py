@@ -202,7 +202,7 @@ def test_lost_daemon_is_one_line_error(jobs: Jobs, monkeypatch: pytest.MonkeyPat
     app_id = jobs.submit(sh("echo up; sleep 1000"))
     with Proxy(jobs.daemon) as proxy:
         monkeypatch.setenv("DOCKER_HOST", proxy.host)
-        scheduler = docker.make()
+        scheduler = docker.Docker()
         try:
             lines = scheduler.logs(app_id, LogQuery("main", 0, follow=True))
             assert next(lines) == "up"

@@ -59,7 +59,7 @@ def variables_of(config: dict[str, Any]) -> dict[str, str]:
 )
 def test_job_brings_launcher_only_if_needed(command: str, launcher: str, brings_it: bool) -> None:
     its = AppDef("app", (role(entrypoint="bash", args=("-c", command)),))
-    request = docker.make().render(
+    request = docker.Docker().render(
         launcher_file.with_bundled_launcher(its, launcher), {}, "app-x7k2m"
     )
     (container,) = request.body["containers"]
@@ -108,7 +108,7 @@ def test_request_with_gpus_and_mounts_is_json() -> None:
         DeviceMount("/dev/x", "/dev/y", "rw"),
     )
     its = role(mounts=mounts, resource=Resource(2, 1, 10, devices={EFA: 1}), max_retries=2)
-    request = docker.make().render(AppDef("app", (its,)), {}, "app-x7k2m")
+    request = docker.Docker().render(AppDef("app", (its,)), {}, "app-x7k2m")
     host = json.loads(json.dumps(request.body))["containers"][0]["config"]["HostConfig"]
     assert host["Mounts"] == [
         {"Type": "bind", "Source": "/a", "Target": "/b", "ReadOnly": True},
@@ -201,17 +201,17 @@ def test_networks_without_dns_are_noted() -> None:
     """Several replicas can't find each other there."""
     app = AppDef("app", (role(num_replicas=2),))
     for network in ("bridge", "none"):
-        (note,) = docker.make().render(app, {"network": network}, "app-x7k2m").notes
+        (note,) = docker.Docker().render(app, {"network": network}, "app-x7k2m").notes
         assert network in note
     for its, network in ((app, "own"), (app, "host"), (AppDef("app", (role(),)), "bridge")):
-        assert docker.make().render(its, {"network": network}, "app-x7k2m").notes == ()
+        assert docker.Docker().render(its, {"network": network}, "app-x7k2m").notes == ()
 
 
 def test_dry_run_shows_one_shell_command_per_container() -> None:
     """It has all arguments, wrapped for reading."""
     words = ("-c", "echo 'a b'; echo $HOME")
     its = role(args=words, env={"A": "x y"}, resource=Resource(2, 1, 10))
-    text = docker.make().render(AppDef("app", (its,)), {}, "app-x7k2m").text
+    text = docker.Docker().render(AppDef("app", (its,)), {}, "app-x7k2m").text
     (command,) = text.replace("\\\n", "").splitlines()[1:]
     split = shlex.split(command)
     assert split[:3] == ["docker", "run", "--detach"]
@@ -237,7 +237,7 @@ def test_dry_run_with_workspace_builds_nothing(tmp_path: Path) -> None:
 def test_secrets_are_redacted() -> None:
     """What people read of a request hides them by their names."""
     its = role(env={"API_TOKEN": "s3cret", "PLAIN": "seen"}, args=("--password", "hunter2"))
-    text = docker.make().render(AppDef("app", (its,)), {}, "app-x7k2m").text
+    text = docker.Docker().render(AppDef("app", (its,)), {}, "app-x7k2m").text
     assert "s3cret" not in text and "hunter2" not in text
     assert "PLAIN=seen" in text
 
@@ -245,10 +245,10 @@ def test_secrets_are_redacted() -> None:
 def test_options_without_effect_are_noted() -> None:
     """A device without a known file, and a policy that Docker doesn't have."""
     its = role(resource=Resource(1, 0, 1, devices={"x.org/y": 1}), max_retries=1)
-    notes = docker.make().render(AppDef("app", (its,)), {}, "app-x7k2m").notes
+    notes = docker.Docker().render(AppDef("app", (its,)), {}, "app-x7k2m").notes
     assert len(notes) == 2 and "x.org/y" in notes[0]
     alone = role(max_retries=1, retry_policy=RetryPolicy.REPLICA)
-    assert docker.make().render(AppDef("app", (alone,)), {}, "app-x7k2m").notes == ()
+    assert docker.Docker().render(AppDef("app", (alone,)), {}, "app-x7k2m").notes == ()
 
 
 @given(
@@ -272,7 +272,7 @@ def test_missing_client_error_gives_install_command(
 ) -> None:
     """A dry run works without it."""
     monkeypatch.setitem(sys.modules, "docker", None)
-    scheduler = docker.make()
+    scheduler = docker.Docker()
     scheduler.render(AppDef("app", (role(),)), {}, "app-x7k2m")
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     assert scheduler.affinity() == 0
@@ -287,7 +287,7 @@ def test_missing_daemon_is_reported_in_one_line(
 ) -> None:
     """The error has address and reason."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    scheduler = docker.make()
+    scheduler = docker.Docker()
     assert scheduler.affinity() == 0
     with pytest.raises(MachineError, match=r"none\.sock: No such file or directory") as caught:
         scheduler.list()
@@ -308,7 +308,7 @@ def test_denied_socket_error_names_required_group(
         try:
             os.seteuid(user or 65534)  # root may use any
             with pytest.raises(MachineError, match="Permission denied") as caught:
-                docker.make().list()
+                docker.Docker().list()
         finally:
             os.seteuid(user)
     assert "group docker" in caught.value.hint
@@ -324,7 +324,7 @@ def test_missing_ssh_package_is_named(
     monkeypatch.delattr(client, "SSHHTTPAdapter", raising=False)  # as if it were not installed
     monkeypatch.setenv("DOCKER_HOST", "ssh://nobody@127.0.0.1:1")
     with pytest.raises(UsageError, match="needs the package paramiko"):
-        docker.make().list()
+        docker.Docker().list()
 
 
 @pytest.mark.needs_docker_client
@@ -335,5 +335,5 @@ def test_invalid_docker_host_is_repeated_in_error(
     """The error is one line."""
     monkeypatch.setenv("DOCKER_HOST", host)
     with pytest.raises(MachineError, match=f"no answer from the Docker daemon at {host}") as caught:
-        docker.make().list()
+        docker.Docker().list()
     assert "\n" not in caught.value.message

@@ -18,7 +18,7 @@ from relight.host.devices import Device
 from relight.job import records
 from relight.job.app import AppState, BindMount, Resource, RetryPolicy, Role
 from relight.schedulers.api import LogQuery
-from relight.schedulers.local.scheduler import Local, make
+from relight.schedulers.local.scheduler import Local
 from schedulers.local_jobs import files_below, lines, own_place, render, shell, submit, until, wait
 
 
@@ -31,7 +31,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def scheduler() -> Iterator[Local]:
     """The scheduler; its jobs end with the test."""
-    scheduler = make()
+    scheduler = Local()
     yield scheduler
     scheduler.close()
 

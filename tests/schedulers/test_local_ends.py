@@ -19,7 +19,7 @@ from test_orphans import marked, wait_until_gone
 from relight.base.errors import MachineError, UsageError
 from relight.job import records
 from relight.job.app import AppState, Role
-from relight.schedulers.local.scheduler import Local, make
+from relight.schedulers.local.scheduler import Local
 from relight.schedulers.processes import jobs
 from relight.schedulers.processes.record import LocalRecord
 from schedulers.local_jobs import files_below, lines, own_place, render, shell, submit, until, wait
@@ -34,7 +34,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def scheduler() -> Iterator[Local]:
     """The scheduler; its jobs end with the test."""
-    scheduler = make()
+    scheduler = Local()
     yield scheduler
     scheduler.close()
 
@@ -298,8 +298,8 @@ def test_variable_values_appear_in_no_file_or_command_line(
 SUBMITTER = """
 import sys, time
 from relight.job.app import AppDef, Role
-from relight.schedulers.local.scheduler import make
-scheduler = make()
+from relight.schedulers.local.scheduler import Local
+scheduler = Local()
 role = Role("main", "img", entrypoint="sh", args=("-c", sys.argv[2]), num_replicas=2)
 cfg = {"detach": sys.argv[1] == "detach"}
 print(scheduler.submit(scheduler.render(AppDef("job", (role,)), cfg, "job-x1")), flush=True)

@@ -54,7 +54,7 @@ class Jobs:
 
     def __init__(self, cluster: RayCluster, name: str) -> None:
         self.cluster = cluster
-        self.scheduler = ray.make()
+        self.scheduler = ray.Ray()
         self._name = name
         self._made: list[str] = []
 

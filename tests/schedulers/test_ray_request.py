@@ -163,7 +163,7 @@ def test_launcher_is_not_sent_if_not_needed() -> None:
 
 def test_dry_run_needs_no_cluster_and_hides_secrets() -> None:
     app = ddp(env={"HF_TOKEN": "hf_mine"})
-    made = ray.make().render(app, {"dashboard_address": "nowhere.example:1"}, "train-x7")
+    made = ray.Ray().render(app, {"dashboard_address": "nowhere.example:1"}, "train-x7")
     assert made.app_id == "nowhere.example:1:train-x7"
     token = made.body["order"]["token"]
     assert token not in made.text
@@ -174,7 +174,7 @@ def test_dry_run_needs_no_cluster_and_hides_secrets() -> None:
 
 def test_options_without_effect_are_noted() -> None:
     app = AppDef("job", [role(mounts=[BindMount("/a", "/b")], max_retries=1)])
-    notes = ray.make().render(app, {}, "x").notes
+    notes = ray.Ray().render(app, {}, "x").notes
     assert any("mounts have no effect" in note for note in notes)
     assert any("retried by itself" in note for note in notes)
 
@@ -195,7 +195,7 @@ def test_options_without_effect_are_noted() -> None:
 )
 def test_invalid_option_is_rejected(cfg: dict[str, Any], said: str, hint: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
-        ray.make().render(ddp(), cfg, "train-x7")
+        ray.Ray().render(ddp(), cfg, "train-x7")
     assert hint in caught.value.hint
 
 
@@ -223,12 +223,12 @@ def test_job_id_leads_back_to_its_dashboard(address: str | None, url: str, app_i
 def test_ray_variables_name_the_dashboard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "auto")  # a cluster here
     assert dashboard.url_of(None) == "http://127.0.0.1:8265"
-    assert ray.make().affinity() == 0
+    assert ray.Ray().affinity() == 0
     monkeypatch.setenv("RAY_ADDRESS", "http://10.0.0.1:8265")
     assert dashboard.url_of(None) == "http://10.0.0.1:8265"
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "https://other")
     assert dashboard.url_of(None) == "https://other:443"
-    assert ray.make().affinity() > 0
+    assert ray.Ray().affinity() > 0
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_ray_client_and_gcs_addresses_map_to_dashboard(
     """`ray job submit` accepts these addresses as well."""
     monkeypatch.setenv("RAY_ADDRESS", address)
     assert dashboard.url_of(None) == url
-    assert ray.make().affinity() > 0
+    assert ray.Ray().affinity() > 0
 
 
 def test_invalid_ray_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_invalid_ray_address_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("app_id", ["job", "host:job", "host:x:job"])
 def test_id_without_dashboard_is_rejected(app_id: str) -> None:
     with pytest.raises(UsageError, match="is no job of Ray"):
-        ray.make().status([app_id])
+        ray.Ray().status([app_id])
 
 
 # A server that is no cluster, or refuses.
@@ -310,7 +310,7 @@ def server() -> Iterator[Server]:
 
 
 def submit(server: Server) -> str:
-    scheduler = ray.make()
+    scheduler = ray.Ray()
     cfg = {"dashboard_address": server.address}
     return scheduler.submit(scheduler.render(ddp(), cfg, "train-x7"))
 
@@ -354,7 +354,7 @@ def test_server_fault_is_one_line_error(
 def test_rejected_job_is_one_line_error(
     server: Server, answer: tuple[int, str], error: type[Exception], expected: str
 ) -> None:
-    scheduler = ray.make()
+    scheduler = ray.Ray()
     rendered = scheduler.render(ddp(), {"dashboard_address": server.address}, "train-x7")
     name, _ = request.package(rendered.body["order"], None)
     server.answers |= {
@@ -373,7 +373,7 @@ def test_freshly_started_cluster_is_retried(server: Server) -> None:
         def get(self, path: str, default: Any = None) -> Any:
             return starts.pop() if path == "/api/jobs/" and starts else super().get(path, default)
 
-    scheduler = ray.make()
+    scheduler = ray.Ray()
     rendered = scheduler.render(ddp(), {"dashboard_address": server.address}, "train-x7")
     name, _ = request.package(rendered.body["order"], None)
     server.answers = Answers({
@@ -397,7 +397,7 @@ def test_job_with_lost_response_is_stopped(
 
     if interrupt:
         monkeypatch.setattr("relight.schedulers.ray.scheduler.finished", interrupted)
-    scheduler = ray.make()
+    scheduler = ray.Ray()
     rendered = scheduler.render(ddp(), {"dashboard_address": server.address}, "train-x7")
     name, _ = request.package(rendered.body["order"], None)
     server.answers |= {

@@ -1,9 +1,11 @@
 """Which schedulers there are, and how they are found."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from relight.base import plugins
 from relight.base.errors import UsageError
 from relight.schedulers import registry
 from relight.schedulers.docker import scheduler as docker
@@ -45,10 +47,13 @@ def test_packages_add_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
     when requested.
     """
     broken = Entry("broken", ImportError("no module\nanywhere"))
-    entries = [Entry("module", docker), Entry("function", docker.make), broken]
+    module = SimpleNamespace(make=docker.Docker)
+    entries = [Entry("module", module), Entry("function", docker.Docker), broken]
     theirs = [Entry("theirs", ImportError("never loaded"))]
     monkeypatch.setattr(
-        registry, "_entries", lambda group=registry.GROUP: entries if "relight" in group else theirs
+        plugins,
+        "find",
+        lambda group: {x.name: x for x in (entries if "relight" in group else theirs)},
     )
     assert [registry.find(name).name for name in ("module", "function")] == ["docker", "docker"]
     assert registry.names()[-3:] == ["module", "function", "broken"]

@@ -21,7 +21,7 @@ from test_orphans import marked, wait_until_gone
 from relight.base.errors import MachineError, RelightError, UsageError
 from relight.job import records
 from relight.job.app import AppState, BindMount, Role
-from relight.schedulers.ssh.scheduler import Ssh, make
+from relight.schedulers.ssh.scheduler import Ssh
 from schedulers.local_jobs import lines, own_place, render, shell, submit, until, wait
 
 pytestmark = pytest.mark.needs_ssh
@@ -49,7 +49,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def scheduler() -> Iterator[Ssh]:
     """The scheduler; its jobs end with the test."""
-    scheduler = make()
+    scheduler = Ssh()
     yield scheduler
     scheduler.close()
 
@@ -401,8 +401,8 @@ def test_job_can_be_cancelled_from_another_process(scheduler: Ssh, hosts: Sshd) 
     """It is over on all hosts when the call returns."""
     marker = f"{os.getpid()}02.25"
     app_id = start_stubborn(scheduler, hosts, marker)
-    code = "from relight.schedulers.ssh.scheduler import make; import sys; "
-    code += "make().cancel(sys.argv[1])"
+    code = "from relight.schedulers.ssh.scheduler import Ssh; import sys; "
+    code += "Ssh().cancel(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, app_id], check=True, timeout=LIMIT_S)
     assert running(marker) == []
     status = scheduler.status([app_id])[app_id]
@@ -430,8 +430,8 @@ def test_processes_get_grace_period_to_save(scheduler: Ssh, hosts: Sshd) -> None
 SUBMITTER = """
 import json, sys, time
 from relight.job.app import AppDef, Role
-from relight.schedulers.ssh.scheduler import make
-scheduler = make()
+from relight.schedulers.ssh.scheduler import Ssh
+scheduler = Ssh()
 role = Role("main", "img", entrypoint="sh", args=("-c", sys.argv[2]), num_replicas=2)
 cfg = {option.name: option.default for option in scheduler.options} | json.loads(sys.argv[1])
 print(scheduler.submit(scheduler.render(AppDef("job", (role,)), cfg, "job-x1")), flush=True)

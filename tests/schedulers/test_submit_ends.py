@@ -213,7 +213,7 @@ def test_missing_permission_is_named_even_if_cleanup_fails(
 ) -> None:
     monkeypatch.setattr(client.Aws, "client", lambda *_, **__: contextlib.nullcontext(Refusing()))
     app = AppDef("job", [Role("main", "i", entrypoint="x", resource=Resource(1, 0, 128))])
-    scheduler = aws_batch.make()
+    scheduler = aws_batch.AwsBatch()
     with pytest.raises(MachineError) as caught:
         scheduler.submit(scheduler.render(app, {"queue": "gpu"}, "job-x1"))
     assert caught.value.message == (

@@ -68,6 +68,7 @@ _LOADED_LATER = (
     *LOADED_LATER,
     "fcntl",
     "termios",
+    "pwd",
     "relight.events.event_text",
     "relight.processes.shared_pages",
     "relight.agent.shutdown",

@@ -341,11 +341,11 @@ def _find_python(spec: LaunchSpec, env: Environment) -> str:
 
 def _no_logs_specs(name: str) -> UsageError:
     """Return the error for `--logs-specs`: torchrun loads its plug-ins, which import torch."""
-    from importlib.metadata import entry_points
+    from relight.base import plugins
 
     hint = "--log-dir, --redirects, --tee and --local-ranks-filter say where output goes; "
     hint += "--log-line-prefix-template is the prefix of tee'd lines"
-    for point in entry_points(group="torchrun.logs_specs", name=name):
+    if point := plugins.find("torchrun.logs_specs").get(name):
         text = f"torch's plug-in {point.value} (entry point group torchrun.logs_specs)"
         return UsageError(
             f"--logs-specs={name} is {text}; it needs torch, which relight does not import",

@@ -1,6 +1,30 @@
-"""Text for people: times, counts, lists of hosts and ranks, spelling suggestions."""
+"""Text: lines of what comes in pieces; times, counts, lists of hosts and ranks, and spelling
+suggestions for people.
+"""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+
+
+class LineBuffer:
+    """Splits what comes in pieces into lines; `rest` is the one that has no end yet."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Return the lines that a piece completes, without their ends."""
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        return lines
+
+
+def split_lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Yield the lines of what comes in pieces, and a last one without its end."""
+    buffer = LineBuffer()
+    for piece in pieces:
+        for line in buffer.feed(piece):
+            yield line.decode(errors="replace")
+    if buffer.rest:
+        yield buffer.rest.decode(errors="replace")
 
 
 def format_names(hosts: Sequence[str]) -> str:

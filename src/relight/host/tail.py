@@ -5,18 +5,29 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
 from relight.base.errors import MachineError
+from relight.base.text import LineBuffer
 from relight.host import files
 
 _POLL_S = 0.2
 
 
-def lines(find: Callable[[], Sequence[str]], goes_on: Callable[[], bool]) -> Iterator[str]:
+def _pause() -> None:
+    time.sleep(_POLL_S)
+
+
+def lines(
+    find: Callable[[], Sequence[str]],
+    goes_on: Callable[[], bool],
+    wait: Callable[[], object] = _pause,
+) -> Iterator[str]:
     """Return the lines of files, as `lines_by_path` does."""
-    return (line for _, line in lines_by_path(find, goes_on))
+    return (line for _, line in lines_by_path(find, goes_on, wait))
 
 
 def lines_by_path(
-    find: Callable[[], Sequence[str]], goes_on: Callable[[], bool]
+    find: Callable[[], Sequence[str]],
+    goes_on: Callable[[], bool],
+    wait: Callable[[], object] = _pause,
 ) -> Iterator[tuple[str, str]]:
     """Return the lines of files with their paths, then those that are added, including an
     incomplete last one.
@@ -24,30 +35,30 @@ def lines_by_path(
     Args:
         find: returns the paths, in the order in which they are read.
         goes_on: returns whether more may come; all is read once more after it has returned false.
+        wait: waits until it is time to look again.
 
     Raises:
         MachineError: if a file can't be read.
     """
-    opened: dict[str, BinaryIO] = {}
-    rests: dict[str, bytes] = {}
+    opened: dict[str, tuple[BinaryIO, LineBuffer]] = {}
     try:
         while True:
             more = goes_on()
             for path in find():
                 if path not in opened:
-                    opened[path] = _open(path)
-                while data := opened[path].read(1 << 20):
-                    *complete, rests[path] = (rests.get(path, b"") + data).split(b"\n")
-                    for line in complete:
+                    opened[path] = _open(path), LineBuffer()
+                file, buffer = opened[path]
+                while data := file.read(1 << 20):
+                    for line in buffer.feed(data):
                         yield path, line.decode(errors="replace")
             if not more:
                 break
-            time.sleep(_POLL_S)
-        for path, rest in rests.items():
-            if rest:
-                yield path, rest.decode(errors="replace")
+            wait()
+        for path, (_, buffer) in opened.items():
+            if buffer.rest:
+                yield path, buffer.rest.decode(errors="replace")
     finally:
-        for file in opened.values():
+        for file, _ in opened.values():
             file.close()
 
 

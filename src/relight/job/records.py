@@ -7,7 +7,6 @@ Only the user can read directories and files.
 
 import errno
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -16,6 +15,7 @@ from relight.base import env as environment
 from relight.base.env import Environment
 from relight.base.errors import MachineError, UsageError
 from relight.host.files import make_directories
+from relight.host.waiting import wait_until
 from relight.job.app import AppState
 from relight.job.handles import is_whole
 
@@ -143,13 +143,8 @@ def wait_until_submitted(app_id: str) -> None:
     Raises:
         MachineError: that takes too long.
     """
-    end = time.monotonic() + _SUBMIT_LIMIT_S
-    while is_being_submitted(app_id):
-        if time.monotonic() > end:
-            raise MachineError(
-                f"{app_id} is still being submitted", hint="end `relight submit` itself"
-            )
-        time.sleep(_POLL_S)
+    if not wait_until(lambda: not is_being_submitted(app_id), _SUBMIT_LIMIT_S, _POLL_S):
+        raise MachineError(f"{app_id} is still being submitted", hint="end `relight submit` itself")
 
 
 def read(app_id: str) -> dict[str, Any] | None:

@@ -4,8 +4,11 @@ Memory of `aws_*` is 983 MiB for each published GiB, the part available to a con
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib import import_module
 from typing import Any
 
+from relight.base import plugins
 from relight.base.env import Environment, read
 from relight.base.errors import UsageError
 from relight.base.text import closest_match
@@ -183,13 +186,11 @@ def own(env: Environment) -> Own:
     Raises:
         UsageError: that module can't be imported or has no such mapping.
     """
-    from importlib import import_module
-    from importlib.metadata import entry_points
-
-    found: dict[str, Callable[[], Resource] | Resource] = {}
-    for entry in (entry for group in GROUPS for entry in entry_points(group=group)):
-        if entry.name not in _TABLE:  # a package can't redefine a known name
-            found.setdefault(entry.name, _made_by(entry))
+    found: dict[str, Callable[[], Resource] | Resource] = {
+        name: _made_by(entry)
+        for name, entry in plugins.find(*GROUPS).items()
+        if name not in _TABLE  # a package can't redefine a known name
+    }
     for variable in VARIABLES:
         module = env.get(variable)
         if not module:
@@ -207,18 +208,12 @@ def own(env: Environment) -> Own:
 def _made_by(entry: Any) -> Callable[[], Resource]:
     """Return a function that loads a package when its resource is used: most are never used."""
 
-    def make() -> Resource:
-        try:
-            found = entry.load()
-            made: Resource = found() if callable(found) else found
-        except Exception as error:
-            why = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UsageError(
-                f"the named resource {entry.name} ({entry.value}) does not load: {why}"
-            ) from None
+    def load() -> Resource:
+        found = entry.load()
+        made: Resource = found() if callable(found) else found
         return made
 
-    return make
+    return partial(plugins.loaded, f"the named resource {entry.name} ({entry.value})", load)
 
 
 def _has_own(env: Environment) -> bool:

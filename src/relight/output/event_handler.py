@@ -11,19 +11,16 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from relight.base import plugins
 from relight.base.errors import UsageError
-from relight.base.fields import printable
-from relight.base.text import closest_match
+from relight.base.text import LineBuffer, closest_match
 from relight.base.values import EVENT_HANDLERS
 from relight.events.event_types import LoggedEvent, line_of
 from relight.host.loop import Loop
 from relight.output.journal import Journal
 from relight.processes.helper import Helper
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 GROUP = "relight.events"
 _MOST_WAITING = 1 << 20
@@ -38,7 +35,7 @@ def check(name: str) -> None:
     Raises:
         UsageError: no such handler; the error names the known ones.
     """
-    known = (*EVENT_HANDLERS, *sorted(_plug_ins()))
+    known = (*EVENT_HANDLERS, *sorted(plugins.find(GROUP)))
     if name not in known:
         meant = closest_match(name, known)
         raise UsageError(
@@ -66,7 +63,7 @@ class EventProcess:
         self._loop, self._name, self._journal = loop, name, journal
         self._waiting = bytearray()
         self._dropped = 0
-        self._heard = b""
+        self._heard = LineBuffer()
         self._is_done = False  # the process has said that it ends as it should
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -123,8 +120,7 @@ class EventProcess:
             return
         except OSError:
             data = b""
-        *lines, self._heard = (self._heard + data).split(b"\n")
-        for line in lines:
+        for line in self._heard.feed(data):
             if line:
                 self._tell(line.decode(errors="replace"))
             else:
@@ -162,7 +158,7 @@ def _serve(name: str, agent: socket.socket, origin: Mapping[str, str]) -> None:
     """Call the handler; tell the agent what it must know, in lines, and then an empty one."""
     told = False
     try:
-        handle = _handler(_plug_ins()[name].load())
+        handle = _handler(plugins.find(GROUP)[name].load())
     except BaseException as error:
         agent.sendall(f"it can't be loaded: {_shown(error)}\n\n".encode())
         return
@@ -196,10 +192,4 @@ def _handler(found: Any) -> Callable[[dict[str, Any]], object]:
 
 
 def _shown(error: BaseException) -> str:
-    return printable(" ".join(f"{type(error).__name__}: {error}".split())[:300], lines=False)
-
-
-def _plug_ins() -> "dict[str, EntryPoint]":
-    from importlib.metadata import entry_points
-
-    return {point.name: point for point in entry_points(group=GROUP)}
+    return plugins.one_line(error)[:300]

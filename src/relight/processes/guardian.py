@@ -10,6 +10,7 @@ import os
 import select
 import signal
 
+from relight.base.text import LineBuffer
 from relight.host import portable
 
 
@@ -25,7 +26,7 @@ def watch(told: int, sweeps: int, agent: int) -> None:
     holder = 0
     running: set[int] = set()
     ended: set[int] = set()
-    buffer = b""
+    buffer = LineBuffer()
     watched = [told, agent]
     while True:
         readable, _, _ = select.select(watched, [], [])
@@ -33,8 +34,7 @@ def watch(told: int, sweeps: int, agent: int) -> None:
             data = os.read(told, 65536)
             if not data:
                 break
-            *lines, buffer = (buffer + data).split(b"\n")
-            for line in lines:
+            for line in buffer.feed(data):
                 word, _, pid = line.partition(b" ")
                 if word == b"holder":
                     holder = int(pid)

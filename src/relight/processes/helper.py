@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from relight.base.text import LineBuffer
 from relight.host import system
 from relight.host.loop import Loop
 from relight.processes import spawner
@@ -72,7 +73,7 @@ class Helper:
         self.error: OSError | None = None
         self.is_lost = False
         self._spawner = 0
-        self._buffer = b""
+        self._buffer = LineBuffer()
         self._loop: Loop | None = None
         plan = WorkerPlan(
             0, tuple(command), variables, output, errors, frozenset(), signal_group=False
@@ -114,8 +115,7 @@ class Helper:
             return False
         except OSError:
             data = b""
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
+        for line in self._buffer.feed(data):
             self._take(line.decode(errors="replace"))
         if not data and self.exitcode is None:
             self.exitcode, self.is_lost = -signal.SIGKILL, True

@@ -55,6 +55,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from relight.base.errors import EXIT_INTERNAL, EXIT_MACHINE, describe_bug
+from relight.base.text import LineBuffer
 from relight.host import system
 from relight.host.descriptors import restore_limit
 from relight.host.files import remove_tree
@@ -93,7 +94,7 @@ class Spawner:
         self.agent = socket.socket(fileno=plan.connection)
         self.local_rank_of: dict[int, int] = {}
         self.pid_of: dict[int, int] = {}
-        self.buffer = b""
+        self.buffer = LineBuffer()
         self.freezer: Freezer | None = None
         """Keeps the workers' lease; None before the first one."""
         self.abandoned = True
@@ -223,8 +224,7 @@ class Spawner:
             data = b""
         if not data:
             return False
-        *lines, self.buffer = (self.buffer + data).split(b"\n")
-        for line in lines:
+        for line in self.buffer.feed(data):
             words = line.split()
             if words[0] == b"signal":
                 self._signal(int(words[1]), int(words[2]))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from relight.base import fields
+from relight.base.text import LineBuffer
 from relight.base.values import MOST_SECONDS
 from relight.host.loop import Loop, Timer
 
@@ -47,7 +48,7 @@ class WorkerTimers:
         self._loop = loop
         self._on_expired = on_expired
         self._timers: dict[tuple[int, str], Timer] = {}
-        self._buffer = b""
+        self._buffer = LineBuffer()
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -70,12 +71,11 @@ class WorkerTimers:
 
     def _read(self) -> None:
         try:
-            self._buffer += os.read(self._fd, _LIMIT)
+            lines = self._buffer.feed(os.read(self._fd, _LIMIT))
         except BlockingIOError:
             return
-        *lines, self._buffer = self._buffer.split(b"\n")
-        if len(self._buffer) > _LIMIT:
-            self._buffer = b""
+        if len(self._buffer.rest) > _LIMIT:
+            self._buffer.rest = b""
         for line in lines:
             try:
                 self._take(fields.record(TimerRequest, fields.decode(line)))

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from relight.base.errors import InternalError, MachineError
+from relight.base.text import LineBuffer
 from relight.core.failure import WorkerState
 from relight.core.workers.supervision import patience_s
 from relight.events.event_types import (
@@ -83,7 +84,7 @@ class Workers:
         """Processes that still exist a second after SIGKILL, by pid."""
         self._loop = loop
         self._on_event = on_event
-        self._buffer = b""
+        self._buffer = LineBuffer()
         self._holder = 0
         """The spawner's own pid, once it has told it."""
         try:
@@ -249,8 +250,7 @@ class Workers:
             self._loop.forget(self._socket)
             self._continue_spawner()  # if it was killed, its guard reports that
             return
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
+        for line in self._buffer.feed(data):
             self._take(line.decode())
 
     def _take(self, line: str) -> None:

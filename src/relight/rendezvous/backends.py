@@ -6,15 +6,13 @@ a `register.Open`. See CONTRIBUTING.md, "A new way for nodes to meet".
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
+from relight.base import plugins
 from relight.base.errors import UsageError
 from relight.base.text import closest_match
 from relight.base.values import BACKENDS
 from relight.rendezvous.leader_lock import ENTRY_POINTS, LeaderLock, Open
-
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
 
 _OF_TORCH = "torchrun.handlers"
 """torchrun's group for rendezvous handlers (torch 2.13, elastic/rendezvous/registry.py)."""
@@ -62,9 +60,9 @@ def check(backend: str) -> None:
     """
     if backend in BACKENDS:
         return
-    known = (*BACKENDS, *sorted(_plug_ins()))
+    known = (*BACKENDS, *sorted(plugins.find(ENTRY_POINTS)))
     if backend not in known:
-        if point := _plug_ins(_OF_TORCH).get(backend):
+        if point := plugins.find(_OF_TORCH).get(backend):
             raise UsageError(
                 f"--rdzv-backend={backend} is torch's plug-in {point.value} (entry point group "
                 f"{_OF_TORCH}); it needs torch, which relight does not import",
@@ -86,7 +84,7 @@ def _find(backend: str) -> Open:
         found: Open = getattr(import_module(module), name)
         return found
     check(backend)
-    point = _plug_ins()[backend]
+    point = plugins.find(ENTRY_POINTS)[backend]
     try:
         found = point.load()
     except Exception as error:
@@ -95,9 +93,3 @@ def _find(backend: str) -> Open:
             hint="it was installed for this Python, but does not work; ask its authors",
         ) from None
     return found
-
-
-def _plug_ins(group: str = ENTRY_POINTS) -> "dict[str, EntryPoint]":
-    from importlib.metadata import entry_points
-
-    return {point.name: point for point in entry_points(group=group)}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from relight.base.errors import MachineError, RelightError
+from relight.base.plugins import one_line
 from relight.job import handles
 from relight.job.app import AppState
 from relight.job.handles import SESSION, Handle
@@ -83,8 +84,7 @@ class _Guarded:
         )
 
     def _error(self, verb: str, error: Exception) -> MachineError:
-        why = " ".join(f"{type(error).__name__}: {error}".split())
-        return MachineError(f"the scheduler {self._name} failed in {verb}: {why}")
+        return MachineError(f"the scheduler {self._name} failed in {verb}: {one_line(error)}")
 
 
 _HINT = "an error of the package that has this scheduler: relight.schedulers.api is the contract"

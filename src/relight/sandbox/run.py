@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from relight.base.errors import MachineError, exit_code_of_signal
-from relight.base.text import pluralize
+from relight.base.text import LineBuffer, pluralize
 from relight.host import system
 from relight.host.loop import Alarm, Loop
 from relight.host.process_handle import ProcessHandle
@@ -283,12 +283,11 @@ class _Output(ConsoleStream):
     def __init__(self, console: Console, prefix: bytes, on_line: Callable[[str], None]) -> None:
         super().__init__(console, prefix)
         self._on_line = on_line
-        self._line = bytearray()
+        self._line = LineBuffer()
 
     def feed(self, data: bytes) -> None:
         super().feed(data)
-        self._line += data
-        *lines, self._line = self._line.split(b"\n")
-        del self._line[:-_LONGEST_LINE]
+        lines = self._line.feed(data)
+        self._line.rest = self._line.rest[-_LONGEST_LINE:]
         for line in lines:
             self._on_line(line.decode(errors="replace"))

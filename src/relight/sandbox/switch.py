@@ -28,6 +28,8 @@ import tempfile
 import time
 from dataclasses import dataclass
 
+from relight.base.text import LineBuffer
+
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from relight.host.process_handle import ProcessHandle
@@ -248,7 +250,7 @@ class Switch:
 
     def __init__(self, control: socket.socket, hosts: list[dict[str, str]]) -> None:
         self.control = control
-        self.received = b""
+        self.received = LineBuffer()
         self.ports = build(hosts)
         self.by_address = {
             socket.inet_pton(family, host[key]): self.ports[host["name"]]
@@ -270,8 +272,7 @@ class Switch:
     def obey(self) -> bool:
         """Handle requests of the owner; return False when it is gone."""
         data = self.control.recv(1 << 16)
-        *lines, self.received = (self.received + data).split(b"\n")
-        for line in lines:
+        for line in self.received.feed(data):
             request = json.loads(line)
             if "kill" in request:
                 kill_all({self.ports[request["kill"]].network})

@@ -88,6 +88,22 @@ class LogQuery(NamedTuple):
     stream: str = "combined"
 
 
+def local_time(milliseconds: object) -> str:
+    """Return a time since 1970 as text in local time; empty if it is no number."""
+    if not isinstance(milliseconds, int | float):
+        return ""
+    from datetime import datetime
+
+    return datetime.fromtimestamp(milliseconds / 1000).astimezone().isoformat(timespec="seconds")
+
+
+def check_replica(app_id: str, query: LogQuery, sizes: Mapping[str, int]) -> None:
+    """Refuse a query of a replica that a job does not have, given the sizes of its roles."""
+    if not 0 <= query.replica < sizes.get(query.role, 0):
+        known = ", ".join(f"{role}/0 to {size - 1}" for role, size in sizes.items())
+        raise no_replica(app_id, query, known)
+
+
 def no_replica(app_id: str, query: LogQuery, known: str) -> UsageError:
     """Return the error for a replica that a job does not have; `known` lists those that it has."""
     return UsageError(
@@ -99,14 +115,15 @@ class Scheduler(Protocol):
     """Runs jobs. All errors for the user are RelightErrors; a failed call leaves nothing behind."""
 
     name: str
-    options: Sequence[Option]
-    capabilities: Capabilities
+    options: Sequence[Option] = ()
+    capabilities: Capabilities = Capabilities()
 
     def affinity(self) -> int:
         """Return how well this scheduler suits this machine, for `-s auto`: 0 if it can't be used
         (no command, no daemon), 10 if it can, 50 inside one of its jobs. It waits for the network
         for at most 1 s.
         """
+        return 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the request of an app.
@@ -141,3 +158,4 @@ class Scheduler(Protocol):
 
     def close(self) -> None:
         """Close connections. Jobs continue, unless `survives_caller` is false."""
+        return

@@ -4,21 +4,22 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from relight.base import plugins
 from relight.base.errors import UsageError
 from relight.base.text import did_you_mean
 from relight.schedulers.api import Scheduler
 
 GROUP, OF_TORCHX = "relight.schedulers", "torchx.schedulers"
-_MODULES = {
-    "local": "relight.schedulers.local.scheduler",
-    "docker": "relight.schedulers.docker.scheduler",
-    "slurm": "relight.schedulers.slurm.scheduler",
-    "ssh": "relight.schedulers.ssh.scheduler",
-    "kubernetes": "relight.schedulers.kubernetes.scheduler",
-    "aws_batch": "relight.schedulers.aws_batch.scheduler",
-    "ray": "relight.schedulers.ray.scheduler",
+_CLASSES = {
+    "local": "Local",
+    "docker": "Docker",
+    "slurm": "Slurm",
+    "ssh": "Ssh",
+    "kubernetes": "Kubernetes",
+    "aws_batch": "AwsBatch",
+    "ray": "Ray",
 }
-_NOT_FOR_SUBMISSION = {"run": "relight.schedulers.run.scheduler"}
+_NOT_FOR_SUBMISSION = {"run": "Run"}
 ALIASES = {"local_cwd": "local", "local_docker": "docker"}
 """TorchX's names."""
 
@@ -33,22 +34,16 @@ def find(name: str) -> Scheduler:
     Raises:
         UsageError: no scheduler has this name, or it does not load.
     """
-    module = _MODULES.get(ALIASES.get(name, name)) or _NOT_FOR_SUBMISSION.get(name)
-    if module is not None:
-        return _make(import_module(module))
-    for entry in _entries():
-        if entry.name == name:
-            try:
-                return _make(entry.load())
-            except Exception as error:
-                why = " ".join(f"{type(error).__name__}: {error}".split())
-                raise UsageError(
-                    f"the scheduler {name} ({entry.value}) does not load: {why}"
-                ) from None
-    theirs = {entry.name: entry for entry in _entries(OF_TORCHX)}
-    if name in theirs:
+    own = ALIASES.get(name, name)
+    if found := {**_CLASSES, **_NOT_FOR_SUBMISSION}.get(own):
+        module = import_module(f"relight.schedulers.{own}.scheduler")
+        made: Scheduler = getattr(module, found)()
+        return made
+    if entry := plugins.find(GROUP).get(name):
+        return plugins.loaded(f"the scheduler {name} ({entry.value})", lambda: _make(entry.load()))
+    if theirs := plugins.find(OF_TORCHX).get(name):
         raise UsageError(
-            f"the scheduler {name} ({theirs[name].value}) is written for TorchX, whose schedulers "
+            f"the scheduler {name} ({theirs.value}) is written for TorchX, whose schedulers "
             "have other verbs than relight's",
             hint=f"torchx run -s {name} sends jobs to it; docs/clusters/your-own.md says how "
             "a scheduler of relight is made (entry point group relight.schedulers)",
@@ -60,7 +55,7 @@ def find(name: str) -> Scheduler:
 
 def names() -> list[str]:
     """Return the names of all schedulers, without aliases."""
-    return list(dict.fromkeys([*_MODULES, *(entry.name for entry in _entries())]))
+    return list(dict.fromkeys([*_CLASSES, *plugins.find(GROUP)]))
 
 
 def same(one: str, other: str) -> bool:
@@ -83,9 +78,3 @@ def _affinity(name: str) -> int:
 def _make(found: Any) -> Scheduler:
     make: Callable[[], Scheduler] = getattr(found, "make", found)
     return make()
-
-
-def _entries(group: str = GROUP) -> list[Any]:
-    from importlib.metadata import entry_points  # 14 ms
-
-    return list(entry_points(group=group))

@@ -9,6 +9,7 @@ from typing import Any
 
 from relight.base.errors import EXIT_OK, MachineError, UsageError
 from relight.base.fields import printable
+from relight.base.text import LineBuffer
 from relight.base.values import parse_count, whole
 from relight.cli.inspect import ranks
 from relight.cli.jobs.common import HANDLE, HELP, Page, read_arguments
@@ -198,7 +199,7 @@ class _Terminal:
         self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def _receive(self) -> Iterator[dict[str, Any]]:
-        received = b""
+        buffer = LineBuffer()
         while True:
             if self._runs and not select.select([self._connection], [], [], _SOON_S)[0]:
                 print(f"{self._who} runs; ctrl-C detaches", flush=True)
@@ -206,6 +207,5 @@ class _Terminal:
             data = self._connection.recv(65536)
             if not data:
                 return
-            *lines, received = (received + data).split(b"\n")
-            for line in lines:
+            for line in buffer.feed(data):
                 yield json.loads(line)

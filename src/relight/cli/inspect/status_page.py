@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -30,6 +29,7 @@ from relight.cli.jobs.common import say
 from relight.core.status.snapshot import ENDED
 from relight.flags.arguments import ParsedFlags
 from relight.host.gpus import Gpus
+from relight.host.waiting import wait_until
 from relight.inspect.page import otel
 from relight.inspect.page.metrics import exposition
 from relight.inspect.page.server import PageServer, Served
@@ -197,9 +197,8 @@ def _wait_for_end(watched: WatchedJob, stop: threading.Event) -> None:
     agent = watched.reading().job.nodes[0]
     while not stop.wait(_LOOK_S) and agent_processes.lives(agent.pid):
         pass
-    until = time.monotonic() + _LOOK_S  # its last snapshot is about to be there
-    while watched.reading(now=True).job.nodes[0].state != ENDED and time.monotonic() < until:
-        time.sleep(_LOOK_S / 10)
+    # Its last snapshot is about to be there.
+    wait_until(lambda: watched.reading(now=True).job.nodes[0].state == ENDED, _LOOK_S, _LOOK_S / 10)
 
 
 def _shown(host: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from relight.base import plugins
 from relight.base.errors import EXIT_OK, MachineError, RelightError, UsageError
 from relight.base.fields import printable
 from relight.base.text import did_you_mean
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> int:
     except RelightError:
         raise
     except Exception as error:  # of a file system, a server or another package
-        raise MachineError(f"{tracker} can't be read: {backends.one_line(error)}") from None
+        raise MachineError(f"{tracker} can't be read: {plugins.one_line(error)}") from None
     if parsed.values["json"]:
         print_json([dict(zip(map(str.lower, heads), row, strict=True)) for row in rows])
     elif rows:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from relight.base.errors import RelightError, UsageError
+from relight.base.plugins import one_line
 from relight.base.text import closest_match, did_you_mean
 from relight.job import components
 from relight.job.app import AppDef
@@ -130,7 +131,7 @@ def call(
     except RelightError:
         raise
     except (Exception, SystemExit) as error:
-        from relight.job.components.source import file_of, line_of_error, one_line
+        from relight.job.components.source import file_of, line_of_error
 
         where = line_of_error(error, file_of(function))
         raise UsageError(f"{address} failed in {where}: {one_line(error)}") from None
@@ -206,7 +207,7 @@ def _guarded(load: Callable[[], Any], path: str) -> Any:
         with redirect_stdout(sys.stderr):
             return load()
     except (Exception, SystemExit) as error:
-        from relight.job.components.source import line_of_error, one_line
+        from relight.job.components.source import line_of_error
 
         hint = _without_torchx(error)
         where = line_of_error(error, path)

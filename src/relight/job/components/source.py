@@ -50,14 +50,6 @@ def line_of_error(error: BaseException, path: str) -> str:
     return f"{shown(path)}:{line}" if line else shown(path)
 
 
-def one_line(error: BaseException) -> str:
-    """Return an exception as one line."""
-    if isinstance(error, SyntaxError):
-        return f"SyntaxError: {error.msg}"
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
 def _definition(path: str, name: str, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
     try:
         with open(path, encoding="utf-8") as file:

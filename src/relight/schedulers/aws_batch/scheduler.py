@@ -35,6 +35,7 @@ from relight.schedulers.api import (
     LogQuery,
     Option,
     Request,
+    Scheduler,
     no_replica,
 )
 from relight.schedulers.aws_batch import request, states
@@ -49,12 +50,7 @@ _URL_S = 7 * 24 * 3600
 _ALL = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED")
 
 
-def make() -> "AwsBatch":
-    """Return the scheduler."""
-    return AwsBatch()
-
-
-class AwsBatch:
+class AwsBatch(Scheduler):
     """Sends jobs to a queue of AWS Batch."""
 
     name = "aws_batch"

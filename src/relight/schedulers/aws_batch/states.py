@@ -1,11 +1,10 @@
 """The status of a job, from what DescribeJobs says of it and of its nodes."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 from relight.job.app import AppState
-from relight.schedulers.api import AppStatus, ReplicaStatus, by_cause
+from relight.schedulers.api import AppStatus, ReplicaStatus, by_cause, local_time
 from relight.schedulers.aws_batch import request
 
 _STATES = {
@@ -85,10 +84,7 @@ def status(job: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> AppSta
 
 def submitted(job: Mapping[str, Any]) -> str:
     """Return when a job was submitted, in local time; empty if unknown."""
-    stamp = job.get("createdAt")
-    if not isinstance(stamp, int | float):
-        return ""
-    return datetime.fromtimestamp(stamp / 1000).astimezone().isoformat(timespec="seconds")
+    return local_time(job.get("createdAt"))
 
 
 def streams(job: Mapping[str, Any]) -> list[str]:

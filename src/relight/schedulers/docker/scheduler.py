@@ -18,7 +18,6 @@ import re
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -35,6 +34,8 @@ from relight.schedulers.api import (
     LogQuery,
     Option,
     Request,
+    Scheduler,
+    local_time,
     no_replica,
 )
 from relight.schedulers.docker import replicas
@@ -56,12 +57,7 @@ _ATTEMPTS = 5
 _NO_NETWORK = re.compile(r"network \S+ (not found|is ambiguous)")
 
 
-def make() -> "Docker":
-    """Return the scheduler."""
-    return Docker()
-
-
-class Docker:
+class Docker(Scheduler):
     """Runs jobs on the daemon that DOCKER_HOST names, or on this machine's."""
 
     name = "docker"
@@ -161,8 +157,7 @@ class Docker:
             jobs = replicas.jobs(client, None, f"{Label.USER}={user}")
         listed = []
         for app_id, found in jobs.items():
-            made = datetime.fromtimestamp(min(replica.made for replica in found), UTC)
-            submitted = made.astimezone().isoformat(timespec="seconds")
+            submitted = local_time(1000 * min(replica.made for replica in found))
             state = replicas.status(found).state
             listed.append(JobSummary(app_id, state, found[0].app_name, submitted))
         return sorted(listed, key=lambda job: job.submitted, reverse=True)

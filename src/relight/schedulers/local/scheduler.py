@@ -10,26 +10,15 @@ from relight.base import env
 from relight.base.errors import UsageError
 from relight.base.text import pluralize
 from relight.job import macros
-from relight.job.app import NOTHING, AppDef, RetryPolicy, Role
-from relight.schedulers.api import AppStatus, Capabilities, JobSummary, LogQuery, Option, Request
-from relight.schedulers.processes.jobs import WORKSPACE, ProcessJobs, layout, streams
+from relight.job.app import AppDef, RetryPolicy, Role
+from relight.schedulers.api import Capabilities, Option, Request
+from relight.schedulers.processes.jobs import WORKSPACE, ProcessScheduler, layout, streams
 from relight.schedulers.processes.orders import ReplicaPlan
 
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 
 
-def make() -> "Local":
-    """Return the scheduler.
-
-    Raises:
-        UsageError: no workers can run on this system.
-    """
-    from relight.host import system  # noqa: F401  # raises on systems without support
-
-    return Local()
-
-
-class Local:
+class Local(ProcessScheduler):
     """Runs jobs on this machine."""
 
     name = "local"
@@ -48,7 +37,9 @@ class Local:
     capabilities = Capabilities(retries=True, survives_caller=False, files=True)
 
     def __init__(self) -> None:
-        self._jobs = ProcessJobs(self.name)
+        from relight.host import system  # noqa: F401  # raises on systems without support
+
+        super().__init__()
 
     def affinity(self) -> int:
         """Return that this machine can always be used."""
@@ -78,43 +69,7 @@ class Local:
         )
         for replica in replicas:
             _check_command(replica, request.body["workspace"])
-        return self._jobs.start(request, replicas)
-
-    def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of jobs of this machine."""
-        return self._jobs.status(app_ids)
-
-    def native(self, app_id: str) -> dict[str, Any]:
-        """Return the state of a job: its processes, their files and exit codes.
-
-        Raises:
-            UsageError: the job does not exist.
-        """
-        return self._jobs.native(app_id)
-
-    def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines that a replica has written."""
-        return self._jobs.logs(app_id, query)
-
-    def cancel(self, app_id: str) -> None:
-        """Stop a job and return when it is over."""
-        self._jobs.cancel(app_id)
-
-    def delete(self, app_id: str) -> None:
-        """Stop a job and remove its state and logs.
-
-        Raises:
-            MachineError: it does not end, or its logs can't be removed.
-        """
-        self._jobs.delete(app_id)
-
-    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
-        """Return the jobs of this machine, newest first."""
-        return self._jobs.list()
-
-    def close(self) -> None:
-        """End the jobs that belong to this process."""
-        self._jobs.close()
+        return self.start(request, replicas)
 
 
 _GPUS = "auto_set_cuda_visible_devices"

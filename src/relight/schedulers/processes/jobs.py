@@ -17,9 +17,9 @@ from typing import Any
 from relight.base.errors import MachineError, UsageError
 from relight.host.files import make_directories
 from relight.job import records
-from relight.job.app import AppDef, AppState
+from relight.job.app import NOTHING, AppDef, AppState
 from relight.job.status import AppStatus, ReplicaStatus
-from relight.schedulers.api import JobSummary, LogQuery, Request, no_replica
+from relight.schedulers.api import JobSummary, LogQuery, Request, Scheduler, no_replica
 from relight.schedulers.processes import logs
 from relight.schedulers.processes.orders import Order, ReplicaPlan, to_text
 from relight.schedulers.processes.record import LocalRecord
@@ -71,15 +71,10 @@ def streams(folder: str) -> dict[str, str]:
     return {name: os.path.join(folder, f"{name}.log") for name in _STREAMS}
 
 
-class ProcessJobs:
-    """Starts, lists and stops these jobs.
+class ProcessScheduler(Scheduler):
+    """Starts, lists and stops these jobs; a back end says what their processes are."""
 
-    Args:
-        scheduler: the name of their scheduler.
-    """
-
-    def __init__(self, scheduler: str) -> None:
-        self._scheduler = scheduler
+    def __init__(self) -> None:
         self._attached: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, request: Request, replicas: tuple[ReplicaPlan, ...]) -> str:
@@ -99,7 +94,7 @@ class ProcessJobs:
         record = LocalRecord(directory)
         record.make()
         order = Order(
-            scheduler=self._scheduler,
+            scheduler=self.name,
             app_id=app_id,
             name=request.app.name,
             directory=directory,
@@ -169,7 +164,7 @@ class ProcessJobs:
             MachineError: it does not end, or its logs can't be removed.
         """
         state = _read(app_id)
-        if state is None and records.of_handle(self._scheduler, app_id) is not None:
+        if state is None and records.of_handle(self.name, app_id) is not None:
             if LocalRecord(records.path(app_id)).is_locked():
                 raise MachineError(f"the state of {app_id} is lost, but it still runs")
             return  # the owner of the record removes it
@@ -180,7 +175,7 @@ class ProcessJobs:
             raise MachineError(f"can't remove {state['log_dir']}", hint="remove it by hand")
         records.remove(app_id)
 
-    def list(self) -> Sequence[JobSummary]:
+    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return the jobs of this scheduler, newest first."""
         found = []
         try:
@@ -189,7 +184,7 @@ class ProcessJobs:
             app_ids = []
         for app_id in app_ids:
             state = _read(app_id)
-            if state is not None and state["scheduler"] == self._scheduler:
+            if state is not None and state["scheduler"] == self.name:
                 status = AppState[state["state"]]
                 found.append(
                     JobSummary(app_id, status, state["name"], state["submitted"], state["message"])
@@ -251,9 +246,7 @@ class ProcessJobs:
         return found
 
     def _unknown(self, app_id: str) -> UsageError:
-        return UsageError(
-            f"no job {app_id} on this machine", hint=f"relight list -s {self._scheduler}"
-        )
+        return UsageError(f"no job {app_id} on this machine", hint=f"relight list -s {self.name}")
 
 
 def _read(app_id: str) -> dict[str, Any] | None:

@@ -4,9 +4,9 @@ import os
 import select
 import time
 from collections.abc import Iterator
-from typing import BinaryIO
 
 from relight.base.errors import MachineError
+from relight.host import tail
 from relight.schedulers.api import LogQuery
 from relight.schedulers.processes.record import LocalRecord
 
@@ -17,36 +17,19 @@ _CHECK_S = 3.0
 
 def lines(record: LocalRecord, path: str, query: LogQuery) -> Iterator[str]:
     """Return the lines of a log file; with `follow`, until the replica is over."""
-    rest = b""
     # Before anything is read, so that no later change is missed.
     watch = _watch(path, record.directory) if query.follow else -1
     try:
-        with _opened(path) as file:
-            while True:
-                over = not query.follow or _is_over(record, query)
-                while data := file.read(1 << 20):
-                    *found, rest = (rest + data).split(b"\n")
-                    for line in found:
-                        yield line.decode(errors="replace")
-                if over:
-                    break
-                _wait_for_more(watch)
+        if not os.path.exists(path):
+            raise MachineError(f"its logs are gone: {path}")
+        yield from tail.lines(
+            lambda: [path],
+            lambda: query.follow and not _is_over(record, query),
+            lambda: _wait_for_more(watch),
+        )
     finally:
         if watch >= 0:
             os.close(watch)
-    if rest:
-        yield rest.decode(errors="replace")
-
-
-def _opened(path: str) -> BinaryIO:
-    from relight.host import files
-
-    try:
-        return files.opened(path)
-    except FileNotFoundError:
-        raise MachineError(f"its logs are gone: {path}") from None
-    except OSError as error:
-        raise MachineError(f"can't read {path}: {error.strerror}") from None
 
 
 def _is_over(record: LocalRecord, query: LogQuery) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from relight.base import fields
 from relight.base.errors import UsageError
 from relight.host import files
+from relight.host.waiting import wait_until
 from relight.job.app import AppState
 
 POLL_S = 0.05
@@ -205,9 +206,4 @@ class LocalRecord:
             system.signal_if(state["pid"], signal.SIGTERM, self.is_locked)
         except ProcessLookupError:
             return True
-        end = time.monotonic() + limit_s
-        while self.is_locked():
-            if time.monotonic() > end:
-                return False
-            time.sleep(POLL_S)
-        return True
+        return wait_until(lambda: not self.is_locked(), limit_s, POLL_S)

@@ -23,6 +23,7 @@ from typing import Any
 
 from relight.base import redaction
 from relight.base.errors import MachineError, UsageError
+from relight.base.text import split_lines
 from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
 from relight.schedulers import resource_checks
@@ -33,7 +34,8 @@ from relight.schedulers.api import (
     LogQuery,
     Option,
     Request,
-    no_replica,
+    Scheduler,
+    check_replica,
 )
 from relight.schedulers.ray import dashboard, request, states
 from relight.schedulers.ray.dashboard import Dashboard
@@ -52,12 +54,7 @@ _REFUSED = {
 """TorchX's options without a meaning here, and what to do instead."""
 
 
-def make() -> "Ray":
-    """Return the scheduler."""
-    return Ray()
-
-
-class Ray:
+class Ray(Scheduler):
     """Sends jobs to a Ray cluster."""
 
     name = "ray"
@@ -135,11 +132,9 @@ class Ray:
         url, name = dashboard.parts_of(app_id)
         cluster = Dashboard(url)
         sizes = _sizes(_job(cluster, app_id, name))
-        if not 0 <= query.replica < sizes.get(query.role, 0):
-            known = ", ".join(f"{role}/0 to {size - 1}" for role, size in sizes.items())
-            raise no_replica(app_id, query, known)
+        check_replica(app_id, query, sizes)
         log = _Log(cluster, name, request.log_name(name, query.role, query.replica))
-        return _lines(log.follow() if query.follow else log.whole())
+        return split_lines(log.follow() if query.follow else log.whole())
 
     def cancel(self, app_id: str) -> None:
         """Stop a job: the driver ends the replicas."""
@@ -184,9 +179,6 @@ class Ray:
             )
             for job, metadata in found
         ]
-
-    def close(self) -> None:
-        """Do nothing: no connection stays open."""
 
 
 def _stop(cluster: Dashboard, name: str, app_id: str) -> None:
@@ -286,16 +278,6 @@ def _read_into(source: Iterator[bytes], pieces: "queue.Queue[bytes | MachineErro
         pieces.put(error)
     else:
         pieces.put(None)
-
-
-def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
-    rest = b""
-    for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            yield line.decode(errors="replace")
-    if rest:
-        yield rest.decode(errors="replace")
 
 
 def _workspace(cfg: Mapping[str, Any]) -> str | None:

@@ -1,12 +1,11 @@
 """The status of a job, from what Ray knows of it and what its driver has written."""
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
 from relight.job.app import AppState
 from relight.schedulers import failure_reason
-from relight.schedulers.api import AppStatus, ReplicaStatus
+from relight.schedulers.api import AppStatus, ReplicaStatus, local_time
 
 _STATES = {
     "PENDING": AppState.PENDING,
@@ -53,10 +52,7 @@ def status(
 
 def submitted(job: Mapping[str, Any]) -> str:
     """Return when a job was submitted, in local time; empty if unknown."""
-    stamp = job.get("start_time")
-    if not isinstance(stamp, int | float):
-        return ""
-    return datetime.fromtimestamp(stamp / 1000).astimezone().isoformat(timespec="seconds")
+    return local_time(job.get("start_time"))
 
 
 def _replica(written: list[Any], whole: AppState, end: str) -> ReplicaStatus:

@@ -7,7 +7,6 @@ Nothing is submitted here. A job is known once it has run for a second (`process
 
 import os
 import signal
-import time
 from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from datetime import datetime
 from typing import Any
@@ -34,17 +33,17 @@ from relight.core.status.snapshot import (
     ranks_of,
 )
 from relight.host import files, system, tail
-from relight.job.app import AppDef, AppState
+from relight.host.waiting import wait_until
+from relight.job.app import NOTHING, AppDef, AppState
 from relight.job.handles import RUN
 from relight.processes.running_jobs import JobDirectory
 from relight.schedulers.api import (
     AppStatus,
-    Capabilities,
     JobSummary,
     LogQuery,
-    Option,
     ReplicaStatus,
     Request,
+    Scheduler,
     no_replica,
 )
 
@@ -59,21 +58,10 @@ _STOPPED = [
 ]
 
 
-def make() -> "Run":
-    """Return the scheduler.
-
-    Raises:
-        UsageError: this user's directory for sockets can't be used.
-    """
-    return Run()
-
-
-class Run:
+class Run(Scheduler):
     """The jobs of `relight run` on this machine."""
 
     name = RUN
-    options: Sequence[Option] = ()
-    capabilities = Capabilities()
 
     def __init__(self) -> None:
         try:
@@ -83,10 +71,6 @@ class Run:
                 f"jobs of relight run are not known: {error.filename}: {error.strerror}",
                 hint="XDG_RUNTIME_DIR names a directory that is yours alone",
             ) from None
-
-    def affinity(self) -> int:
-        """Return that nothing can be submitted here."""
-        return 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Refuse to submit.
@@ -156,25 +140,20 @@ class Run:
             system.signal_if(job.pid, signal.SIGTERM, lambda: self._jobs.ask(app_id) is not None)
         except ProcessLookupError:
             return
-        until = time.monotonic() + _STOP_S
-        while self._jobs.ask(app_id) is not None:
-            if time.monotonic() > until:
-                raise MachineError(
-                    f"{app_id} could not be stopped within {format_duration(_STOP_S)}: "
-                    f"process {job.pid} "
-                    "did not exit",
-                    hint=f"relight stacks {job.pid} shows what its workers do",
-                )
-            time.sleep(_POLL_S)
+        if not wait_until(lambda: self._jobs.ask(app_id) is None, _STOP_S, _POLL_S):
+            raise MachineError(
+                f"{app_id} could not be stopped within {format_duration(_STOP_S)}: "
+                f"process {job.pid} did not exit",
+                hint=f"relight stacks {job.pid} shows what its workers do",
+            )
 
     def delete(self, app_id: str) -> None:
         """Stop a job and forget it. Its log files stay: the user has said where they are."""
         self.cancel(app_id)
         self._jobs.forget(app_id)
 
-    def list(self, cfg: Mapping[str, Any]) -> Sequence[JobSummary]:
+    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return the jobs that run, and the last that have ended, the newest first."""
-        del cfg
         running = self._jobs.running()
         ids = {job.id for job in running}  # one that is about to end is in both
         silent = self._jobs.silent(ids)
@@ -186,9 +165,6 @@ class Run:
                 for each in every
             ),
         ]
-
-    def close(self) -> None:
-        """Do nothing: jobs belong to their own commands."""
 
     def _job(self, app_id: str) -> NodeSnapshot:
         found = self._jobs.find(app_id)

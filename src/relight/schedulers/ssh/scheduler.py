@@ -36,7 +36,7 @@ from relight.base.text import pluralize
 from relight.job import launcher_file, macros, records
 from relight.job.app import NOTHING, AppDef, Role
 from relight.schedulers.api import AppStatus, Capabilities, JobSummary, LogQuery, Option, Request
-from relight.schedulers.processes.jobs import WORKSPACE, ProcessJobs, layout, streams
+from relight.schedulers.processes.jobs import WORKSPACE, ProcessScheduler, layout, streams
 from relight.schedulers.processes.orders import ReplicaPlan, to_text
 from relight.schedulers.ssh import hosts, link, questions
 from relight.schedulers.ssh.hosts import SshHost
@@ -47,12 +47,7 @@ _MOST_GRACE_S = 30.0
 _LOOPBACK = ("localhost", "127.", "::1")
 
 
-def make() -> "Ssh":
-    """Return the scheduler."""
-    return Ssh()
-
-
-class Ssh:
+class Ssh(ProcessScheduler):
     """Runs jobs on hosts that ssh reaches."""
 
     name = "ssh"
@@ -76,13 +71,6 @@ class Ssh:
         Option("detach", bool, False, "let the job run on when this command or its terminal ends"),
     )  # fmt: skip
     capabilities = Capabilities(retries=True, survives_caller=False)
-
-    def __init__(self) -> None:
-        self._jobs = ProcessJobs(self.name)
-
-    def affinity(self) -> int:
-        """Return how well ssh suits this machine: it needs hosts that the user names."""
-        return 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the commands of an app and their hosts. See `Scheduler.render`."""
@@ -150,7 +138,7 @@ class Ssh:
         except OSError as error:
             raise MachineError(f"can't write {path}: {error.strerror}") from None
         try:
-            return self._jobs.start(request, _link_processes(body, orders))
+            return self.start(request, _link_processes(body, orders))
         except BaseException:
             os.unlink(path)
             raise
@@ -159,7 +147,7 @@ class Ssh:
         """Return the statuses of jobs that were submitted from this machine."""
         found = {}
         marks = {app_id: known for app_id in app_ids if (known := _load_replicas(app_id))}
-        for app_id, status in self._jobs.status(list(marks)).items():
+        for app_id, status in super().status(list(marks)).items():
             where = {
                 (each.order.role, each.order.replica): str(each.host) for each in marks[app_id]
             }
@@ -170,12 +158,12 @@ class Ssh:
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
         """Return the lines that a replica has written."""
         self._check_exists(app_id)
-        return self._jobs.logs(app_id, query)
+        return super().logs(app_id, query)
 
     def cancel(self, app_id: str) -> None:
         """Stop a job and return when it is over."""
         self._check_exists(app_id)
-        self._jobs.cancel(app_id)
+        super().cancel(app_id)
 
     def delete(self, app_id: str) -> None:
         """Stop a job, remove its state and logs here, and its copies of the workspace there.
@@ -186,7 +174,7 @@ class Ssh:
         known = _load_replicas(app_id)
         if not known and records.of_handle(self.name, app_id) is None:
             self._check_exists(app_id)  # raises if the job does not exist
-        self._jobs.delete(app_id)
+        super().delete(app_id)
         questions.refuse(
             questions.ask(
                 [(each.host, each.command, each.order) for each in known if each.order.copy]
@@ -195,11 +183,7 @@ class Ssh:
 
     def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[JobSummary]:
         """Return the jobs that were submitted from this machine, newest first."""
-        return [each for each in self._jobs.list() if _load_replicas(each.app_id)]
-
-    def close(self) -> None:
-        """End the jobs that belong to this process."""
-        self._jobs.close()
+        return [each for each in super().list() if _load_replicas(each.app_id)]
 
     def _check_exists(self, app_id: str) -> Sequence[RemoteReplica]:
         known = _load_replicas(app_id)
