@@ -31,6 +31,7 @@ EXAMPLES = [
     event_types.Restarting(1, 3, "rank 1 was killed"),
     event_types.HealthChecked(0.5, "disk: /tmp has 3 MiB free, less than 1 GiB"),
     event_types.RanksSlow((5,), ("gpu-03",), 0.28, 0.22, 1.7e9, "rank 5 on gpu-03 is 28% slower"),
+    event_types.RanksReplaced(1, (2,), 7, 0.21),
     event_types.NotRestarting("all 3 restarts are used up"),
     event_types.StoreReached(0, 1, 8),
     event_types.FailureNoticed(0, 1, 0.002),

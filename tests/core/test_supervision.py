@@ -15,10 +15,14 @@ from relight.core.workers.supervision import (
     Effect,
     Kill,
     Noticed,
+    Recovering,
     SaveAndLeave,
     Signal,
     Supervision,
     SupervisionState,
+    SurvivorsLeave,
+    SurvivorsLeft,
+    WorkersReplaced,
 )
 from relight.events.event_types import (
     Event,
@@ -32,7 +36,8 @@ from relight.events.event_types import (
 TERM, INT, KILL = int(signal.SIGTERM), int(signal.SIGINT), int(signal.SIGKILL)
 
 # A play: events with their times, the expected actions, and the state after them.
-Play = list[tuple[float, Event | SaveAndLeave | Noticed, list[Effect], SupervisionState]]
+Played = Event | SaveAndLeave | Noticed | Recovering
+Play = list[tuple[float, Played, list[Effect], SupervisionState]]
 
 PLAYS: dict[str, tuple[int, float, Play]] = {
     "all end well": (
@@ -194,6 +199,70 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
             (33, Tick(), [Kill()], SupervisionState.KILLING),
         ],
     ),
+    "survivors of a failed worker stay, and it is replaced": (
+        3,
+        30,
+        [
+            (1, SurvivorsLeave(5), [], SupervisionState.LEAVING),
+            (1, WorkerExited(1, 7), [], SupervisionState.LEAVING),
+            (2, GroupStopped(0, "a worker failed"), [], SupervisionState.LEAVING),
+            (3, SurvivorsLeft(), [], SupervisionState.LEFT),
+            (4, WorkersReplaced(), [], SupervisionState.RUNNING),
+            (5, WorkerExited(1, 0), [], SupervisionState.RUNNING),
+            (6, WorkerExited(0, 1), [Signal((2,), TERM)], SupervisionState.STOPPING),
+        ],
+    ),
+    "a survivor does not leave in time": (
+        3,
+        30,
+        [
+            (1, SurvivorsLeave(5), [], SupervisionState.LEAVING),
+            (1, WorkerExited(1, 7), [], SupervisionState.LEAVING),
+            (5.9, Tick(), [], SupervisionState.LEAVING),
+            (6, Tick(), [Signal((0, 2), TERM)], SupervisionState.STOPPING),
+            (36, Tick(), [Kill()], SupervisionState.KILLING),
+        ],
+    ),
+    "a survivor finishes while others leave": (
+        3,
+        30,
+        [
+            (1, SurvivorsLeave(5), [], SupervisionState.LEAVING),
+            (1, WorkerExited(1, 7), [], SupervisionState.LEAVING),
+            (2, WorkerExited(0, 0), [Signal((2,), TERM)], SupervisionState.STOPPING),
+        ],
+    ),
+    "all survivors fail": (
+        3,
+        30,
+        [
+            (1, SurvivorsLeave(5), [], SupervisionState.LEAVING),
+            (1, WorkerExited(1, 7), [], SupervisionState.LEAVING),
+            (1, WorkerExited(0, 7), [], SupervisionState.LEAVING),
+            (1, WorkerExited(2, -9), [], SupervisionState.ENDED),
+        ],
+    ),
+    "the job ends while survivors wait": (
+        2,
+        30,
+        [
+            (1, SurvivorsLeave(5), [], SupervisionState.LEAVING),
+            (1, WorkerExited(1, 7), [], SupervisionState.LEAVING),
+            (2, SurvivorsLeft(), [], SupervisionState.LEFT),
+            (3, GroupStopped(0, "it ends"), [Signal((0,), TERM)], SupervisionState.STOPPING),
+        ],
+    ),
+    "a signal while survivors wait": (
+        2,
+        30,
+        [
+            (1, SurvivorsLeave(5), [], SupervisionState.LEAVING),
+            (1, WorkerExited(1, 7), [], SupervisionState.LEAVING),
+            (2, SurvivorsLeft(), [], SupervisionState.LEFT),
+            (3, SignalReceived(TERM), [Signal((0,), TERM)], SupervisionState.STOPPING),
+            (4, WorkersReplaced(), [], SupervisionState.STOPPING),
+        ],
+    ),
     "an exit that is told twice": (
         2,
         30,
@@ -248,12 +317,18 @@ def test_requested_exit_differs_from_own_exit() -> None:
             [Noticed([1]), WorkerExited(0, 1)],
             "waiting for local rank 1 to save a checkpoint and leave, for 2 min at most",
         ),
+        (
+            [SurvivorsLeave(5), WorkerExited(0, 1)],
+            "waiting for local rank 1 to leave the group; all workers restart in 5 s",
+        ),
+        (
+            [SurvivorsLeave(5), WorkerExited(0, 1), SurvivorsLeft()],
+            "local rank 1 waits for the next group",
+        ),
         ([WorkerExited(0, 0), WorkerExited(1, 0)], "all ended"),
     ],
 )
-def test_every_state_explains_its_wait(
-    events: list[Event | SaveAndLeave | Noticed], words: str
-) -> None:
+def test_every_state_explains_its_wait(events: list[Played], words: str) -> None:
     group = Supervision(2, 30)
     for event in events:
         group.step(event, 0.0)
@@ -269,7 +344,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.group = Supervision(size, grace_s)
         self.signalled: list[tuple[int, ...]] = []
 
-    def step(self, event: Event | SaveAndLeave | Noticed) -> None:
+    def step(self, event: Played) -> None:
         before = self.group.alive
         for effect in self.group.step(event, self.now):
             if isinstance(effect, Signal):
@@ -302,6 +377,20 @@ class AnyOrder(RuleBasedStateMachine):
         if rank in self.group.alive:
             self.step(Noticed([rank]))
 
+    @rule()
+    def the_survivors_stay(self) -> None:
+        if len(self.group.alive) > 1:
+            self.step(SurvivorsLeave(5.0))
+            self.step(WorkerExited(self.group.alive[0], 1))
+
+    @rule()
+    def they_have_left(self) -> None:
+        self.step(SurvivorsLeft())
+
+    @rule()
+    def the_next_group_forms(self) -> None:
+        self.step(WorkersReplaced())
+
     @precondition(lambda self: self.now > 50)
     @rule()
     def the_spawner_dies(self) -> None:
@@ -315,9 +404,9 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "group"):
             return
-        if self.group.state in UNSTOPPED:
+        if self.group.state in (*UNSTOPPED, SupervisionState.LEFT):
             self.step(SignalReceived(TERM))
-        for _ in range(3):
+        for _ in range(4):
             due = self.group.deadline()
             if due is not None:
                 self.now = due

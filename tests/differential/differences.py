@@ -63,6 +63,10 @@ DIFFERENCES = {
             (_ENV + "PYTHONPATH", ".*", r".*/relight/worker/path"),
         ),
     ),
+    "survivors": Difference(
+        "a script may let the ranks that have not failed keep their process",
+        ((_ENV + "RELIGHT_RECOVERY", NOTHING, "1"),),
+    ),
     "output-through-agent": Difference(
         "lines of different ranks never mix, and the end of stderr is at hand for the report",
         (

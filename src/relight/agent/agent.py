@@ -87,6 +87,7 @@ _LOADED_LATER = (
     "relight.agent.stacks_before_stop",
     "relight.core.group.node_stacks",
     "relight.agent.status.fan_out",
+    "relight.agent.recovery",
     "relight.agent.status.answers",
 )
 """What any job may need while it runs, and at its end. A job outlives the files that it was started
@@ -270,15 +271,20 @@ class Agent:
 
     def _run_generation(self, formed: GenerationFormed) -> tuple[WorkerGroup, GenerationResult]:
         """Run the workers until they and all processes that they started have exited."""
-        if self.node.workers is not None:
-            self.node.workers.show_tracebacks()  # of the generation before
+        workers = self.node.workers
+        if workers is not None:
+            workers.show_tracebacks()  # of the generation before
         self.node.report_generation(formed)
-        workers = WorkerGroup(self._services, self.job, formed, self.link.send)
+        if workers is not None and workers.has_survivors:
+            workers.resume(formed)
+        else:
+            workers = WorkerGroup(self._services, self.job, formed, self.link.send)
         self.node.attach_workers(workers)
         signals = self.interruption.signals
         workers.run(signals, lambda: self.node.lease_until, self._store)
         self.node.note_saving(workers)
-        self._unshown.add(workers.logs, formed.generation.number)
+        if not workers.has_survivors:
+            self._unshown.add(workers.logs, formed.generation.number)
         if formed.place.group_rank == 0 and self._store is not None:
             self._store.close()
             self._store = None
@@ -305,8 +311,13 @@ class Agent:
         self._services.consoles.close()
 
     def _leaving(self) -> "Leaving":
+        """End what may still run, and return how this agent leaves."""
         from relight.agent.shutdown import Leaving
 
+        workers = self.node.workers
+        if workers is not None and workers.has_survivors:
+            workers.end_survivors()
+            self._unshown.add(workers.logs, workers.formed.generation.number)
         return Leaving(self.job, self._services, self.link, self.node)
 
     # What others see of the job.

@@ -9,16 +9,20 @@
 Before workers are stopped because a worker blames a peer, or because none does anything, their
 stacks are read (stacks_before_stop): the report says where each rank was.
 
-Invariants: the workers start once; `stopped_by` and `failure` are never reset; after `run` none of
-their processes is left, unless the kernel can't end it. What follows for the job is decided by
-core/group/membership.
+Where the script allows it, the survivors of a failed worker keep their process (agent/recovery):
+`run` returns with `has_survivors`, and after `resume` these workers run again as the next
+generation.
+
+Invariants: in one generation the workers start once, and `stopped_by` and `failure` are never
+reset; after `run` none of their processes is left, unless they are survivors or the kernel can't
+end them. What follows for the job is decided by core/group/membership.
 """
 
 import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from relight.agent.agent_config import AgentConfig
@@ -40,6 +44,7 @@ from relight.events.event_types import (
     CheckpointFound,
     FailureNoticed,
     GroupStopped,
+    RanksReplaced,
     SignalReceived,
     StepsReported,
     StoreReached,
@@ -57,6 +62,7 @@ from relight.processes.supervisor import Supervisor
 from relight.processes.worker_processes import Fork, ProcessEvent, WorkerPlan
 
 if TYPE_CHECKING:
+    from relight.agent.recovery import Recovery
     from relight.agent.watchdogs import Watchdogs
     from relight.core.diagnosis.printed_traceback import Program
     from relight.core.group.early_exits import EarlyExits
@@ -156,15 +162,15 @@ class WorkerGroup:
         self._early_alarm = Alarm(services.loop, self._tell_early_exits)
         self._memory: WorkerMemory | None = None
         self._progress = GenerationResult()
-        directory = job.run_directory or services.scratch.make()
-        generation = formed.generation
+        self._recovery: Recovery | None = None
+        """Set once a worker has failed whose peers may keep their process."""
         self._plans: list[WorkerPlan] = []
         try:
             self.logs = Logs(
                 services.loop,
                 services.consoles,
                 job.command.spec,
-                directory and attempt_directory(directory, generation.restart, generation.number),
+                self._directory(),
             )
             self.logs.program_of = self._program_of
             self.logs.on_late = self.show_tracebacks
@@ -194,7 +200,11 @@ class WorkerGroup:
             from relight.host import checkpoints
 
             newest = checkpoints.newest(pattern)
-        supervisor = self.supervisor = self._start()
+        supervisor = self.supervisor
+        if supervisor is None:
+            supervisor = self.supervisor = self._start()
+        else:
+            self._replace(supervisor)
         self.logs.passed_on()
         supervisor.set_lease(lease_until())
         self._watch_store(store)
@@ -208,21 +218,25 @@ class WorkerGroup:
             supervisor.step(SignalReceived(signals[0]))
         loop.run_until(lambda: not supervisor.is_running)
         self._services.journal.set_status(supervisor.explain)
-        loop.run_until(lambda: supervisor.has_ended)
+        loop.run_until(lambda: supervisor.has_ended or supervisor.has_left)
         spread_s = self._noticed_until - loop.now()
-        if supervisor.core.failed and spread_s > 0:
+        if supervisor.has_ended and supervisor.core.failed and spread_s > 0:
             loop.run_until(lambda: bool(signals) or self.stopped_by is not None, spread_s)
         self._services.journal.clear_status()
-        if supervisor.alive:
+        if supervisor.alive and supervisor.has_ended:
             self._services.journal.say(supervisor.explain())
         if self.ended_well and self.stopped_by is None and not signals:
             self._tell_left_running(supervisor)
-        if not supervisor.workers.close(job.grace_s):
-            self._tell_left(supervisor)
+        if not self.has_survivors:
+            self._close(supervisor)
         arrivals.cancel()
         self._early_alarm.set(None)
+        if self._recovery is not None:
+            self._recovery.close()
         if self._watches is not None:
             self._watches.close()
+            if self.has_survivors:
+                self._watches = None
         self._record_steps()
         if pattern:
             last = checkpoints.newest(pattern)
@@ -234,7 +248,120 @@ class WorkerGroup:
         matters = self._memory is not None or job.run_directory or not self.ended_well
         if matters and self._has_memory():
             self.had_called = self.memory.calls() > 0
-            self.memory.close()  # a run directory stays
+            if not self.has_survivors:
+                self.memory.close()  # a run directory stays
+
+    @property
+    def has_survivors(self) -> bool:
+        """Whether workers wait for the next generation: a worker has failed, and they are in no
+        group any more.
+        """
+        return self.supervisor is not None and self.supervisor.has_left
+
+    def resume(self, formed: GenerationFormed) -> None:
+        """Let the survivors be in the next generation, with new workers in place of those that have
+        ended, when `run` is called.
+
+        Raises:
+            MachineError: the machine has no file descriptor left.
+        """
+        supervisor = self.supervisor
+        assert supervisor is not None
+        self.formed, self.began = formed, self._services.loop.now()
+        self.failure = self.stopped_by = self._early_exits = None
+        self._progress = GenerationResult()
+        missing = [
+            each.local_rank for each in self._plans if each.local_rank not in supervisor.alive
+        ]
+        assignments = ranks.assign(formed.place)
+        try:
+            self.logs.replace(missing, self._directory())
+            for local_rank in missing:
+                self._plans[local_rank] = self._plan(assignments[local_rank])
+        except OSError as error:
+            raise _unwritable(error, missing[0]) from None
+
+    def end_survivors(self) -> None:
+        """Stop survivors that no next generation needs; return when all processes are gone."""
+        supervisor = self.supervisor
+        if supervisor is None or not supervisor.has_left:
+            return
+        supervisor.step(GroupStopped(self.formed.generation.number, "the job ends"))
+        loop, journal = self._services.loop, self._services.journal
+        journal.set_status(supervisor.explain)
+        loop.run_until(lambda: supervisor.has_ended)
+        journal.clear_status()
+        self._close(supervisor)
+        if self._has_memory():
+            self.memory.close()
+
+    def _close(self, supervisor: Supervisor) -> None:
+        """Kill all processes that are left."""
+        if not supervisor.workers.close(self._job.grace_s):
+            self._tell_left(supervisor)
+
+    def _replace(self, supervisor: Supervisor) -> None:
+        """Start workers in place of those that have ended, and let the others join them."""
+        assert self._recovery is not None
+        command, alive = self._job.command, supervisor.alive
+        missing = [plan for plan in self._plans if plan.local_rank not in alive]
+        self.memory.begin(self.began)
+        for plan in missing:
+            self.memory.replace(plan.local_rank, self.logs.error_file(plan.local_rank))
+        preload = self._services.preload
+        supervisor.replace(missing, None if preload is None else preload.fork_beside())
+        variables = {
+            each.local_rank: worker_command.variables_of_group(
+                command, self.formed.generation, each
+            )
+            for each in ranks.assign(self.formed.place)
+            if each.local_rank in alive
+        }
+        for local_rank, changed in variables.items():  # for what a report says of its environment
+            plan = self._plans[local_rank]
+            self._plans[local_rank] = plan._replace(variables={**plan.variables, **changed})
+        self._recovery.resume(supervisor, [plan.local_rank for plan in missing], variables)
+
+    def _leave_limit_s(self, failed: int) -> float:
+        """Let survivors of a failed worker leave its group, if they can keep their process; return
+        how long they have for it, 0 if they can't.
+        """
+        supervisor, job = self.supervisor, self._job
+        spec = job.command.spec
+        if supervisor is None or self.stopped_by is not None or not spec.max_restarts.most:
+            return 0.0
+        if not self._has_memory():
+            return 0.0  # no worker has called anything of relight.worker
+        if why := worker_command.why_all_restart(spec):
+            if self.memory.inside():
+                self._services.journal.say(f"all ranks restart: {why}")
+            return 0.0
+        if self._recovery is None:
+            from relight.agent.recovery import Recovery
+
+            services = self._services
+            self._recovery = Recovery(
+                services.loop, job.grace_s, lambda: self.memory, services.journal.say,
+                self._on_recovered,
+            )  # fmt: skip
+        return self._recovery.begin(supervisor, failed)
+
+    def _on_recovered(self, replaced: Collection[int], stayed: int, seconds: float) -> None:
+        assert self.supervisor is not None
+        rank_of = self.supervisor.workers.ranks
+        event = RanksReplaced(
+            self.formed.generation.number,
+            tuple(rank_of[local_rank] for local_rank in replaced),
+            stayed,
+            round(seconds, 6),
+        )
+        self._services.journal.record(event)
+
+    def _directory(self) -> str:
+        """Return where the files of workers that start in this generation are; empty for none."""
+        generation = self.formed.generation
+        directory = self._job.run_directory or self._services.scratch.make()
+        return directory and attempt_directory(directory, generation.restart, generation.number)
 
     def _tell_left(self, supervisor: Supervisor) -> None:
         """Say what is left behind, as it can't be killed."""
@@ -540,7 +667,7 @@ class WorkerGroup:
     def _start(self) -> Supervisor:
         services, preload = self._services, self._services.preload
         first_rank = self.formed.place.first_rank
-        return Supervisor(
+        supervisor = Supervisor(
             services.loop,
             self._plans,
             range(first_rank, first_rank + len(self._plans)),
@@ -551,6 +678,8 @@ class WorkerGroup:
             before_stop=self._before_stop,
             on_change=services.journal.record,
         )
+        supervisor.leave_limit_s = self._leave_limit_s
+        return supervisor
 
     # Their events.
 

@@ -55,6 +55,8 @@ FIELDS = {
     "refused": "whether SIGKILL was refused because the process belongs to another user",
     "rank": "number of the worker in the job, from 0",
     "ranks": "numbers of the workers in the job; empty when no rank is slow any longer",
+    "RanksReplaced.ranks": "numbers of the workers in the job that were started again",
+    "RanksReplaced.seconds": "seconds from the failure until all workers ran again",
     "reason": "why, in words",
     "HealthChecked.reason": "why the node leaves the job; empty if it passed",
     "WorkersWarm.reason": "why they are not warm; empty if they are",
@@ -67,6 +69,7 @@ FIELDS = {
     "since": "start, in seconds since 1970",
     "slower": "how much slower the slowest node's ranks are, as a share of their time (0.2: a "
     "fifth)",
+    "stayed": "how many workers of this node have kept their process",
     "step": "highest step that a worker has reported",
     "text": "the same in words",
     "uses": "number of jobs that used it before",
@@ -80,6 +83,8 @@ STATES = {
     "supervision": {
         "about": "the workers of a generation on this node",
         "running": "none has failed or was asked to stop",
+        "leaving": "one has failed, and the others leave its group and keep their process",
+        "left": "they have left it, and wait for the next generation",
         "saving": "they were told to save a checkpoint and leave, or may, after a notice",
         "stopping": "they were asked to end, and have the grace time",
         "killing": "they were sent SIGKILL",

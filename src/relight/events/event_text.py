@@ -1,7 +1,7 @@
 """Events in words, for --verbose and `relight events`."""
 
 from relight.base.errors import signal_name
-from relight.base.text import pluralize
+from relight.base.text import format_ranks, pluralize
 from relight.events.event_types import (
     CheckpointFound,
     Ended,
@@ -19,6 +19,7 @@ from relight.events.event_types import (
     PreloadUnfit,
     PreloadWithout,
     ProcessRemains,
+    RanksReplaced,
     RanksSlow,
     Restarting,
     SignalReceived,
@@ -100,6 +101,12 @@ def describe(event: Event) -> str:
             return f"the health check {result} ({event.seconds:.1f} s)"
         case RanksSlow():
             return event.text
+        case RanksReplaced():
+            were = "were" if len(event.ranks) > 1 else "was"
+            return (
+                f"{format_ranks(event.ranks)} {were} replaced in {event.seconds:.2f} s; "
+                f"{pluralize(event.stayed, 'rank')} stayed"
+            )
         case NotRestarting():
             return f"no restart: {event.reason}"
         case StoreReached():

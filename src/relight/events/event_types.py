@@ -195,6 +195,17 @@ class RanksSlow(NamedTuple):
     text: str
 
 
+class RanksReplaced(NamedTuple):
+    """Workers that had failed were replaced `seconds` ago, counted from the failure; the others on
+    this node, `stayed` of them, kept their process. All run the function again.
+    """
+
+    generation: int
+    ranks: tuple[int, ...]
+    stayed: int
+    seconds: float
+
+
 class NotRestarting(NamedTuple):
     """The workers failed and will not be started again. `failed_host` is that of the root cause."""
 
@@ -298,6 +309,7 @@ Readable = (
     | Restarting
     | HealthChecked
     | RanksSlow
+    | RanksReplaced
     | NotRestarting
     | StoreReached
     | FailureNoticed
@@ -329,7 +341,9 @@ def changed(core: str, before: str, after: str, taken: object) -> StateChanged:
 def is_user_visible(event: Event) -> bool:
     """Return whether an event is shown without `--verbose`."""
     asked = isinstance(event, PreloadUnfit | PreloadWithout) and event.asked
-    return asked or isinstance(event, InternalErrorEvent | RanksSlow | ProcessRemains)
+    return asked or isinstance(
+        event, InternalErrorEvent | RanksSlow | RanksReplaced | ProcessRemains
+    )
 
 
 class LoggedEvent(NamedTuple):

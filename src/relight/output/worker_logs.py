@@ -95,6 +95,8 @@ class Logs:
         self.on_late: Callable[[], None] = lambda: None
         """Called when a worker takes long to end whose traceback is held; set before `open`."""
         self._directory = directory
+        self._directories: dict[int, str] = {}
+        """Those of workers that have replaced others, by local rank."""
         self._loop = loop
         self._consoles = consoles
         self._spec = spec
@@ -128,7 +130,7 @@ class Logs:
 
     def error_file(self, local_rank: int) -> str:
         """Return the path where a worker's `@record` writes its exception; empty without files."""
-        return self._path(local_rank, "error.json") if self._directory else ""
+        return self._path(local_rank, "error.json") if self._has_files(local_rank) else ""
 
     def stderr_path(self, local_rank: int) -> str:
         """Return the path of a worker's stderr file, or an empty string."""
@@ -235,9 +237,10 @@ class Logs:
         Raises:
             OSError: no descriptor is left.
         """
-        if self._directory and self._spec.keeps_logs():
+        directory = self._directories.get(local_rank, self._directory)
+        if directory and self._spec.keeps_logs():
             try:
-                os.mkdir(os.path.join(self._directory, str(local_rank)))
+                os.mkdir(os.path.join(directory, str(local_rank)))
             except OSError as error:
                 self._do_without(error)
         self._ranks[local_rank] = rank
@@ -252,6 +255,26 @@ class Logs:
             self._open_stream(local_rank, STDOUT, prefix),
             self._open_stream(local_rank, STDERR, prefix),
         )
+
+    def replace(self, local_ranks: Sequence[int], directory: str) -> None:
+        """Prepare for workers that replace some that have ended: `open` follows for each.
+
+        Args:
+            local_ranks: the workers.
+            directory: `attempt_<n>` of the generation that they begin in, to be made; empty for no
+                files at all.
+        """
+        if directory:
+            try:
+                os.makedirs(directory)
+            except OSError as error:
+                self._do_without(error)
+                directory = ""
+        for local_rank in local_ranks:
+            self._directories[local_rank] = directory
+            for facts in (self._looks, self._terminals, self._stdout, self._stderr):
+                facts.pop(local_rank, None)
+            self._stderr_tails.pop(local_rank, None)
 
     def worker_ended(self, local_rank: int, *, failed: bool) -> bool:
         """Note the end of a worker; return whether its traceback is held back."""
@@ -324,14 +347,18 @@ class Logs:
     def _path(self, local_rank: int, name: str) -> str:
         # torchrun's layout only where logs are kept: a directory costs 0.1 ms a worker.
         between = "/" if self._spec.keeps_logs() else "."
-        return f"{self._directory}/{local_rank}{between}{name}"
+        directory = self._directories.get(local_rank, self._directory)
+        return f"{directory}/{local_rank}{between}{name}"
+
+    def _has_files(self, local_rank: int) -> bool:
+        return bool(self._directories.get(local_rank, self._directory))
 
     def _open_stream(self, local_rank: int, stream: int, prefix: bytes) -> int:
         to_file, to_console = destination(self._spec, local_rank, stream)
         console = self._consoles.stdout if stream == STDOUT else self._consoles.stderr
         path = self._path(local_rank, f"{_NAMES[stream]}.log")
         rank = self._ranks[local_rank]
-        fd = self._make(path) if to_file else -1
+        fd = self._make(path) if to_file and self._has_files(local_rank) else -1
         if to_file and fd < 0:
             to_console = is_shown(self._spec, local_rank)
         tell = partial(self._on_traceback, local_rank) if stream == STDERR else None

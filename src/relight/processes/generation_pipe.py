@@ -67,7 +67,7 @@ def send(
     Raises:
         OSError: if they can't be sent, or no descriptor is left.
     """
-    plans = [(w.argv, dict(w.variables), w.cpus, w.signal_group) for w in workers]
+    plans = [(w.local_rank, w.argv, dict(w.variables), w.cpus, w.signal_group) for w in workers]
     ours, theirs = socket.socketpair()
     try:
         with theirs, open(system.anonymous_file("relight-plans"), "wb", buffering=0) as file:
@@ -114,11 +114,39 @@ def receive(control: socket.socket) -> GenerationPlan | None:
     pairs = zip(outputs[::2], outputs[1::2], strict=True)
     workers = [
         WorkerPlan(local_rank, argv, variables, *pair, cpus, signal_group)
-        for local_rank, ((argv, variables, cpus, signal_group), pair) in enumerate(
-            zip(plans, pairs, strict=True)
+        for (local_rank, argv, variables, cpus, signal_group), pair in zip(
+            plans, pairs, strict=True
         )
     ]
     return GenerationPlan(workers, connection, stdin, scratch, held)
+
+
+def send_worker(connection: socket.socket, plan: WorkerPlan) -> None:
+    """Send one more worker of a generation that runs: the command `start`.
+
+    Raises:
+        OSError: it can't be sent, or no descriptor is left.
+    """
+    described = (plan.argv, dict(plan.variables), plan.cpus, plan.signal_group)
+    with open(system.anonymous_file("relight-plan"), "wb", buffering=0) as file:
+        file.write(marshal.dumps(described, _FORMAT))
+        line = b"start %d\n" % plan.local_rank
+        socket.send_fds(connection, [line], [file.fileno(), 0, plan.stdout, plan.stderr])
+
+
+def receive_worker(local_rank: int, fds: Sequence[int]) -> tuple[WorkerPlan, int]:
+    """Return one more worker of a generation, and its standard input.
+
+    Raises:
+        OSError: no descriptor was left for those that came with the command.
+    """
+    if len(fds) != 4:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    file, stdin, stdout, stderr = fds
+    described = os.pread(file, os.fstat(file).st_size, 0)
+    argv, variables, cpus, signal_group = marshal.loads(described)  # noqa: S302  # by our agent
+    os.close(file)
+    return WorkerPlan(local_rank, argv, variables, stdout, stderr, cpus, signal_group), stdin
 
 
 def _exactly(control: socket.socket, size: int) -> bytes | None:

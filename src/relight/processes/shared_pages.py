@@ -8,6 +8,7 @@ The agent reads and writes the file and does not map it: the worker may truncate
 and an access to what is gone would be a SIGBUS.
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -114,6 +115,53 @@ class WorkerMemory:
         if self._agreed < 2:
             self._agreed = call or 1
             self._write(words.AGREED, self._agreed)
+
+    def begin(self, began: float) -> None:
+        """Count only what workers report from now on: the next generation begins.
+
+        Args:
+            began: when, on the loop's clock.
+        """
+        self._began = began
+
+    def inside(self) -> set[int]:
+        """Return which workers run a recoverable function, by local rank."""
+        return {rank for rank, page in self._pages() if page[words.INSIDE] == 1}
+
+    def have_begun(self) -> set[int]:
+        """Return which workers run a recoverable function or have run one, by local rank."""
+        return {rank for rank, page in self._pages() if page[words.INSIDE] in (1, 2)}
+
+    def leave(self, count: int) -> None:
+        """Let the workers leave their group: the `count`th that this job leaves."""
+        self._write(words.LEAVE, count)
+
+    def have_left(self, count: int) -> set[int]:
+        """Return which workers have left it, by local rank."""
+        return {rank for rank, page in self._pages() if page[words.LEFT] == count}
+
+    def join(self, local_rank: int, variables: Mapping[str, str], count: int) -> None:
+        """Let a worker that has left the `count`th group join the next one, with these variables.
+
+        Raises:
+            OSError: they can't be written.
+        """
+        path = self._paths[local_rank].removesuffix(words.SUFFIX) + words.VARIABLES_SUFFIX
+        with open(path, "w") as file:  # read only once JOIN says that it is complete
+            json.dump(variables, file)
+        self._put(local_rank, words.JOIN, count)
+
+    def have_joined(self, count: int) -> set[int]:
+        """Return which workers have joined the group after the `count`th, by local rank."""
+        return {rank for rank, page in self._pages() if page[words.JOINED] == count}
+
+    def replace(self, local_rank: int, error_file: str) -> None:
+        """Share memory with a new worker instead of one that has ended."""
+        if local_rank in self._open:
+            os.close(self._open.pop(local_rank))
+        self._paths.pop(local_rank, None)
+        if error_file:
+            self._paths[local_rank] = error_file + words.SUFFIX
 
     def close(self) -> None:
         """Remove the files."""

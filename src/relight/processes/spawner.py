@@ -28,6 +28,10 @@ which is the same for all processes of a machine.
     agent to spawner    signal RANK NUMBER
                         kill                        kill all workers and what they started
                         lease TIME                  0 for none
+                        start RANK                  one more worker, in place of one that has ended;
+                                                    its plan comes with it (generation_pipe)
+                        orphans PID                 kill what an ended worker has left in its
+                                                    session; PID was the worker's
                         end
     spawner to agent    holder PID                  its own pid; the agent has forked its guard
                         started RANK PID
@@ -66,6 +70,8 @@ _TELL_S = 1.0
 """When processes that still exist after SIGKILL are named."""
 _LOOK_S = 1.0
 """How often the spawner looks at them, if none exits."""
+_ORPHANS_S = 0.5
+"""How long what an ended worker has left may take to end before others start in its place."""
 _REAP_S = 1.0
 """How long the agent waits for the exit of an idle spawner that it has killed."""
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
@@ -87,7 +93,7 @@ class Spawner:
     """
 
     def __init__(self, plan: GenerationPlan) -> None:
-        self.plans = plan.workers
+        self.plans = {worker.local_rank: worker for worker in plan.workers}
         self.stdin = plan.stdin
         self.scratch = plan.scratch
         self.held = plan.held
@@ -95,6 +101,9 @@ class Spawner:
         self.local_rank_of: dict[int, int] = {}
         self.pid_of: dict[int, int] = {}
         self.buffer = LineBuffer()
+        self._fds: list[int] = []
+        """Descriptors that came with a command that is not complete."""
+        self._mask: Any = None
         self.freezer: Freezer | None = None
         """Keeps the workers' lease; None before the first one."""
         self.abandoned = True
@@ -111,12 +120,13 @@ class Spawner:
         All signals must be blocked, and stay so except SIGCHLD: a spawner is not controlled by
         signals. `mask` is the workers' signal mask (`system.block_signals`).
         """
+        self._mask = mask
         wake_read = self._wake_on_exits()
         poll = select.poll()
         poll.register(self.agent, select.POLLIN)
         poll.register(wake_read, select.POLLIN)
         holder = f"holder {os.getpid()}"
-        self.tell("\n".join([holder, *(self._start(plan, mask) for plan in self.plans)]))
+        self.tell("\n".join([holder, *(self._start(plan, mask) for plan in self.plans.values())]))
         system.unblock_sigchld()
         self._detach()
         while True:
@@ -219,15 +229,23 @@ class Spawner:
     def _obey(self) -> bool:
         """Run the agent's commands; return False once its end of the socket is closed."""
         try:
-            data = self.agent.recv(4096)
+            # Data that comes with descriptors ends what one call returns (unix(7)).
+            data, fds, _, _ = socket.recv_fds(self.agent, 4096, 4)
         except OSError:
-            data = b""
+            data, fds = b"", []
         if not data:
             return False
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        self._fds += fds
         for line in self.buffer.feed(data):
             words = line.split()
             if words[0] == b"signal":
                 self._signal(int(words[1]), int(words[2]))
+            elif words[0] == b"orphans":
+                self._end_orphans(int(words[1]))
+            elif words[0] == b"start":
+                self._replace(int(words[1]))
             elif words[0] == b"kill":
                 self._end_everything()
             elif words[0] == b"lease":
@@ -235,6 +253,41 @@ class Spawner:
             elif words[0] == b"end":
                 self.abandoned = False
         return True
+
+    def _end_orphans(self, session: int) -> None:
+        """Kill what an ended worker has left, and what becomes an orphan by that."""
+        end = time.monotonic() + _ORPHANS_S
+        while left := self._orphans(session):
+            for pid in left:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except PermissionError:
+                    pass  # it is another user's
+            if time.monotonic() >= end:
+                return  # the end of the generation waits for them
+            time.sleep(0.002)
+            self._reap()
+
+    def _orphans(self, session: int) -> list[int]:
+        """Return the children of this process in an ended worker's session. No other process reaps
+        them, so none of these pids is reused.
+        """
+        found = []
+        for pid in system.children_of(os.getpid()):
+            try:
+                if pid not in self.local_rank_of and os.getsid(pid) == session:
+                    found.append(pid)
+            except OSError:
+                continue  # not permitted to know
+        return found
+
+    def _replace(self, local_rank: int) -> None:
+        """Start a worker in place of one that has ended."""
+        fds, self._fds = self._fds, []
+        plan, self.stdin = generation_pipe.receive_worker(local_rank, fds)
+        self.plans[local_rank] = plan
+        self.tell(self._start(plan, self._mask))
+        os.close(self.stdin)
 
     def _set_lease(self, until: float) -> None:
         """Load the freezer before it is needed: the disk with its code may be lost later."""
@@ -517,7 +570,7 @@ class _FirstSpawner(Spawner):
         system.become_subreaper()
         system.die_with_parent(signal.SIGCONT)  # a stopped spawner must see its end too
         default_signals(self.parent.actions)  # here: each worker would copy pages for it
-        outputs = [fd for plan in self.plans for fd in (plan.stdout, plan.stderr)]
+        outputs = [fd for plan in self.plans.values() for fd in (plan.stdout, plan.stderr)]
         system.close_all_but({0, 1, 2, self.stdin, self.agent.fileno(), *keep, *outputs})
 
     def execute(self, plan: WorkerPlan) -> None:

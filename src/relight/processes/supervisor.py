@@ -13,10 +13,13 @@ from relight.core.workers.supervision import (
     UNSTOPPED,
     Kill,
     Noticed,
+    Recovering,
     SaveAndLeave,
     Signal,
     Supervision,
     SupervisionState,
+    SurvivorsLeave,
+    WorkersReplaced,
 )
 from relight.events.event_types import (
     Event,
@@ -73,6 +76,9 @@ class Supervisor:
         grace_for_all: bool = False,
     ) -> None:
         self.core = Supervision(len(plans), grace_s)
+        self.leave_limit_s: Callable[[int], float] = lambda _: 0.0
+        """Returns how long the others may take to leave the group of a worker that has failed and
+        keep their process, in seconds; 0 if they can't. Gets its local rank."""
         self._loop = loop
         self._on_event = on_event
         self._before_stop = before_stop
@@ -101,6 +107,16 @@ class Supervisor:
     def is_saving(self) -> bool:
         """Whether the processes may save a checkpoint before they are asked to stop."""
         return self.core.state is SupervisionState.SAVING
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether processes are to leave the group of one that has failed."""
+        return self.core.state is SupervisionState.LEAVING
+
+    @property
+    def has_left(self) -> bool:
+        """Whether processes wait for the next generation without those that have failed."""
+        return self.core.state is SupervisionState.LEFT
 
     @property
     def alive(self) -> tuple[int, ...]:
@@ -132,7 +148,20 @@ class Supervisor:
         self._lease_until = until
         self.workers.set_lease(0.0 if until == FOR_EVER else until)
 
-    def step(self, event: Event | SaveAndLeave | Noticed) -> None:
+    def replace(self, plans: Sequence[WorkerPlan], fork: Fork | None) -> None:
+        """Start processes in place of those that have ended; the others have left their group.
+
+        Args:
+            plans: the processes.
+            fork: starts another spawner for them; None for the latest one.
+
+        Raises:
+            MachineError: the machine has no process or descriptor left.
+        """
+        self.step(WorkersReplaced())
+        self.workers.replace(plans, fork)
+
+    def step(self, event: Event | SaveAndLeave | Noticed | Recovering) -> None:
         """Pass an event to the core and execute its decisions."""
         self._step(event, self._loop.now())
 
@@ -145,11 +174,15 @@ class Supervisor:
         look = self._before_stop if is_first else None
         if look is not None and isinstance(event, WorkerExited) and event.exitcode:
             look(event)
+        if is_first and isinstance(event, WorkerExited) and event.exitcode:
+            limit_s = self.leave_limit_s(event.local_rank)
+            if limit_s:
+                self.step(SurvivorsLeave(limit_s))
         if not isinstance(event, WorkerStarted | WorkersFrozen | ProcessRemains):
             self._step(event, at)
         self._on_event(event)
 
-    def _step(self, event: Event | SaveAndLeave | Noticed, now: float) -> None:
+    def _step(self, event: Event | SaveAndLeave | Noticed | Recovering, now: float) -> None:
         before = self.core.state
         effects = self.core.step(event, now)
         after = self.core.state

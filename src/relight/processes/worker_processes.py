@@ -26,7 +26,7 @@ from relight.events.event_types import (
 from relight.host import system
 from relight.host.loop import Alarm, Loop
 from relight.host.oom_detector import OomKills
-from relight.processes import spawner
+from relight.processes import generation_pipe, spawner
 from relight.processes.generation_pipe import WorkerPlan
 
 __all__ = ["WorkerPlan", "Workers"]
@@ -84,6 +84,8 @@ class Workers:
         """Processes that still exist a second after SIGKILL, by pid."""
         self._loop = loop
         self._on_event = on_event
+        self._more: list[Workers] = []
+        """Those of further spawners, with workers that have replaced others of this one."""
         self._buffer = LineBuffer()
         self._holder = 0
         """The spawner's own pid, once it has told it."""
@@ -91,10 +93,7 @@ class Workers:
             pid, self._socket = (fork or spawner.fork)(plans, scratch)
             self._spawner = system.Child(pid)
         except OSError as error:
-            raise MachineError(
-                f"can't start processes on this machine: {error.strerror}",
-                hint="look at `ulimit -u`, `ulimit -n` and the pids limit of the container",
-            ) from None
+            raise _not_started(error) from None
         # The orphans of a killed spawner become our children, see _on_spawner_exit.
         system.adopt_orphans()
         self.oom_kills = OomKills()
@@ -137,15 +136,50 @@ class Workers:
         local_rank_of = {known: local_rank for local_rank, known in self.pids.items()}
         while pid > 1:
             parent = system.parent_of(pid)
-            if parent == self._spawner.pid:
+            if any(parent == each._spawner.pid for each in (self, *self._more)):
                 return local_rank_of.get(pid, -1)
             pid = parent
         return None
 
+    def replace(self, plans: Sequence[WorkerPlan], fork: Fork | None = None) -> None:
+        """Start workers in place of some that have ended.
+
+        Args:
+            plans: the workers.
+            fork: starts another spawner for them, the warm one; None for the latest spawner.
+
+        Raises:
+            MachineError: the machine has no process or descriptor left.
+        """
+        for plan in plans:
+            pid = self.pids.pop(plan.local_rank, 0)
+            if pid:
+                self._command(f"orphans {pid}")
+            for facts in (self.evidence, self.doing):
+                facts.pop(plan.local_rank, None)
+        if fork is None:
+            (self._more[-1] if self._more else self)._start(plans)
+            return
+        more = Workers(self._loop, plans, self.ranks, "", self._on_event, fork)
+        more.pids, more.evidence, more.doing = self.pids, self.evidence, self.doing
+        more.remaining = self.remaining
+        self._more.append(more)
+
+    def _start(self, plans: Sequence[WorkerPlan]) -> None:
+        for plan in plans:
+            try:
+                generation_pipe.send_worker(self._socket, plan)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # the spawner and the workers are gone; _on_spawner_exit reports it
+            except OSError as error:
+                raise _not_started(error) from None
+        self._continue_spawner()
+
     def kill(self) -> None:
         """Kill all workers and everything that they started."""
         self._command("kill")
-        self._kill_if_stopped_later()
+        for each in (self, *self._more):
+            each._kill_if_stopped_later()
 
     def set_lease(self, until: float) -> None:
         """Let the workers run until this monotonic time, then freeze them; 0 is for ever.
@@ -160,11 +194,12 @@ class Workers:
         themselves within a time; for when all workers have ended.
         """
         until = self._loop.now() + limit_s
+        before = [pid for each in self._more for pid in each.left_running(limit_s)]
         while left := system.children_of(self._holder) if self._holder else []:
             if self._spawner_gone or self._loop.now() >= until:
                 break
             self._loop.run_once(_LOOK_S)
-        return left
+        return before + left
 
     def close(self, grace_s: float = 0.0) -> bool:
         """Kill all that is left; return True when it is gone, or False if it can't be killed and
@@ -173,6 +208,7 @@ class Workers:
         Args:
             grace_s: how long to wait for the latter, within limits (`patience_s`).
         """
+        others_ended = [each.close(grace_s) for each in self._more]
         if not self._spawner_gone:
             self._command("end")
             self._socket.shutdown(socket.SHUT_WR)
@@ -195,12 +231,14 @@ class Workers:
             self._loop.forget(self._spawner)
             self._spawner.close()
         self._spawner_gone = True  # or stuck: a lease that comes now does not concern it
-        return ended
+        return ended and all(others_ended)
 
     def finish(self) -> None:
         """Return when these workers and their spawner are gone, also after an error in the middle;
         for a program that goes on after the job.
         """
+        for each in self._more:
+            each.finish()
         if self._socket.fileno() >= 0:
             self.close()
         if self._spawner_exiting:
@@ -215,6 +253,9 @@ class Workers:
         self._spawner.close()
 
     def _command(self, line: str) -> None:
+        """Send a command to the spawners: each ignores the workers of the others."""
+        for each in self._more:
+            each._command(line)
         try:
             self._socket.sendall(line.encode() + b"\n")
         except OSError:
@@ -347,6 +388,13 @@ class Workers:
         self._spawner_gone = True
         while self._socket.fileno() in self._loop:
             self._receive()
+
+
+def _not_started(error: OSError) -> MachineError:
+    return MachineError(
+        f"can't start processes on this machine: {error.strerror}",
+        hint="look at `ulimit -u`, `ulimit -n` and the pids limit of the container",
+    )
 
 
 def _refused(number: int, path: str) -> MachineError:

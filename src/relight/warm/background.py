@@ -18,6 +18,7 @@ from relight.warm.watched_worker import WatchedWorker
 from relight.warm.worker_program import WorkerProgram, files
 
 if TYPE_CHECKING:
+    from relight.processes.worker_processes import Fork
     from relight.warm.preloading import Preload
 
 
@@ -88,6 +89,10 @@ class BackgroundPreload:
         held = self._cold.fork(plans, scratch)
         self._watched.poll(self._look)
         return held
+
+    def fork_beside(self) -> "Fork | None":
+        """Return how to start workers beside those that run; None if that is not possible."""
+        return None if self._preload is None else self._preload.fork_beside()
 
     def close(self) -> None:
         """End the warm spawner and return when it is gone. Its workers must be gone by now."""

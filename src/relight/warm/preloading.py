@@ -66,6 +66,7 @@ from relight.warm.watched_worker import WatchedWorker
 from relight.warm.worker_program import WorkerProgram, files
 
 if TYPE_CHECKING:
+    from relight.processes.worker_processes import Fork
     from relight.warm.import_profile import LearnedFile
 
 _END_LIMIT_S = 1.0
@@ -382,6 +383,13 @@ class Preload:
                 self._loop.run_until(
                     lambda: self._spawner is None or self._spawner.is_ready, ANSWER_S
                 )
+
+    def fork_beside(self) -> "Fork | None":
+        """Return how to start workers beside those that run, which are of another spawner; None if
+        the warm spawner is not ready, or they are its own.
+        """
+        warm = self._spawner
+        return self.fork if warm is not None and warm.is_ready and not self._lent else None
 
     def close(self) -> None:
         """End the warm spawner and return when it is gone. Its workers must be gone by now. A warm

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from relight.core.workers.shared_words import (
     CALLS,
     FIRST_AT,
+    INSIDE,
     MOST_CALLS,
     MOST_STEP,
     SIZE,
@@ -25,17 +26,22 @@ from relight.core.workers.shared_words import (
     left_s,
 )
 from relight.worker import (
+    replicas,
     shared_words_writer,  # not at the first call: a job outlives the files of relight
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import ParamSpec, TypeVar
+    from typing import Concatenate, ParamSpec, TypeVar
+
+    from relight.worker.replicas import Generation
 
     P = ParamSpec("P")
     R = TypeVar("R")
 
 _page: "memoryview | None" = None
+_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
+"""The memory that is shared with the agent is beside it."""
 
 
 class Membership(NamedTuple):
@@ -98,9 +104,12 @@ def progress(step: int) -> None:
 
     Raises:
         ValueError: `step` is negative or above 2**62.
+        RuntimeError: a rank was replaced, and `Generation.share` was not called.
     """
     if not 0 <= step <= MOST_STEP:
         raise ValueError(f"step {step} is not between 0 and 2**62")
+    if replicas._unshared is not None:
+        replicas.check_shared()
     page = _page or _open()
     page[STEP] = step
     page[STEP_AT] = now = time.monotonic_ns()
@@ -144,6 +153,38 @@ def membership() -> Membership:
         requeues=number("RELIGHT_REQUEUES", number("SLURM_RESTART_COUNT", attempt - 1))
         + number("RELIGHT_PREEMPTIONS", 0),
     )
+
+
+def recoverable(
+    function: "Callable[Concatenate[Generation, P], R]",
+) -> "Callable[P, R]":
+    """Decorate the function that trains, so that this process survives the failure of another rank.
+
+    The function gets the generation as its first argument. If another rank fails, its collectives
+    fail as well; the process group is destroyed, and the function is called again, with the same
+    arguments and in the same process, once the missing ranks were started. It begins with
+    `init_process_group`, wraps the model, and calls `generation.share`
+    (relight.worker.replicas.Generation). What was built outside of it stays as it is.
+
+    Without relight, or where survivors can't stay, it is called once.
+    """
+    from functools import wraps
+
+    from relight.worker import recovery
+    from relight.worker.replicas import Generation
+
+    @wraps(function)
+    def run(*arguments: "P.args", **named: "P.kwargs") -> "R":
+        page = _page or _open()
+        page[INSIDE] = 1
+        try:
+            if not (os.environ.get("RELIGHT_RECOVERY") and os.environ.get(_ERROR_FILE)):
+                return function(Generation(False), *arguments, **named)
+            return recovery.run(page, lambda generation: function(generation, *arguments, **named))
+        finally:
+            page[INSIDE] = 2
+
+    return run
 
 
 def record(function: "Callable[P, R]") -> "Callable[P, R]":

@@ -65,6 +65,13 @@ _KEY_OF_RANK = re.compile(r"keys: /default_pg/0//(?:cpu|cuda)//0/(\d+)\b")
 OTHER_ADDRESS = "relight had set MASTER_ADDR="
 
 
+def is_of_peer(message: str) -> bool:
+    """Return whether the message of an exception blames a peer, or whoever was at the other end of
+    a connection.
+    """
+    return bool(_PEER.search(message) or _CONNECTION.search(message))
+
+
 def of(report: ErrorReport | None, last_lines: Sequence[str], words: str = "") -> Blame:
     """Return whom a worker blames.
 

@@ -24,6 +24,10 @@ AGREED = 1
 """By the agent: from this call on, `should_checkpoint` returns True; 0 for never."""
 DEADLINE = 2
 """By the agent: when the worker is stopped, in nanoseconds of the monotonic clock; 0 for never."""
+LEAVE = 3
+"""By the agent: how many groups the worker is to have left (worker/recovery); 0 for none."""
+JOIN = 4
+"""By the agent: how many of them it has replaced by a new one, whose variables are in a file."""
 MOST_LEFT_S = 2e6
 """The latest deadline from now, in seconds: that of the command line (`values.MOST_SECONDS`)."""
 
@@ -35,6 +39,14 @@ STEP_AT = 10
 """By the worker: when, in nanoseconds of the monotonic clock; 0 if it has reported none."""
 FIRST_AT = 11
 """By the worker: when it has reported the first."""
+INSIDE = 12
+"""By the worker: 1 while it runs a recoverable function, then 2."""
+LEFT = 13
+"""By the worker: the value of LEAVE that it has obeyed."""
+JOINED = 14
+"""By the worker: the value of JOIN that it has obeyed."""
+VARIABLES_SUFFIX = ".group.json"
+"""What the name of the file with the variables of a new group has after that of the error file."""
 WRITES = 15
 """By the worker: how often it has begun or ended to write VALUES; odd while it writes."""
 VALUES = 16

@@ -7,8 +7,19 @@ States and transitions:
       | the coordinator stops the generation                   -> STOPPING
       | the first or the last, while workers run that got the
       | notice of a preemption: they may be saving             -> SAVING
+      | one fails, and the others can stay                     -> LEAVING
       | they are told to save a checkpoint and leave           -> SAVING
       | the last one exits with 0                              -> ENDED
+    LEAVING   survivors of a failed worker leave its group and keep their process; others may fail
+      | all of them have left it                               -> LEFT
+      | one exits with 0, the time is over, or the agent gets
+      | a signal                                               -> STOPPING
+      | the last one exits                                     -> ENDED
+    LEFT      they wait for the next generation
+      | it has formed, and missing workers are started         -> RUNNING
+      | one exits with 0, the agent gets a signal, or the
+      | coordinator stops them                                 -> STOPPING
+      | the last one exits                                     -> ENDED
     SAVING    the same; one that fails does not cut short the saving of the others
       | the agent gets a signal, or the coordinator stops them -> STOPPING
       | after a notice: the last one that got it exits, or
@@ -23,7 +34,8 @@ States and transitions:
     any of these
       | the spawner was lost: its workers count as killed      -> ENDED
 
-Invariants (`check`): a worker exits once; no worker is signalled after its exit; ENDED is final.
+Invariants (`check`): a worker exits once, and may be replaced from LEFT on; no worker is signalled
+after its exit; ENDED is final.
 The grace time starts once for all workers together. Deliberately not here: processes, time,
 restarts.
 """
@@ -82,6 +94,8 @@ class SupervisionState(Enum):
 
     RUNNING = "running"
     SAVING = "saving"
+    LEAVING = "leaving"
+    LEFT = "left"
     STOPPING = "stopping"
     KILLING = "killing"
     ENDED = "ended"
@@ -89,6 +103,8 @@ class SupervisionState(Enum):
 
 UNSTOPPED = SupervisionState.RUNNING, SupervisionState.SAVING
 """The states in which no worker was asked to stop."""
+_STAYING = SupervisionState.LEAVING, SupervisionState.LEFT
+"""The states in which survivors keep their process without a group."""
 
 
 class SaveAndLeave(NamedTuple):
@@ -99,6 +115,22 @@ class Noticed(NamedTuple):
     """Event: these workers got a signal that announces a preemption, and have a handler for it."""
 
     local_ranks: Sequence[int]
+
+
+class SurvivorsLeave(NamedTuple):
+    """Event: the other workers leave the group of one that is about to be reported as failed, and
+    have `limit_s` seconds for it.
+    """
+
+    limit_s: float
+
+
+class SurvivorsLeft(NamedTuple):
+    """Event: all workers that have not ended have left their group."""
+
+
+class WorkersReplaced(NamedTuple):
+    """Event: a new generation has formed; workers that had ended are started again."""
 
 
 class Signal(NamedTuple):
@@ -113,6 +145,7 @@ class Kill(NamedTuple):
 
 
 Effect = Signal | Kill
+Recovering = SurvivorsLeave | SurvivorsLeft | WorkersReplaced
 
 
 class Supervision:
@@ -149,7 +182,7 @@ class Supervision:
             self.state is SupervisionState.ENDED and bool(self._alive)
         )
 
-    def step(self, event: Event | SaveAndLeave | Noticed, now: float) -> list[Effect]:
+    def step(self, event: Event | SaveAndLeave | Noticed | Recovering, now: float) -> list[Effect]:
         """Take one event and return the effects.
 
         Events that change nothing: anything after ENDED, a second exit of a worker, a Tick too
@@ -166,18 +199,30 @@ class Supervision:
                     return self._stop_or_let_save(now)
                 if self._is_saving_after_notice and not self._noticed & self._alive.keys():
                     return self._become_stopping(int(signal.SIGTERM), now)
+                if not exitcode and self.state in _STAYING:  # the next group would lack it
+                    return self._become_stopping(int(signal.SIGTERM), now)
             case Noticed(local_ranks) if self.state is SupervisionState.RUNNING:
                 self._noticed.update(local_ranks)
+            case SurvivorsLeave(limit_s) if self.state is SupervisionState.RUNNING:
+                self.state, self._deadline = SupervisionState.LEAVING, now + limit_s
+            case SurvivorsLeft() if self.state is SupervisionState.LEAVING:
+                self.state, self._deadline = SupervisionState.LEFT, None
+            case WorkersReplaced() if self.state is SupervisionState.LEFT:
+                self.state = SupervisionState.RUNNING
+                self.ends.clear()
+                self._alive = dict.fromkeys(range(self._size))
             case SaveAndLeave() if self.state is SupervisionState.RUNNING:
                 self.state = SupervisionState.SAVING
             case GroupStopped() if self.state is SupervisionState.RUNNING:
                 return self._stop_or_let_save(now)
+            case GroupStopped() if self.state is SupervisionState.LEFT:
+                return self._become_stopping(int(signal.SIGTERM), now)
             case GroupStopped() if self.state is SupervisionState.SAVING:
                 if not self._is_saving_after_notice:
                     return self._become_stopping(int(signal.SIGTERM), now)
             case SignalReceived(number) if not self.received:
                 self.received = number
-                if self.state in UNSTOPPED:
+                if self.state in (*UNSTOPPED, *_STAYING):
                     return self._become_stopping(number, now)
                 if self.state is SupervisionState.STOPPING:
                     return [Signal(self.alive, number)]
@@ -189,7 +234,7 @@ class Supervision:
                     self._note_exit(local_rank, -signal.SIGKILL, now)
                 return self._become_ended()
             case Tick() if self._deadline is not None and now >= self._deadline:
-                if self.state is SupervisionState.SAVING:
+                if self.state in (SupervisionState.SAVING, SupervisionState.LEAVING):
                     return self._become_stopping(int(signal.SIGTERM), now)
                 if self.state is SupervisionState.STOPPING:
                     return self._become_killing(now)
@@ -212,6 +257,11 @@ class Supervision:
                 left_s = None if self._deadline is None else self._deadline - now
                 until = "" if left_s is None else f", for {format_duration(left_s)} at most"
                 return f"waiting for {alive} to save a checkpoint and leave{until}"
+            case SupervisionState.LEAVING:
+                left = format_duration((self._deadline or now) - now)
+                return f"waiting for {alive} to leave the group; all workers restart in {left}"
+            case SupervisionState.LEFT:
+                return f"{alive} {'wait' if len(self.alive) > 1 else 'waits'} for the next group"
             case SupervisionState.STOPPING:
                 left = format_duration((self._deadline or now) - now)
                 they = "they are" if len(self.alive) > 1 else "it is"
@@ -225,10 +275,11 @@ class Supervision:
         """Assert the invariants."""
         assert set(self.ends) | set(self._alive) == set(range(self._size))
         assert not set(self.ends) & set(self._alive)
-        timed = self.state in (SupervisionState.STOPPING, SupervisionState.KILLING)
+        timed = self.state not in (*UNSTOPPED, SupervisionState.LEFT, SupervisionState.ENDED)
         assert (self._deadline is not None) == (timed or self._is_saving_after_notice)
         assert self.state is SupervisionState.ENDED or self.alive
         assert not (self.state is SupervisionState.RUNNING and self.failed)
+        assert self.state not in _STAYING or not self._asked
 
     @property
     def _is_saving_after_notice(self) -> bool:
@@ -245,9 +296,6 @@ class Supervision:
         del self._alive[local_rank]
         stopping_s = 0.0 if self._asked_at is None else now - self._asked_at
         self.ends[local_rank] = WorkerEnd(local_rank, exitcode, now, self._asked, stopping_s)
-
-    def _over(self) -> bool:
-        return self.state is SupervisionState.ENDED
 
     def _become_stopping(self, number: int, now: float) -> list[Effect]:
         self.state = SupervisionState.STOPPING

@@ -38,6 +38,8 @@ scripts and wrappers count on the script's place in the command line.
 """
 LAUNCH_PASSES = "launch passes --local-rank: add that name, or use --use-env and LOCAL_RANK"
 """What to do about a script that knows only the flag of the old torch.distributed.launch."""
+RECOVERY = "RELIGHT_RECOVERY"
+"""A variable of workers whose agent lets survivors of a failure stay (worker/recovery)."""
 _MACRO = "${local_rank}"
 _OF_AGENTS = ("RELIGHT_TOKEN", STATUS_TOKEN)
 """Variables hidden from the workers: agents and users prove with them what they may do."""
@@ -66,6 +68,17 @@ class Command(NamedTuple):
     """The variables that let `breakpoint()` wait for relight debug."""
     host: str = ""
     """Name of this machine, for the prefix of tee'd lines."""
+
+
+def why_all_restart(spec: LaunchSpec) -> str:
+    """Return why no rank of this job can keep its process when another one fails; empty if ranks
+    can.
+    """
+    if not spec.runs_locally():
+        return "ranks stay only in a job of one node"
+    if spec.health_check is not None:
+        return "--health-check checks the node without workers"
+    return "" if spec.max_restarts.most else "no restarts were allowed (--max-restarts=0)"
 
 
 def argv(command: Command, local_rank: int) -> tuple[str, ...]:
@@ -116,7 +129,7 @@ def common_variables(command: Command) -> dict[str, str]:
     """
     spec, env = command.spec, command.env
     result = dict(env.variables)
-    for name in _OF_AGENTS:
+    for name in (*_OF_AGENTS, RECOVERY):
         result.pop(name, None)
     result["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts.most)
     result["TORCHELASTIC_RUN_ID"] = command.run_id
@@ -127,6 +140,8 @@ def common_variables(command: Command) -> dict[str, str]:
     if command.timer_file:
         result["TORCHELASTIC_TIMER_FILE"] = command.timer_file
     result.update(command.breakpoint)
+    if not why_all_restart(spec):
+        result[RECOVERY] = "1"
     if command.threads:
         result["OMP_NUM_THREADS"] = str(command.threads)
     return result
@@ -142,20 +157,25 @@ def variables(
     """
     spec, env = command.spec, command.env
     result = common_variables(command)
-    result.update(
-        worker_variables(
-            assignment,
-            generation,
-            agent_store=command.agent_store,
-            virtual=spec.virtual_local_rank,
-        )
-    )
+    result.update(variables_of_group(command, generation, assignment))
     result["TORCHELASTIC_ERROR_FILE"] = error_file
     if spec.virtual_local_rank:
         result["CUDA_VISIBLE_DEVICES"] = visible_device(
             env.variables.get("CUDA_VISIBLE_DEVICES"), assignment.local_rank
         )
     return result
+
+
+def variables_of_group(
+    command: Command, generation: Generation, assignment: Assignment
+) -> dict[str, str]:
+    """Return the variables that change for a worker that keeps its process in a new generation."""
+    return worker_variables(
+        assignment,
+        generation,
+        agent_store=command.agent_store,
+        virtual=command.spec.virtual_local_rank,
+    )
 
 
 def prefix(command: Command, assignment: Assignment) -> bytes:

@@ -1,0 +1,140 @@
+"""Lets the survivors of a failed worker keep their process: the effects of core/workers/recovery.
+
+    a worker fails     `begin`: the others are told to leave the group, through the memory that they
+                       share with this agent; this looks until they have
+    the group formed   `resume`: survivors get the variables of the next generation in a file, and
+                       the missing workers are started; this looks until all run the function
+
+The rest of the agent sees an ordinary restart: no worker of the old generation is in a group.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+from relight.core.workers import recovery
+from relight.core.workers.recovery import Survivors
+from relight.core.workers.supervision import SurvivorsLeft
+from relight.host.loop import Alarm, Loop
+from relight.processes.shared_pages import WorkerMemory
+from relight.processes.supervisor import Supervisor
+
+_LOOK_S, _LONGEST_LOOK_S = 0.002, 0.05
+"""How often to look whether workers have obeyed: first, and after a while."""
+
+
+class Recovery:
+    """The recoveries of one node's workers.
+
+    Args:
+        loop: the agent's loop.
+        limit_s: how long survivors may take to leave their group, in seconds.
+        memory: returns the memory that is shared with the workers.
+        say: tells the user.
+        on_recovered: called when all ranks run again, with the replaced ones, the number of those
+            that stayed, and the seconds since the failure.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        limit_s: float,
+        memory: Callable[[], WorkerMemory],
+        say: Callable[[str], None],
+        on_recovered: Callable[[Collection[int], int, float], None],
+    ) -> None:
+        self._loop = loop
+        self._limit_s = limit_s
+        self._memory = memory
+        self._say = say
+        self._on_recovered = on_recovered
+        self._alarm = Alarm(loop, self._on_alarm)
+        self._look: Callable[[], None] = lambda: None
+        self._look_s = _LOOK_S
+        self._count = 0
+        """How many groups the workers were told to leave."""
+        self._began_at = -1
+        """The highest step that had been reported when the generation began."""
+        self._failed_at = 0.0
+        self._late: set[int] = set()
+        """The local ranks that have not left the group."""
+
+    def begin(self, supervisor: Supervisor, failed: int) -> float:
+        """Let the other workers leave the group of one that has failed; return how long they may
+        take, in seconds; 0 if they can't.
+        """
+        memory = self._memory()
+        alive = [local_rank for local_rank in supervisor.alive if local_rank != failed]
+        step = memory.step()
+        facts = Survivors(alive, memory.inside(), step, bool(self._count), self._began_at)
+        reason = recovery.why_not(facts)
+        if reason is not None or not alive:
+            self._refuse(reason)
+            return 0.0
+        self._count += 1
+        self._began_at = -1 if step is None else step
+        self._failed_at = supervisor.exited_at(failed)
+        self._late = set(alive)
+        memory.leave(self._count)
+        self._watch(lambda: self._see_leaving(supervisor))
+        return self._limit_s
+
+    def resume(
+        self,
+        supervisor: Supervisor,
+        replaced: Collection[int],
+        variables: Mapping[int, Mapping[str, str]],
+    ) -> None:
+        """Let survivors join the next group; the others were started.
+
+        Args:
+            supervisor: of the workers.
+            replaced: the local ranks that were started again.
+            variables: of each survivor, by its local rank.
+        """
+        for local_rank, each in variables.items():
+            self._memory().join(local_rank, each, self._count)
+        self._watch(lambda: self._see_joining(supervisor, replaced))
+
+    def close(self) -> None:
+        """Look once more, and then no longer: the workers have ended, or left their group."""
+        self._look()
+        self._look = lambda: None
+        self._alarm.set(None)
+
+    def _refuse(self, reason: str | None) -> None:
+        if reason:
+            self._say(f"all ranks restart: {reason}")
+
+    def _watch(self, look: Callable[[], None]) -> None:
+        self._look, self._look_s = look, _LOOK_S
+        self._alarm.set_after(_LOOK_S)
+
+    def _on_alarm(self) -> None:
+        self._look()
+
+    def _look_again(self) -> None:
+        self._look_s = min(self._look_s * 1.1, _LONGEST_LOOK_S)
+        self._alarm.set_after(self._look_s)
+
+    def _see_leaving(self, supervisor: Supervisor) -> None:
+        if not supervisor.is_leaving:
+            finished = [e.local_rank for e in supervisor.ends if not (e.exitcode or e.stop_signal)]
+            self._look = lambda: None
+            if self._late and not supervisor.core.received:
+                self._refuse(recovery.why_stopped(finished, self._late, self._limit_s))
+            return
+        self._late = set(supervisor.alive) - self._memory().have_left(self._count)
+        if self._late:
+            self._look_again()
+        else:
+            self._look = lambda: None
+            supervisor.step(SurvivorsLeft())
+
+    def _see_joining(self, supervisor: Supervisor, replaced: Collection[int]) -> None:
+        memory, size = self._memory(), len(supervisor.workers.ranks)
+        running = memory.have_joined(self._count) | (memory.have_begun() & set(replaced))
+        if len(running) < size:
+            self._look_again()
+            return
+        self._alarm.set(None)
+        self._look = lambda: None
+        self._on_recovered(replaced, size - len(replaced), self._loop.now() - self._failed_at)

@@ -1,0 +1,240 @@
+"""The worker's side of a recovery: a rank has failed, and this process stays.
+
+    the agent sets LEAVE    a thread closes the connections of the group (`_Watch`), so that pending
+                            collectives fail; the exception leaves the user's function
+    `Loop` sets LEFT        it has dropped the group, and everything that the function held
+    the agent sets JOIN     the variables of the next group are in a file: the function runs again
+
+The words are those of core/workers/shared_words; docs/decisions/0028-survivors.md says why the
+connections are closed from here.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import socket
+import stat
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, TypeVar
+
+from relight.core.diagnosis import blame
+from relight.core.workers import shared_words as words
+from relight.worker.replicas import Generation
+
+T = TypeVar("T")
+
+_WATCH_S = 0.005
+"""How often the thread looks whether a rank has failed."""
+_WAIT_S = 0.001
+"""How often a process that is in no group looks whether the next one has formed."""
+_NOTICE_S = 5.0
+"""How long to wait, after an exception that blames a peer, for the agent to say that one failed."""
+_STORE_S = 2.0
+"""How long the group's store may take to answer."""
+
+
+def run(page: memoryview, function: Callable[[Generation], T]) -> T:
+    """Call a function in each generation that this process is in, until it returns.
+
+    Args:
+        page: the memory that is shared with the agent.
+        function: gets the generation.
+
+    Raises:
+        Exception: the function has raised it, and no other rank is to blame.
+    """
+    watch = _Watch(page)
+    has_survived = False
+    # What is there now survives: not to look at it again makes the collection in `_leave`, with
+    # torch's modules, take microseconds instead of 0.1 s and more.
+    was_frozen = gc.get_freeze_count() > 0
+    gc.freeze()
+    try:
+        while True:
+            generation = Generation(has_survived)
+            try:
+                result = function(generation)
+            except Exception as error:
+                if not (_is_of_group(error) and _is_told(page)):
+                    raise
+            else:
+                # In this order: the agent, which writes LEAVE first, sees that this rank is gone.
+                page[words.INSIDE] = 2
+                if not _must_leave(page):
+                    generation.check_shared()
+                    return result
+                page[words.INSIDE] = 1
+                del result
+            generation.broke()
+            watch.pause()
+            _leave(page)
+            _join(page)
+            has_survived = True
+            watch.resume()
+    finally:
+        watch.end()
+        if not was_frozen:  # as in a warm worker
+            gc.unfreeze()
+
+
+def _must_leave(page: memoryview) -> bool:
+    return page[words.LEAVE] > page[words.LEFT]
+
+
+def _is_told(page: memoryview) -> bool:
+    """Return whether the agent says that a rank has failed; wait for it."""
+    end = time.monotonic() + _NOTICE_S
+    while not _must_leave(page) and time.monotonic() < end:
+        time.sleep(_WAIT_S)
+    return _must_leave(page)
+
+
+def _is_of_group(error: BaseException | None) -> bool:
+    """Return whether an exception, or one that led to it, is of a broken group."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        if "DistError" in kinds or ("RuntimeError" in kinds and blame.is_of_peer(str(error))):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _leave(page: memoryview) -> None:
+    """Drop the group, and tell the agent."""
+    count = page[words.LEAVE]
+    dist = _distributed()
+    if dist is not None:
+        sever(_addresses())
+        # It may be half made, or half gone.
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+    gc.collect()  # wrappers of the model in cycles: their hooks would run with the next backward
+    page[words.LEFT] = count
+
+
+def _join(page: memoryview) -> None:
+    """Wait for the next group, and take its variables."""
+    count = page[words.LEFT]
+    while page[words.JOIN] != count:
+        time.sleep(_WAIT_S)
+    path = os.environ["TORCHELASTIC_ERROR_FILE"] + words.VARIABLES_SUFFIX
+    with open(path) as file:
+        os.environ.update(json.load(file))
+    page[words.FIRST_AT] = 0  # the first step of the next generation is still to come
+    page[words.JOINED] = count
+
+
+class _Watch:
+    """A thread that makes the collectives of a broken group fail."""
+
+    def __init__(self, page: memoryview) -> None:
+        self._page = page
+        self._lock = threading.Lock()
+        """Held while connections are closed, and while the thread must not do that."""
+        self._is_over = threading.Event()
+        self._paused = False
+        threading.Thread(target=self._run, name="relight recovery", daemon=True).start()
+
+    def pause(self) -> None:
+        """Close no connections any more; return when none is being closed."""
+        with self._lock:
+            self._paused = True
+
+    def resume(self) -> None:
+        """Watch the next group."""
+        with self._lock:
+            self._paused = False
+
+    def end(self) -> None:
+        """End the thread."""
+        self._is_over.set()
+
+    def _run(self) -> None:
+        addresses: frozenset[bytes] = frozenset()
+        while not self._is_over.wait(_WATCH_S):
+            with self._lock:
+                if self._paused or not _must_leave(self._page):
+                    addresses = frozenset()
+                    continue
+                # Again and again: the main thread may be about to connect.
+                addresses = addresses or frozenset(_addresses())
+                sever(addresses)
+
+
+def _distributed() -> Any:
+    """Return torch.distributed, if the script has imported it."""
+    return sys.modules.get("torch.distributed")
+
+
+def _addresses() -> Collection[bytes]:
+    """Return what gloo's processes have told each other through the group's store: each value has
+    the address at which one accepts connections (gloo/transport/tcp/address.cc). Without the store
+    there are none.
+    """
+    dist, port = _distributed(), os.environ.get("MASTER_PORT", "")
+    if dist is None or not port.isdecimal():
+        return ()
+    from datetime import timedelta
+
+    try:
+        store = dist.TCPStore(
+            os.environ.get("MASTER_ADDR", ""), int(port), is_master=False, wait_for_workers=False,
+            timeout=timedelta(seconds=_STORE_S),
+        )  # fmt: skip
+        keys = [key for key in store.list_keys() if "//cpu//" in key]
+        return store.multi_get(keys) if keys else ()
+    except Exception:  # its agent has closed it, or it is another kind of store
+        return ()
+
+
+def sever(addresses: Collection[bytes]) -> int:
+    """Shut down this process's connections to the group's store and between gloo's processes;
+    return how many. Others are not touched.
+
+    Args:
+        addresses: the values of gloo's processes in the store.
+    """
+    store_port = os.environ.get("MASTER_PORT", "")
+    own = list(_connections())
+    count = 0
+    for connection in own:
+        with connection:
+            try:
+                ends = connection.getsockname(), connection.getpeername()
+            except OSError:
+                continue  # it listens, or is closed
+            family = connection.family
+            of_group = any(_packed(family, end) in value for end in ends for value in addresses)
+            if of_group or str(ends[1][1]) == store_port:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count
+
+
+def _connections() -> Iterator[socket.socket]:
+    for name in os.listdir("/dev/fd"):
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            found = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue  # it was closed meanwhile
+        if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+            yield found
+        else:
+            found.close()
+
+
+def _packed(family: int, address: tuple[Any, ...]) -> bytes:
+    """Return an address as in a sockaddr_in or sockaddr_in6 (ip(7), ipv6(7))."""
+    ip = socket.inet_pton(family, address[0].partition("%")[0])
+    flow = struct.pack("!I", address[2]) if family == socket.AF_INET6 else b""
+    return struct.pack("=H", family) + struct.pack("!H", address[1]) + flow + ip

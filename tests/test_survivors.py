@@ -1,0 +1,388 @@
+"""One rank fails, and the others keep their process (relight.worker.recoverable)."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import survivor_plays
+from conftest import LIMIT_S, Launch, Start
+from differential.recording import free_port
+from warm_torch import WarmTorch
+
+from relight.base.text import pluralize
+from relight.worker.recovery import _packed, sever
+
+Script = Callable[[str], Path]
+SOON = (
+    sys.executable, "-c",
+    "from relight.warm import watched_worker as watched\n"
+    "watched._LEARN_S, watched._QUIET_S = 0.3, 0.5\n"
+    "from relight.cli.main import entry; entry()",
+)  # fmt: skip
+
+BEGIN = """
+import os, pathlib, signal, subprocess, sys, time
+from relight.worker import progress, recoverable
+
+rank = int(os.environ.get("RANK", "0"))
+here = pathlib.Path.cwd()
+
+def wait_for(*names):
+    while not all((here / name).exists() for name in names):
+        time.sleep(0.002)
+
+def peer_fails(name):
+    '''Do what gloo does in a rank whose peer is gone.'''
+    wait_for(name)
+    raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1")
+
+def note(generation):
+    text = f"{os.getpid()} {os.environ['MASTER_PORT']} {generation.rank}"
+    (here / f".{rank}-{generation.restart}").write_text(text)
+    (here / f".{rank}-{generation.restart}").rename(here / f"{rank}-{generation.restart}")
+"""
+FAIL = """
+@recoverable
+def train(generation):
+    note(generation)
+    if generation.restart == 0:
+        if rank in FAILING:
+            wait_for("0-0", "1-0", "2-0", "3-0")
+            (here / "failed").touch()
+            HOW
+        peer_fails("failed")
+    generation.restored()
+    progress(1)
+
+train()
+"""
+KILL, RAISE = "os.kill(os.getpid(), signal.SIGKILL)", 'raise ValueError("bad batch")'
+
+
+def noted(place: Path, restart: int) -> list[tuple[int, int, int]]:
+    """Return each rank's pid, port of its store and rank in an attempt."""
+    texts = [(place / f"{rank}-{restart}").read_text() for rank in range(4)]
+    return [tuple(map(int, text.split())) for text in texts]  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("how", "failing"), [(KILL, [2]), (RAISE, [2]), (KILL, [0, 3])])
+def test_survivors_keep_pid_and_rank(
+    launch: Launch, script: Script, tmp_path: Path, how: str, failing: list[int]
+) -> None:
+    text = BEGIN + FAIL.replace("FAILING", str(failing)).replace("HOW", how)
+    result = launch("run", "--nproc-per-node=4", "--max-restarts=1", script(text))
+    assert result.returncode == 0, result.stderr
+    before, after = noted(tmp_path, 0), noted(tmp_path, 1)
+    for rank in range(4):
+        assert (before[rank][0] == after[rank][0]) == (rank not in failing)
+        assert after[rank][2] == rank
+    assert len({port for _, port, _ in after}) == 1
+    ranks = "rank 2 was" if failing == [2] else "ranks 0, 3 were"
+    stayed = f"{ranks} replaced in [0-9.]+ s; {4 - len(failing)} ranks stayed"
+    assert re.search(stayed, result.stderr), result.stderr
+    assert "restart 1 of 1" in result.stderr
+
+
+def test_failure_without_progress_restarts_all(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    text = (
+        BEGIN
+        + """
+@recoverable
+def train(generation):
+    note(generation)
+    attempt = generation.restart
+    if attempt < 2:
+        if rank == 1:
+            wait_for(*(f"{each}-{attempt}" for each in range(4)))
+            (here / f"failed{attempt}").touch()
+            sys.exit(5)
+        peer_fails(f"failed{attempt}")
+
+train()
+"""
+    )
+    result = launch("run", "--nproc-per-node=4", "--max-restarts=2", script(text))
+    assert result.returncode == 0, result.stderr
+    pids = [{pid for pid, _, _ in noted(tmp_path, attempt)} for attempt in range(3)]
+    assert len(pids[0] & pids[1]) == 3
+    assert not pids[1] & pids[2]
+    assert "all ranks restart: no rank has reported a new step" in result.stderr
+
+
+OUTSIDE = """
+if rank == 0:
+    note(type("", (), {"rank": 0, "restart": int(os.environ["TORCHELASTIC_RESTART_COUNT"])}))
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        wait_for("never")
+else:
+    train()
+"""
+DEAF = """
+@recoverable
+def stay(generation):
+    note(generation)
+    if generation.restart == 0:
+        wait_for("never")
+(stay if rank == 0 else train)()
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (OUTSIDE, "local rank 0 does not run a recoverable function"),
+        (DEAF, "local rank 0 did not leave the group within 0.5 s"),
+    ],
+)
+def test_fallback_restarts_all_and_says_why(
+    launch: Launch, script: Script, tmp_path: Path, end: str, reason: str
+) -> None:
+    text = BEGIN + FAIL.replace("FAILING", "[2]").replace("HOW", KILL)
+    text = text.removesuffix("train()\n") + end
+    flags = ("--nproc-per-node=4", "--max-restarts=1", "--shutdown-timeout=0.5")
+    result = launch("run", *flags, script(text))
+    assert result.returncode == 0, result.stderr
+    assert f"all ranks restart: {reason}" in result.stderr
+    before, after = noted(tmp_path, 0), noted(tmp_path, 1)
+    assert not {pid for pid, _, _ in before} & {pid for pid, _, _ in after}
+
+
+def test_survivors_end_with_exhausted_budget(launch: Launch, script: Script) -> None:
+    text = (
+        BEGIN
+        + """
+@recoverable
+def train(generation):
+    (here / f"{rank}-{generation.restart}").touch()
+    generation.restored()
+    progress(generation.restart)
+    if rank == 1:
+        wait_for(f"0-{generation.restart}")
+        (here / f"failed{generation.restart}").touch()
+        sys.exit(7)
+    peer_fails(f"failed{generation.restart}")
+
+train()
+"""
+    )
+    result = launch("run", "--nproc-per-node=2", "--max-restarts=1", script(text))
+    assert result.returncode == 7, result.stderr
+    assert "the one restart is used up" in result.stderr
+    assert result.stderr.count("was replaced") == 1
+
+
+def test_survivor_without_shared_state_fails(launch: Launch, script: Script) -> None:
+    """Otherwise the ranks would train on with different weights."""
+    text = BEGIN + FAIL.replace("FAILING", "[2]").replace("HOW", KILL)
+    text = text.replace("    generation.restored()\n", "")
+    result = launch("run", "--nproc-per-node=4", "--max-restarts=1", script(text))
+    assert result.returncode == 1
+    assert "its state differs from that of the others" in result.stderr
+
+
+def test_processes_of_failed_rank_end(launch: Launch, script: Script, tmp_path: Path) -> None:
+    text = BEGIN + FAIL.replace("FAILING", "[2]").replace("HOW", KILL)
+    text = text.replace(
+        "            (here",
+        '            child = subprocess.Popen(["sleep", "1000"])\n'
+        '            (here / "child").write_text(str(child.pid))\n            (here',
+    ).replace(
+        "    progress(1)",
+        '    status = pathlib.Path("/proc", (here / "child").read_text())\n'
+        "    assert rank != 2 or not status.exists()\n    progress(1)",
+    )
+    result = launch("run", "--nproc-per-node=4", "--max-restarts=1", script(text))
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "child").exists()
+
+
+def test_ordinary_function_without_launcher(script: Script, tmp_path: Path) -> None:
+    text = (
+        BEGIN
+        + """
+@recoverable
+def train(generation, steps):
+    progress(steps)
+    return generation.world_size, generation.has_survived, steps
+
+print(train(3))
+try:
+    recoverable(lambda generation: peer_fails("."))()
+except RuntimeError as error:
+    print(type(error).__name__)
+"""
+    )
+    variables = {
+        n: v for n, v in os.environ.items() if not n.startswith(("TORCHELASTIC", "RELIGHT"))
+    }
+    result = subprocess.run(
+        [sys.executable, script(text)],
+        cwd=tmp_path, env=variables, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert result.stdout == "(1, False, 3)\nRuntimeError\n"
+
+
+def test_only_connections_of_group_are_severed(monkeypatch: pytest.MonkeyPatch) -> None:
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    gloo, store, own = (each.getsockname() for each in listeners)
+    clients = [socket.create_connection(each.getsockname()) for each in listeners]
+    accepted = [each.accept()[0] for each in listeners]
+    monkeypatch.setenv("MASTER_PORT", str(store[1]))
+    assert sever([b"rank 0 " + _packed(socket.AF_INET, gloo) + bytes(8)]) == 3
+    clients[2].sendall(b"x")
+    assert accepted[2].recv(1) == b"x"
+    for each in (clients[0], accepted[0], clients[1]):
+        assert each.recv(1) == b""
+    for each in (*listeners, *clients, *accepted):
+        each.close()
+    assert own
+
+
+DDP = """
+import os, signal, sys, threading, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from relight.worker import progress, recoverable
+
+torch.manual_seed(1)
+model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+done = 0
+rank = int(os.environ["RANK"])
+
+@recoverable
+def train(generation):
+    global done
+    dist.init_process_group("gloo")
+    if os.environ.get("ORDER") == "wrong":
+        ddp = DistributedDataParallel(model)
+    done = generation.share(model, optimizer, step=done)
+    ddp = DistributedDataParallel(model)
+    while done < 6:
+        if str(done) == os.environ["REBUILD"]:
+            ddp = None
+            ddp = DistributedDataParallel(model)
+        torch.manual_seed(100 * done + rank)
+        dies = f"{rank}:{done}" in os.environ["KILLS"].split() and generation.restart == 0
+        if dies:  # while its peers are in the all-reduce
+            time.sleep(0.2)
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss = ddp(torch.randn(8, 64)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        done += 1
+        progress(done)
+        print(rank, "step", done, loss.item().hex(), flush=True)
+    dist.barrier()
+
+
+train()
+total = sum(each.double().sum().item() for each in model.parameters())
+print(rank, "weights", total.hex(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.needs_torch
+@pytest.mark.parametrize("kills", ["2:3", "0:3", "1:3 2:3"])
+def test_losses_equal_uninterrupted_run(warm_torch: WarmTorch, kills: str) -> None:
+    """Bit for bit those of a run that wraps its model anew at that step: DDP's first step sums in
+    another order.
+    """
+    flags = ("--nproc-per-node=3", "--max-restarts=1")
+    whole = warm_torch.run(DDP, *flags, KILLS="", REBUILD="3")
+    assert whole.returncode == 0, whole.stderr
+    result = warm_torch.run(DDP, *flags, KILLS=kills, REBUILD="")
+    assert result.returncode == 0, result.stderr
+    count = len(kills.split())
+    assert f"; {pluralize(3 - count, 'rank')} stayed" in result.stderr
+    assert set(result.stdout.splitlines()) == set(whole.stdout.splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.needs_torch
+def test_overwritten_state_is_not_shared(warm_torch: WarmTorch) -> None:
+    """DDP has copied the weights of the new rank 0 to all others."""
+    flags = ("--nproc-per-node=3", "--max-restarts=1")
+    result = warm_torch.run(DDP, *flags, KILLS="0:3", REBUILD="", ORDER="wrong")
+    assert result.returncode == 1
+    assert "call generation.share() before DistributedDataParallel" in result.stderr
+
+
+WARM = """
+import csv, os, pathlib, signal, sys, time
+from relight.worker import recoverable
+
+rank, here = int(os.environ["RANK"]), pathlib.Path.cwd()
+
+@recoverable
+def train(generation):
+    (here / f"{rank}-{generation.restart}").write_text(str(os.getpid()))
+    if generation.restart == 0:
+        while not (here / "go").exists():
+            time.sleep(0.01)
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    generation.restored()
+
+train()
+"""
+
+
+def test_replaced_rank_is_forked_from_warm_process(
+    start: Start, script: Script, tmp_path: Path
+) -> None:
+    """Beside survivors that started cold: the ranks of a generation have two spawners."""
+    logs = tmp_path / "logs"
+    flags = ("--nproc-per-node=2", "--max-restarts=1", "--preload=auto", f"--log-dir={logs}")
+    agent = start("run", *flags, script(WARM), command=SOON)
+    deadline = time.monotonic() + LIMIT_S
+    while not any('"PreloadReady"' in x.read_text() for x in logs.glob("*/events.jsonl")):
+        assert time.monotonic() < deadline
+        assert agent.poll() is None
+        time.sleep(0.02)
+    (tmp_path / "go").touch()
+    assert agent.wait(LIMIT_S) == 0
+    events = next(logs.glob("*/events.jsonl")).read_text().splitlines()
+    warm = [each for line in events if (each := json.loads(line))["event"] == "WorkersWarm"]
+    assert [each["warm"] for each in warm] == [False, True]
+    pids = {name: (tmp_path / name).read_text() for name in ("0-0", "0-1", "1-0", "1-1")}
+    assert pids["0-0"] == pids["0-1"]
+    assert pids["1-0"] != pids["1-1"]
+
+
+def test_job_of_several_nodes_restarts_all_and_says_why(launch: Launch, script: Script) -> None:
+    text = BEGIN + FAIL.replace("FAILING", "[2]").replace("HOW", KILL)
+    flags = ("--nproc-per-node=4", "--max-restarts=1", "--nnodes=1:2", "--rdzv-id=job")
+    where = ("--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{free_port()}")
+    conf = "--rdzv-conf=last_call_timeout=0.1"
+    result = launch("run", *flags, *where, conf, script(text))
+    assert result.returncode == 0, result.stderr
+    assert "all ranks restart: ranks stay only in a job of one node" in result.stderr
+    assert "was replaced" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(8), pytest.param(range(8, 208), marks=pytest.mark.long)], ids=["few", "many"]
+)
+def test_random_failures_end_well(seeds: range, tmp_path: Path) -> None:
+    stayed = 0
+    for seed in seeds:
+        place = tmp_path / str(seed)
+        place.mkdir()
+        assert not survivor_plays.play(seed, place), seed
+        stayed += survivor_plays.recoveries(place)
+    assert stayed
