@@ -96,8 +96,8 @@ class LaunchConfig:
     `start_method`, `monitor_interval` and `metrics_cfg` have no effect here.
 
     Raises:
-        ValueError: shutdown_timeout is negative, or no number.
-        UsageError: rdzv_configs is no mapping.
+        ValueError: if shutdown_timeout is negative, or no number.
+        UsageError: if rdzv_configs is no mapping.
     """
 
     min_nodes: int
@@ -235,10 +235,11 @@ class elastic_launch:  # noqa: N801  # torch's name
         None for each if it is a program.
 
         Raises:
-            ChildFailedError: workers failed.
-            SignalException: the main thread got one of `signals_to_handle`; the workers have ended.
-            WorkersFailedError: the job failed, and no worker of it: nodes were missing.
-            UsageError: the configuration is wrong; nothing was started.
+            ChildFailedError: if workers failed.
+            SignalException: if the main thread got one of `signals_to_handle`; the workers have
+                ended.
+            WorkersFailedError: if the job failed, and no worker of it: nodes were missing.
+            UsageError: if the configuration is wrong; nothing was started.
         """
         return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
 
@@ -356,7 +357,7 @@ def _logs(specs: Any) -> dict[str, str]:
     """Return the flags for torch's DefaultLogsSpecs, or the one here.
 
     Raises:
-        UsageError: it is another class.
+        UsageError: if it is another class.
     """
     torchs = getattr(
         sys.modules.get("torch.distributed.elastic.multiprocessing.api"), "DefaultLogsSpecs", ()
@@ -379,7 +380,7 @@ def _numa(options: Any) -> str:
     """Return the flag for torch's NumaOptions.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: if it is something else.
     """
     if options is None:
         return ""
@@ -518,7 +519,7 @@ def replace_torchs() -> None:
     It imports these modules, for programs that would do it themselves.
 
     Raises:
-        UsageError: there is no torch.
+        UsageError: if there is no torch.
     """
     for name in _CALLED_FROM:
         try:
@@ -543,7 +544,7 @@ def main(argv: Sequence[str]) -> None:
             arguments.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: if it is none of these.
     """
     is_module, words = argv[:1] == ["-m"], list(argv[argv[:1] == ["-m"] :])
     if not words:

@@ -83,12 +83,6 @@ def train(folder: Path, text: str, **options: Any) -> AppDef:
 
 KINDS = ("job", "jobset", "volcano", "trainjob")
 every_kind = pytest.mark.parametrize("kind", KINDS)
-no_host_names = pytest.mark.xfail(
-    strict=True, reason="pods of Volcano have no host names without its plug-in svc"
-)
-every_kind_that_meets = pytest.mark.parametrize(
-    "kind", ["job", "jobset", pytest.param("volcano", marks=no_host_names), "trainjob"]
-)
 
 
 def test_single_pod_job_runs_and_is_read_back(jobs: Jobs, tmp_path: Path) -> None:
@@ -103,7 +97,7 @@ def test_single_pod_job_runs_and_is_read_back(jobs: Jobs, tmp_path: Path) -> Non
     assert sorted(x[-13:] for x in lines if "trains" in x) == ["rank 0 trains", "rank 1 trains"]
 
 
-@every_kind_that_meets
+@every_kind
 def test_pods_rendezvous_with_travelling_launcher(jobs: Jobs, tmp_path: Path, kind: str) -> None:
     """It comes from the ConfigMap, and is preferred to the tests' own."""
     text = "print('rank', rank, 'of', os.environ['WORLD_SIZE'])\n"

@@ -162,7 +162,7 @@ class Agent:
                 descriptors are closed, and the end of the spawner is awaited.
 
         Raises:
-            RelightError: the job can't be started here.
+            RelightError: if the job can't be started here.
         """
         broken, preload = True, self._services.preload
         try:

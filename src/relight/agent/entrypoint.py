@@ -39,7 +39,7 @@ def check(spec: LaunchSpec, env: Environment, python: str) -> None:
     """Look for the script, the program or the module.
 
     Raises:
-        UsageError: the workers certainly could not run it.
+        UsageError: if the workers certainly could not run it.
     """
     if spec.module:
         if python == sys.executable and "$" not in spec.script:
@@ -77,7 +77,7 @@ def check_streams(spec: LaunchSpec, nproc: int) -> list[str]:
     it, or could not open; return a note for each argument that is such a pipe.
 
     Raises:
-        UsageError: no worker, or only one, could read the script.
+        UsageError: if no worker, or only one, could read the script.
     """
     words = (*spec.script_args, *(word.partition("=")[2] for word in spec.script_args))
     notes = [
@@ -206,7 +206,7 @@ def check_preload(names: "Sequence[str]", python: str) -> None:
     """Look for the modules of `--preload`, without importing any.
 
     Raises:
-        UsageError: a module certainly does not exist.
+        UsageError: if a module certainly does not exist.
     """
     if names in ((), (AUTO,), (BACKGROUND,)) or python != sys.executable or _hides_places():
         return

@@ -27,7 +27,7 @@ def remove_old(path: str) -> None:
     """Remove the report of an earlier job: who finds a file knows that this job failed.
 
     Raises:
-        UsageError: the file could not be written later.
+        UsageError: if the file could not be written later.
     """
     directory = os.path.dirname(path)
     why = ""

@@ -105,7 +105,7 @@ class _Check:
     environment; or a fork of this process for checks by name.
 
     Raises:
-        OSError: it can't be started.
+        OSError: if it can't be started.
     """
 
     def __init__(self, check: HealthCheck, job: AgentConfig) -> None:

@@ -43,7 +43,7 @@ class NetworkCheck:
         """Try to reach the other nodes; call `done` within 2.5 s.
 
         Raises:
-            Malformed: the cookie is invalid.
+            Malformed: if the cookie is invalid.
         """
         cookie = cookie_from(begin.cookie)
         if self._last is not None:

@@ -369,7 +369,7 @@ class Node:
         )
 
     def _progressed(self, outcome: GenerationResult) -> bool | None:
-        """Return whether workers came further than those before them, None if nothing tells."""
+        """Return whether workers came further than those before them, or None if nothing tells."""
         step = outcome.step
         if step is None:
             return outcome.saved

@@ -54,7 +54,7 @@ def prepare(
         local_rank_argument: whether each script gets `--local-rank=N` (`relight launch`).
 
     Raises:
-        RelightError: it can't run here.
+        RelightError: if it can't run here.
     """
     found: list[str] = []
     if not _CLUSTER.isdisjoint(env.variables):

@@ -21,7 +21,7 @@ def make_agent(
         local_rank_argument: whether each script gets `--local-rank=N` (`relight launch`).
 
     Raises:
-        RelightError: nothing was started.
+        RelightError: if nothing was started.
     """
     job, notes = prepare(spec, given, env, local_rank_argument=local_rank_argument)
     for note in notes:

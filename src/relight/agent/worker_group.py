@@ -108,7 +108,7 @@ class GenerationResult(NamedTuple):
     """How workers ended: this node's failures, and the ranks that had succeeded before them.
 
     `step`: the highest one that they reported, None for none. `saved`: whether they saved a
-    checkpoint, None if the user has not said where.
+    checkpoint, or None if the user has not said where.
     """
 
     failures: tuple[Failure, ...] = ()
@@ -127,7 +127,7 @@ class WorkerGroup:
         send: sends a message to the coordinator.
 
     Raises:
-        MachineError: the machine has no file descriptor left.
+        MachineError: if the machine has no file descriptor left.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class WorkerGroup:
             store: the store of this node; that of rank 0 is the generation's.
 
         Raises:
-            MachineError: the machine can't run them.
+            MachineError: if the machine can't run them.
         """
         loop, job = self._services.loop, self._job
         pattern, newest = job.command.spec.checkpoints, 0
@@ -263,7 +263,7 @@ class WorkerGroup:
         ended, when `run` is called.
 
         Raises:
-            MachineError: the machine has no file descriptor left.
+            MachineError: if the machine has no file descriptor left.
         """
         supervisor = self.supervisor
         assert supervisor is not None

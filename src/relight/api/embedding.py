@@ -163,8 +163,8 @@ def run(
             A signal that stops the job is delivered to this process once all workers have ended.
 
     Raises:
-        UsageError: the spec is wrong; nothing was started.
-        MachineError: this machine can't run the job.
+        UsageError: if the spec is wrong; nothing was started.
+        MachineError: if this machine can't run the job.
     """
     limit_s = time_limit("timeout_s", timeout_s)
     if on_event is not None and not callable(on_event):
@@ -500,7 +500,7 @@ def _check_process(given: Collection[str]) -> None:
     """Check that an agent may run in this process.
 
     Raises:
-        UsageError: it may not.
+        UsageError: if it may not.
     """
     system.require_linux("in_process=True")
     from relight.host import linux

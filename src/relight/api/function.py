@@ -78,11 +78,11 @@ def launch(
         What each rank returned, in rank order.
 
     Raises:
-        Exception: the exception that the function raised on the rank that failed first, with its
+        Exception: if the exception that the function raised on the rank that failed first, with its
             traceback as the cause.
-        WorkersFailedError: a worker failed in another way, such as by a signal, or exited with 0
+        WorkersFailedError: if a worker failed in another way, such as by a signal, or exited with 0
             before the function returned.
-        UsageError: an argument is wrong, or can't be pickled; nothing was started.
+        UsageError: if an argument is wrong, or can't be pickled; nothing was started.
     """
     __tracebackhide__ = True  # IPython and pytest then show the caller's own line
     main_module.refuse_while_importing()
@@ -132,7 +132,7 @@ def pack(
     """Return a call as workers take it.
 
     Raises:
-        UsageError: it can't be sent to them.
+        UsageError: if it can't be sent to them.
     """
     try:
         payload, sources = _dumps((function, args, kwargs))
@@ -207,7 +207,7 @@ def check_call(
     """Check that a function takes these arguments, as far as its signature tells.
 
     Raises:
-        UsageError: it does not, or a name is similar to a parameter of `launch`.
+        UsageError: if it does not, or a name is similar to a parameter of `launch`.
     """
     if not callable(function):
         raise UsageError(
@@ -272,7 +272,7 @@ def check_texts(flags: Sequence[str], env: Mapping[str, str]) -> None:
     """Check that flags are a list of texts, and variables texts by name.
 
     Raises:
-        UsageError: they are not.
+        UsageError: if they are not.
     """
     check_list("flags", flags)
     if not isinstance(env, Mapping):
@@ -290,7 +290,7 @@ def check_list(name: str, value: Any) -> None:
     """Check that an argument is a list of texts.
 
     Raises:
-        UsageError: it is not.
+        UsageError: if it is not.
     """
     if isinstance(value, str):
         words = value.replace(",", " ").split() if name == "hosts" else value.split()
@@ -306,7 +306,7 @@ def time_limit(name: str, value: Any) -> float | None:
     """Return a time limit in seconds; None for none, which an infinite one is as well.
 
     Raises:
-        UsageError: it is not above 0, longer than 23 days, or no number.
+        UsageError: if it is not above 0, longer than 23 days, or no number.
     """
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     if value is None or (is_number and value == float("inf")):

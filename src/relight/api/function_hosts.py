@@ -50,7 +50,7 @@ def run(
         host: a rank may have been on two hosts, one after the other.
 
     Raises:
-        RelightError: a host can't do its part; nothing was started.
+        RelightError: if a host can't do its part; nothing was started.
     """
     word = secrets.token_hex(8)
     port = secrets.choice(_PORTS)

@@ -53,8 +53,8 @@ def collect(
 
     Raises:
         Exception: what was raised on the rank that failed first.
-        WorkersFailedError: a worker failed otherwise, or ended before the function returned.
-        UsageError: a flag was wrong.
+        WorkersFailedError: if a worker failed otherwise, or ended before the function returned.
+        UsageError: if a flag was wrong.
     """
     __tracebackhide__ = True  # IPython and pytest then show the caller's own line
     if any(exit_codes):
@@ -81,7 +81,7 @@ def returned(directory: str, name: str) -> dict[int, Any]:
     """Return what ranks of the last attempt have returned, by rank; without those that have not.
 
     Raises:
-        WorkersFailedError: no rank reached the function.
+        WorkersFailedError: if no rank reached the function.
     """
     last = _last_attempt(directory, name)
     saved = _saved(directory, call.RESULT)
@@ -89,7 +89,7 @@ def returned(directory: str, name: str) -> dict[int, Any]:
 
 
 class Raised(NamedTuple):
-    """What the function raised on a rank: the exception, None if it can't be pickled, its full
+    """What the function raised on a rank: the exception, or None if it can't be pickled, its full
     traceback, and when, in seconds since 1970.
     """
 

@@ -117,7 +117,7 @@ def decode(text: bytes | str) -> Any:
     """Parse JSON; all numbers must be finite.
 
     Raises:
-        Malformed: the text is invalid.
+        Malformed: if the text is invalid.
     """
     try:
         return _decode(text.decode() if isinstance(text, bytes) else text)
@@ -133,7 +133,7 @@ def message(kinds: Any, value: Message) -> Any:
         value: the object.
 
     Raises:
-        Malformed: no such message, a field is missing, or a value is of the wrong type or size.
+        Malformed: if no such message, a field is missing, or a value is of the wrong type or size.
     """
     word = value.get("type")
     kind = _by_word(kinds).get(word) if isinstance(word, str) else None
@@ -146,7 +146,7 @@ def record(kind: Any, value: object) -> Any:
     """Return the record in an object from outside; unknown keys are ignored.
 
     Raises:
-        Malformed: a field without a default is missing, or a value is of the wrong type or size.
+        Malformed: if a field without a default is missing, or a value is of the wrong type or size.
     """
     if not isinstance(value, dict):
         raise Malformed(f"{kind.__name__} can't be {_shown(value)}")

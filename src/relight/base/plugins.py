@@ -29,7 +29,7 @@ def loaded(what: str, load: Callable[[], T]) -> T:
     """Return what `load` returns.
 
     Raises:
-        UsageError: it raised an exception: `what` does not load.
+        UsageError: if it raised an exception: `what` does not load.
     """
     try:
         return load()

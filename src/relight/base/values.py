@@ -413,7 +413,7 @@ def parse_name(text: str) -> str:
     """Validate the name of a job: letters, digits, `_`, `.` and `-`, as in file and host names.
 
     Raises:
-        ValueError: it has other characters, or is too long.
+        ValueError: if it has other characters, or is too long.
     """
     plain = text.replace(".", "_").replace("-", "_")
     if not (text.isascii() and f"_{plain}".isidentifier() and text[:1] not in ("", ".", "-")):

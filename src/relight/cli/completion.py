@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
     """Run `relight completion`.
 
     Raises:
-        UsageError: the shell is unknown.
+        UsageError: if the shell is unknown.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "one shell")
     shell = parsed.command[0]

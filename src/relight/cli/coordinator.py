@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
     """Run `relight coordinator` until it is asked to stop; return 0.
 
     Raises:
-        RelightError: it can't listen on its endpoint, or a setting is wrong.
+        RelightError: if it can't listen on its endpoint, or a setting is wrong.
     """
     env = environment.read()
     parsed = parse(argv, env, COORDINATOR_FLAGS, site.load(env))
@@ -218,7 +218,7 @@ def _refuses(address: tuple[str, int]) -> bool:
     """Return whether a connection to an address is refused. May block.
 
     Raises:
-        OSError: the connection failed for another reason.
+        OSError: if the connection failed for another reason.
     """
     try:
         socket.create_connection(address, _DIAL_S).close()

@@ -37,8 +37,8 @@ def main(argv: list[str]) -> int:
     """Run `relight exec`; return only after printing help.
 
     Raises:
-        UsageError: no program was given, or there is none of that name.
-        MachineError: the system refuses to run it.
+        UsageError: if no program was given, or there is none of that name.
+        MachineError: if the system refuses to run it.
     """
     first, words = argv[:1], argv[argv[:1] == ["--"] :]
     if first != ["--"] and parse(first, Environment({}), PAGE.flags).values["help"]:

@@ -21,7 +21,7 @@ def main(argv: list[str]) -> int:
     """Run `relight launch` and return the job's exit code.
 
     Raises:
-        RelightError: nothing was started.
+        RelightError: if nothing was started.
     """
     env = environment.read()
     parsed = parse(argv, env, LAUNCH_FLAGS, site.load(env))

@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
     """Run `relight run` and return the job's exit code.
 
     Raises:
-        RelightError: nothing was started.
+        RelightError: if nothing was started.
     """
     env = environment.read()
     parsed = parse(argv, env, site=site.load(env))
@@ -49,6 +49,6 @@ def launch(
     """Run the agent, and return the job's exit code; takes what `agent.start.make_agent` takes.
 
     Raises:
-        RelightError: nothing was started.
+        RelightError: if nothing was started.
     """
     return make_agent(spec, given, env, local_rank_argument=local_rank_argument).run()

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     """Run `relight sandbox`; return the job's exit code.
 
     Raises:
-        RelightError: nothing was started, or the hosts are gone.
+        RelightError: if nothing was started, or the hosts are gone.
     """
     count, rest = _count(argv)
     env = environment.read()

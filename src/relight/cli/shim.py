@@ -69,8 +69,8 @@ def main(argv: list[str]) -> int:
     """Run `relight shim`.
 
     Raises:
-        UsageError: the verb is unknown, or there is no such environment.
-        MachineError: files can't be written or removed there.
+        UsageError: if the verb is unknown, or there is no such environment.
+        MachineError: if files can't be written or removed there.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "one of " + ", ".join(VERBS))
     verb = parsed.command[0]
@@ -95,7 +95,7 @@ def find(folder: str, env: Environment) -> Place:
         env: of this process.
 
     Raises:
-        UsageError: it has no Python, or one that is too old.
+        UsageError: if it has no Python, or one that is too old.
     """
     python = sys.executable
     chosen = folder or env.get("VIRTUAL_ENV") or env.get("CONDA_PREFIX")

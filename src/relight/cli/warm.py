@@ -57,8 +57,8 @@ def main(argv: list[str]) -> int:
     """Run `relight warm`.
 
     Raises:
-        UsageError: the verb is unknown, or an argument is wrong.
-        MachineError: a file can't be removed, or no process can be started.
+        UsageError: if the verb is unknown, or an argument is wrong.
+        MachineError: if a file can't be removed, or no process can be started.
     """
     if argv[:1] == ["start"] and not {"-h", "--help"} & set(argv[1:2]):
         from relight.cli import warm_start
@@ -195,7 +195,7 @@ def _end_silent(silent: SilentProcess) -> None:
     """Continue a process that does not answer, and let it end; kill it if that is of no use.
 
     Raises:
-        MachineError: it can't be ended.
+        MachineError: if it can't be ended.
     """
     pid = silent.pid
     if not silent.is_warm:

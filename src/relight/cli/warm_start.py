@@ -34,8 +34,8 @@ def main(argv: list[str]) -> int:
     """Run `relight warm start`, with the flags of `relight run`.
 
     Raises:
-        UsageError: a flag is wrong, or no modules are known.
-        MachineError: the process can't be started or used.
+        UsageError: if a flag is wrong, or no modules are known.
+        MachineError: if the process can't be started or used.
     """
     env = environment.read()
     own = site.load(env)
@@ -119,7 +119,7 @@ class _Start:
         """Return when it is ready.
 
         Raises:
-            MachineError: it can't be used, or does not get ready.
+            MachineError: if it can't be used, or does not get ready.
         """
         for number in exit_signals.NUMBERS:
             signal.signal(number, _interrupt)

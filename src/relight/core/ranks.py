@@ -186,11 +186,12 @@ def visible_device(variable: str | None, local_rank: int) -> str:
     """Return CUDA_VISIBLE_DEVICES for one worker of `--virtual-local-rank`.
 
     Args:
-        variable: the agent's CUDA_VISIBLE_DEVICES, None if unset: then devices are numbered from 0.
+        variable: the agent's CUDA_VISIBLE_DEVICES, or None if unset: then devices are numbered from
+            0.
         local_rank: the worker's real local rank.
 
     Raises:
-        UsageError: the list has no entry for this worker.
+        UsageError: if the list has no entry for this worker.
     """
     if variable is None:
         return str(local_rank)

@@ -196,7 +196,7 @@ def meaning(event: str, field: str) -> str:
     """Return the meaning of a field.
 
     Raises:
-        KeyError: it is not documented.
+        KeyError: if it is not documented.
     """
     return FIELDS.get(f"{event}.{field}") or FIELDS[field]
 

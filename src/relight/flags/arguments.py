@@ -35,7 +35,7 @@ def parse(
     defaults. Values of the site do not count as given.
 
     Raises:
-        UsageError: a flag is unknown or ambiguous, a value is invalid, or the site locks it.
+        UsageError: if a flag is unknown or ambiguous, a value is invalid, or the site locks it.
     """
     table = {flag.name: flag for flag in flags}
     texts, command = split(argv, table)
@@ -85,7 +85,7 @@ def to_spec(parsed: ParsedFlags) -> LaunchSpec:
     """Return the LaunchSpec of a parsed command line.
 
     Raises:
-        UsageError: there is no script, or its name is blank.
+        UsageError: if there is no script, or its name is blank.
     """
     if not parsed.command:
         hint = "relight run [flags] SCRIPT [arguments of the script]; relight run --help"

@@ -79,8 +79,8 @@ def load(env: Environment) -> Site:
     """Return the site's configuration, an empty one if there is no file.
 
     Raises:
-        UsageError: the variable names a directory without the file.
-        MachineError: the file can't be read or is malformed.
+        UsageError: if the variable names a directory without the file.
+        MachineError: if the file can't be read or is malformed.
     """
     directory = env.get(DIRECTORY_VARIABLE)
     path = os.path.join(directory or _DIRECTORY, _FILE)

@@ -306,7 +306,7 @@ def check(spec: LaunchSpec, given: "set[str]") -> list[str]:
         given: names of the flags set on the command line or in a PET_ variable.
 
     Raises:
-        UsageError: the combination can't work.
+        UsageError: if the combination can't work.
     """
     notes: list[str] = []
     if spec.standalone:

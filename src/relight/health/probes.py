@@ -419,7 +419,7 @@ def cookie_from(text: str) -> bytes:
     """Return the cookie of a message.
 
     Raises:
-        Malformed: the text is not a cookie.
+        Malformed: if the text is not a cookie.
     """
     try:
         cookie = bytes.fromhex(text)

@@ -196,7 +196,7 @@ class Child:
     """A process that was forked with `fork`. Signals to it are dropped once it was reaped.
 
     Raises:
-        OSError: only on Linux.
+        OSError: if only on Linux.
     """
 
     def __init__(self, pid: int) -> None:

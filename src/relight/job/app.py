@@ -188,7 +188,7 @@ class AppDef:
         """Return a role by its name.
 
         Raises:
-            KeyError: there is none of this name.
+            KeyError: if there is none of this name.
         """
         for role in self.roles:
             if role.name == name:

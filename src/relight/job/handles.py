@@ -32,7 +32,7 @@ def parse_handle(text: str) -> Handle | None:
     `/ROLE/REPLICA,…` follows; None if the text has another form.
 
     Raises:
-        UsageError: the number of a replica is too large.
+        UsageError: if the number of a replica is too large.
     """
     match = re.fullmatch(_FORM, text)
     if match is None:

@@ -70,7 +70,7 @@ def build() -> bytes:
     """Return the file, to be stored with mode 0555 as `NAME`.
 
     Raises:
-        OSError: the installed package can't be read.
+        OSError: if the installed package can't be read.
     """
     import zipfile  # 10 ms
 

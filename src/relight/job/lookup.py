@@ -19,7 +19,7 @@ def find_job(text: str) -> Handle:
     or pid of a job of `relight run` on this machine.
 
     Raises:
-        UsageError: the text is no handle, or no such job is known.
+        UsageError: if the text is no handle, or no such job is known.
     """
     if (handle := parse_handle(text)) is not None:
         return handle

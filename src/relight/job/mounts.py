@@ -30,7 +30,7 @@ def parse_mounts(words: Sequence[str]) -> list[Mount]:
     """Return the mounts that words like `type=bind`, `src=/data`, `readonly` describe.
 
     Raises:
-        UsageError: a word is unknown, or one is missing.
+        UsageError: if a word is unknown, or one is missing.
     """
     groups: list[dict[str, str]] = []
     for word in words:

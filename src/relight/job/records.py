@@ -52,7 +52,7 @@ def path(app_id: str) -> str:
     """Return the directory of a job; it need not exist.
 
     Raises:
-        UsageError: the id is invalid.
+        UsageError: if the id is invalid.
     """
     if not _is_id(app_id):
         raise UsageError(f"{app_id!r} is not the id of a job", hint="relight list shows them")
@@ -63,7 +63,7 @@ def directory(app_id: str) -> str:
     """Make the directory of a job if it does not exist, and return it.
 
     Raises:
-        MachineError: it can't be made.
+        MachineError: if it can't be made.
     """
     where = path(app_id)
     try:
@@ -81,7 +81,7 @@ def write(app_id: str, record: Mapping[str, Any]) -> None:
     """Replace the record of a job atomically.
 
     Raises:
-        MachineError: it can't be written.
+        MachineError: if it can't be written.
     """
     import json  # 2 ms that a dry run need not pay
 
@@ -101,7 +101,7 @@ def submitting(app_id: str) -> Iterator[None]:
     """Lock a job while it is being submitted: a command that stops it waits until then.
 
     Raises:
-        MachineError: its directory can't be written.
+        MachineError: if its directory can't be written.
     """
     import fcntl
 
@@ -141,7 +141,7 @@ def wait_until_submitted(app_id: str) -> None:
     """Wait until no process is submitting this job.
 
     Raises:
-        MachineError: that takes too long.
+        MachineError: if that takes too long.
     """
     if not wait_until(lambda: not is_being_submitted(app_id), _SUBMIT_LIMIT_S, _POLL_S):
         raise MachineError(f"{app_id} is still being submitted", hint="end `relight submit` itself")
@@ -188,7 +188,7 @@ def remove(name: str) -> None:
     """Remove the directory of a job and its content.
 
     Raises:
-        MachineError: a part of it can't be removed.
+        MachineError: if a part of it can't be removed.
     """
     from relight.host.files import remove_tree
 
@@ -205,7 +205,7 @@ def token() -> str:
     use.
 
     Raises:
-        MachineError: it can't be saved.
+        MachineError: if it can't be saved.
     """
     import fcntl
 

@@ -115,7 +115,7 @@ class NamedResources(Mapping[str, Resource]):
         """Return a resource.
 
         Raises:
-            UsageError: no resource has this name; upper and lower case are the same.
+            UsageError: if no resource has this name; upper and lower case are the same.
         """
         if name in _TABLE and self._given is None and not _has_own(read()):
             return _of_table(name)
@@ -184,7 +184,7 @@ def own(env: Environment) -> Own:
     that return one.
 
     Raises:
-        UsageError: that module can't be imported or has no such mapping.
+        UsageError: if that module can't be imported or has no such mapping.
     """
     found: dict[str, Callable[[], Resource] | Resource] = {
         name: _made_by(entry)

@@ -33,7 +33,7 @@ def from_json(value: Any) -> AppDef:
     """Return the app of an object that `to_json` made.
 
     Raises:
-        UsageError: the object is no app; the message says where it is wrong.
+        UsageError: if the object is no app; the message says where it is wrong.
     """
     found = _object(value, "app", {"name", "roles", "metadata"})
     roles = found.get("roles", [])

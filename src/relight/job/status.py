@@ -92,7 +92,7 @@ class AppStatus(NamedTuple):
         """Do nothing if the job has succeeded.
 
         Raises:
-            AppStatusError: it has not, or not yet.
+            AppStatusError: if it has not, or not yet.
         """
         if self.state is not AppState.SUCCEEDED:
             raise AppStatusError(self)

@@ -54,7 +54,7 @@ def parse_app_handle(app_handle: AppHandle) -> ParsedAppHandle:
     """Return the parts of a handle.
 
     Raises:
-        UsageError: the text is no handle.
+        UsageError: if the text is no handle.
     """
     return ParsedAppHandle(*find_job(app_handle)[:3])
 
@@ -63,7 +63,7 @@ def get_named_resources(res: str) -> Resource:
     """Return a resource by its name.
 
     Raises:
-        UsageError: no resource has this name.
+        UsageError: if no resource has this name.
     """
     return named_resources[res]
 

@@ -50,7 +50,7 @@ def projects(text: str) -> list[Project]:
     """Return the directories of a workspace, absolute.
 
     Raises:
-        UsageError: a path is no directory, or its target is outside of the copy.
+        UsageError: if a path is no directory, or its target is outside of the copy.
     """
     found = []
     for path, below in _pairs(text):
@@ -114,8 +114,8 @@ def entries(source: str) -> Iterator[Entry]:
     Sockets, pipes and devices are left out, and so are relight's records of jobs.
 
     Raises:
-        UsageError: `source` is no directory.
-        MachineError: a part of it can't be read.
+        UsageError: if `source` is no directory.
+        MachineError: if a part of it can't be read.
     """
     jobs = records.root()
     state = os.path.dirname(jobs)
@@ -142,8 +142,8 @@ def pack(source: str, destination: str) -> None:
         destination: a directory, made if it does not exist. It may be inside of `source`.
 
     Raises:
-        UsageError: `source` is no directory.
-        MachineError: a file can't be read or written.
+        UsageError: if `source` is no directory.
+        MachineError: if a file can't be read or written.
     """
     own = os.path.realpath(destination)
     directories = []
@@ -175,8 +175,8 @@ def archive(
         more: further files of the archive, by name.
 
     Raises:
-        UsageError: `source` is no directory.
-        MachineError: a file can't be read or written.
+        UsageError: if `source` is no directory.
+        MachineError: if a file can't be read or written.
     """
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         for name, contents in more.items():

@@ -74,7 +74,7 @@ class ByteStream:
         """Return whether the connection is established.
 
         Raises:
-            OSError: it failed.
+            OSError: if it failed.
         """
         assert self._sock is not None
         error = self._connect_error or self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -96,7 +96,7 @@ class ByteStream:
         """Prepare the socket for small messages, and TLS if there is a context for it.
 
         Raises:
-            OSError: the connection has ended.
+            OSError: if the connection has ended.
         """
         assert self._sock is not None
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -113,7 +113,7 @@ class ByteStream:
         """Continue the TLS handshake; return whether it is complete.
 
         Raises:
-            OSError: it failed.
+            OSError: if it failed.
         """
         assert self._tls is not None
         try:
@@ -125,7 +125,7 @@ class ByteStream:
         """Return received bytes: empty if the peer has closed its end, None without data.
 
         Raises:
-            OSError: the connection has failed.
+            OSError: if the connection has failed.
         """
         channel = self._tls or self._sock
         assert channel is not None

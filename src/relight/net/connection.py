@@ -134,7 +134,7 @@ class Connection:
         """Send a message, or queue it if it can't be sent now; drop it on an ended connection.
 
         Raises:
-            ValueError: the message is too large for the protocol.
+            ValueError: if the message is too large for the protocol.
         """
         if self._stream.is_closed or self._doom:
             return
@@ -278,7 +278,7 @@ def dial(
     """Connect to a numeric address within `timeout_s`; the owner is called on success and failure.
 
     Raises:
-        ValueError: the address is a name (see `resolve`), or the hello is too large.
+        ValueError: if the address is a name (see `resolve`), or the hello is too large.
     """
     family, target = dns.sock_address(*address)
     sock = socket.socket(family, socket.SOCK_STREAM)

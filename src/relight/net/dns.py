@@ -61,7 +61,7 @@ def sock_address(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
     """Return the family of a numeric address, and the address tuple for a socket of that family.
 
     Raises:
-        ValueError: the address is not numeric.
+        ValueError: if the address is not numeric.
     """
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     try:

@@ -69,8 +69,8 @@ class Handshake:
         """Continue as far as possible without waiting; return whether frames flow.
 
         Raises:
-            HandshakeFailed: there will be no connection.
-            OSError: the connection has failed.
+            HandshakeFailed: if there will be no connection.
+            OSError: if the connection has failed.
         """
         return next(self._steps, True)
 
@@ -82,7 +82,7 @@ class Handshake:
             body: its JSON.
 
         Raises:
-            HandshakeFailed: the peer is refused, or refuses us.
+            HandshakeFailed: if the peer is refused, or refuses us.
         """
         try:
             for answer in self._opening.receive(message, body):

@@ -89,8 +89,8 @@ def bind(host: str, port: int, *, listen: bool = False, among: range = range(0))
         among: the ports of which port 0 is the first free one; empty for all.
 
     Raises:
-        UsageError: the port is taken, or the address does not belong to this machine.
-        MachineError: no socket can be opened, or no port is free.
+        UsageError: if the port is taken, or the address does not belong to this machine.
+        MachineError: if no socket can be opened, or no port is free.
     """
     for number in among if port == 0 else ():
         try:

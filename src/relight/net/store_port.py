@@ -31,8 +31,8 @@ class StorePort:
         among: candidates for port 0, which takes the first free one; empty for all.
 
     Raises:
-        UsageError: the port is taken, or the address does not belong to this machine.
-        MachineError: no socket can be opened.
+        UsageError: if the port is taken, or the address does not belong to this machine.
+        MachineError: if no socket can be opened.
     """
 
     def __init__(

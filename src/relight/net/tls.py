@@ -19,7 +19,7 @@ def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLConte
         ca: file with the certificates of the authority that signed those of all nodes.
 
     Raises:
-        UsageError: a file is missing, unreadable or malformed.
+        UsageError: if a file is missing, unreadable or malformed.
     """
     for option, path in (("tls_cert", cert), ("tls_key", key), ("tls_ca", ca)):
         _check_readable(option, path)

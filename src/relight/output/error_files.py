@@ -55,7 +55,7 @@ def write(path: str, failure: Failure, source: str, headline: str = "") -> None:
         headline: the failure in one line; empty to omit it, as torchrun does.
 
     Raises:
-        OSError: the file can't be written.
+        OSError: if the file can't be written.
     """
     record = _load(source)
     if record is None:

@@ -33,7 +33,7 @@ def check(name: str) -> None:
     """Refuse a name that no handler has.
 
     Raises:
-        UsageError: no such handler; the error names the known ones.
+        UsageError: if no such handler; the error names the known ones.
     """
     known = (*EVENT_HANDLERS, *sorted(plugins.find(GROUP)))
     if name not in known:
@@ -56,7 +56,7 @@ class EventProcess:
         origin: whose job this is (host/job_origin): each event gets it as `agent`.
 
     Raises:
-        OSError: no process can be started.
+        OSError: if no process can be started.
     """
 
     def __init__(self, loop: Loop, name: str, journal: Journal, origin: Mapping[str, str]) -> None:

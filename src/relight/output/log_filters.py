@@ -16,7 +16,7 @@ class FilteredFile:
         say: prints a line to the user.
 
     Raises:
-        OSError: the file can't be opened.
+        OSError: if the file can't be opened.
     """
 
     def __init__(self, texts: tuple[str, ...], path: str, say: Callable[[str], None]) -> None:

@@ -86,7 +86,7 @@ class Logs:
         directory: `attempt_<n>` of this generation, created here; empty for no files at all.
 
     Raises:
-        OSError: no descriptor is left for a file.
+        OSError: if no descriptor is left for a file.
     """
 
     def __init__(self, loop: Loop, consoles: Consoles, spec: LaunchSpec, directory: str) -> None:
@@ -235,7 +235,7 @@ class Logs:
             prefix: the start of each line where they are tee'd.
 
         Raises:
-            OSError: no descriptor is left.
+            OSError: if no descriptor is left.
         """
         directory = self._directories.get(local_rank, self._directory)
         if directory and self._spec.keeps_logs():
@@ -401,7 +401,7 @@ class Logs:
         """Report a file that can't be created.
 
         Raises:
-            OSError: descriptors are exhausted, which affects more than this file.
+            OSError: if descriptors are exhausted, which affects more than this file.
         """
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise error

@@ -120,7 +120,7 @@ def stand_guard(
         stays_low: the child keeps a priority that it has lowered.
 
     Raises:
-        OSError: no process can be forked, or no descriptor is left.
+        OSError: if no process can be forked, or no descriptor is left.
     """
     linux.become_subreaper()
     from_child, to_guard = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -72,7 +72,7 @@ def preload(
         descriptors: those that are open, besides the guard's.
 
     Raises:
-        UnfitError: the process can't be used.
+        UnfitError: if the process can't be used.
     """
     outputs = [linux.anonymous_file("printed") for _ in range(2)]
     known = {0, 1, 2, *descriptors, *guard.descriptors, *outputs}

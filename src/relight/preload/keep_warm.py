@@ -37,7 +37,7 @@ class Lasting:
         loaded: the names of the modules that any worker has loaded by now.
 
     Raises:
-        UnfitError: a process that this one must not outlive has ended.
+        UnfitError: if a process that this one must not outlive has ended.
     """
 
     def __init__(self, setup: dict[str, Any], loaded: set[str]) -> None:
@@ -83,7 +83,7 @@ class Lasting:
             watch: has seen which ones were read.
 
         Raises:
-            UnfitError: a file has changed meanwhile.
+            UnfitError: if a file has changed meanwhile.
         """
         self.arguments.end()
         if changed := self.inputs.end():
@@ -103,7 +103,7 @@ class Lasting:
         """Serve agents, that with this pid first; return in the child for a job only.
 
         Raises:
-            OSError: the socket can't be made, or no descriptor is left.
+            OSError: if the socket can't be made, or no descriptor is left.
         """
         linux.rename_process(f"warm process of {self._setup['keep']['script']}", exactly=True)
         keep = self._setup["keep"]

@@ -233,7 +233,9 @@ class Deferred:
             self._irreversible = "__pycache__" not in str(arguments[:1])
         elif event == "open" and len(arguments) > 2 and arguments[2] & _CHANGES:
             path = str(arguments[0])
-            self._irreversible = "__pycache__" not in path and not path.startswith("/dev/")
+            self._irreversible = "__pycache__" not in path and not path.startswith(
+                ("/dev/", "/proc/")
+            )
 
     def _end(self) -> None:
         self._irreversible = True

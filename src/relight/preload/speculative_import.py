@@ -61,7 +61,7 @@ def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
         guard: the guard of this process.
 
     Raises:
-        OSError: no process can be forked, or no descriptor is left.
+        OSError: if no process can be forked, or no descriptor is left.
     """
     begin = time.monotonic()
     before = set(sys.modules)

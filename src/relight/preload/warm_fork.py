@@ -243,7 +243,7 @@ def _send(control: socket.socket, line: str, *, must_arrive: bool = True) -> Non
     """Send a line to the agent.
 
     Raises:
-        OSError: it is gone, and the line must arrive.
+        OSError: if it is gone, and the line must arrive.
     """
     try:
         control.sendall(line.encode(errors="replace") + b"\n")

@@ -75,7 +75,7 @@ class WarmProcess:
         is_ahead: the first connection is that of `relight warm start`, and not of a job.
 
     Raises:
-        OSError: the socket can't be made.
+        OSError: if the socket can't be made.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ def send_worker(connection: socket.socket, plan: WorkerPlan) -> None:
     """Send one more worker of a generation that runs: the command `start`.
 
     Raises:
-        OSError: it can't be sent, or no descriptor is left.
+        OSError: if it can't be sent, or no descriptor is left.
     """
     described = (plan.argv, dict(plan.variables), plan.cpus, plan.signal_group)
     with open(system.anonymous_file("relight-plan"), "wb", buffering=0) as file:
@@ -138,7 +138,7 @@ def receive_worker(local_rank: int, fds: Sequence[int]) -> tuple[WorkerPlan, int
     """Return one more worker of a generation, and its standard input.
 
     Raises:
-        OSError: no descriptor was left for those that came with the command.
+        OSError: if no descriptor was left for those that came with the command.
     """
     if len(fds) != 4:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

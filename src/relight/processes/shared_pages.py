@@ -144,7 +144,7 @@ class WorkerMemory:
         """Let a worker that has left the `count`th group join the next one, with these variables.
 
         Raises:
-            OSError: they can't be written.
+            OSError: if they can't be written.
         """
         path = self._paths[local_rank].removesuffix(words.SUFFIX) + words.VARIABLES_SUFFIX
         with open(path, "w") as file:  # read only once JOIN says that it is complete

@@ -156,7 +156,7 @@ class Supervisor:
             fork: starts another spawner for them; None for the latest one.
 
         Raises:
-            MachineError: the machine has no process or descriptor left.
+            MachineError: if the machine has no process or descriptor left.
         """
         self.step(WorkersReplaced())
         self.workers.replace(plans, fork)

@@ -149,7 +149,7 @@ class Workers:
             fork: starts another spawner for them, the warm one; None for the latest spawner.
 
         Raises:
-            MachineError: the machine has no process or descriptor left.
+            MachineError: if the machine has no process or descriptor left.
         """
         for plan in plans:
             pid = self.pids.pop(plan.local_rank, 0)

@@ -83,8 +83,8 @@ class ReportedTest:
         """Raise the outcome of a phase, unless it passed.
 
         Raises:
-            RanksFailedError: it failed on a rank.
-            Exception: (pytest's) it was skipped, or failed as expected, on the ranks.
+            RanksFailedError: if it failed on a rank.
+            Exception: if (pytest's) it was skipped, or failed as expected, on the ranks.
         """
         self._failure = self._failed(phase) or self._unexplained(phase)
         if self._failure is not None:

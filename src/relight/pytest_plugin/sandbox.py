@@ -59,7 +59,7 @@ class SandboxRunner:
             env: additional variables for the job.
 
         Raises:
-            UsageError: an argument or a fault is invalid.
+            UsageError: if an argument or a fault is invalid.
         """
         __tracebackhide__ = True
         limit_s = time_limit("timeout", timeout)

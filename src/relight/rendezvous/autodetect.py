@@ -50,7 +50,7 @@ def take(
         env: the environment.
 
     Raises:
-        UsageError: the environment contradicts itself, or asks for the impossible.
+        UsageError: if the environment contradicts itself, or asks for the impossible.
     """
     if spec.standalone:
         return spec, given, []
@@ -90,7 +90,7 @@ def fill(
     """Fill in missing flags; return the spec, the flags filled in, and notes.
 
     Raises:
-        UsageError: the values found can't work, with these flags or without.
+        UsageError: if the values found can't work, with these flags or without.
     """
     notes = list(found.notes)
     nodes = _nodes(spec, given, found, notes)

@@ -28,7 +28,7 @@ def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> Lea
     """Return the register that `--rdzv-backend` names, for one job. It is not contacted yet.
 
     Raises:
-        UsageError: there is no such backend, or it can't use this endpoint or these settings.
+        UsageError: if there is no such backend, or it can't use this endpoint or these settings.
     """
     opened = _find(backend)
     if backend in _BUILT_IN:
@@ -56,7 +56,7 @@ def check(backend: str) -> None:
     """Refuse a name that no backend has.
 
     Raises:
-        UsageError: no such backend; the error names the known ones.
+        UsageError: if no such backend; the error names the known ones.
     """
     if backend in BACKENDS:
         return

@@ -103,7 +103,7 @@ def detect(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
         hostname: the name of this host; in a pod, with its domain.
 
     Raises:
-        UsageError: variables contradict each other, or have an impossible value.
+        UsageError: if variables contradict each other, or have an impossible value.
     """
     if "TORCHELASTIC_RUN_ID" in variables:
         return NOTHING

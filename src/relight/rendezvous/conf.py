@@ -240,7 +240,7 @@ def parse(
         read_file: reads a file that a key names; raises OSError.
 
     Raises:
-        UsageError: a value is bad, a file can't be read, or values contradict each other.
+        UsageError: if a value is bad, a file can't be read, or values contradict each other.
     """
     notes: list[str] = []
     values: dict[str, Any] = {}
@@ -304,7 +304,7 @@ def read_token(path: str, read_file: Callable[[str], bytes] = read_file) -> byte
     """Return the secret in a file, without surrounding white space.
 
     Raises:
-        UsageError: the file can't be read, or is empty.
+        UsageError: if the file can't be read, or is empty.
     """
     try:
         token = read_file(path).strip()

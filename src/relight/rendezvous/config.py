@@ -101,7 +101,7 @@ def arrange(spec: LaunchSpec, env: Environment) -> tuple[Meeting, GroupSettings,
     """Return where the nodes of a job of several nodes meet, and notes for the user.
 
     Raises:
-        UsageError: the endpoint or a setting of the rendezvous is missing or wrong.
+        UsageError: if the endpoint or a setting of the rendezvous is missing or wrong.
     """
     spec = _with_file_store(spec)
     pairs = rdzv_conf.merged(spec.rdzv_conf, spec.conf_defaults, spec.rdzv_backend)
@@ -248,7 +248,7 @@ def security(env: Environment, conf: Conf) -> Security:
     """Return what nodes must prove to each other, from the environment and `--rdzv-conf`.
 
     Raises:
-        UsageError: a file can't be read, or holds something else.
+        UsageError: if a file can't be read, or holds something else.
     """
     if conf.token_file:
         secret = rdzv_conf.read_token(conf.token_file)

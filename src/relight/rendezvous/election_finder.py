@@ -458,7 +458,7 @@ class Ballots:
             each.close()
 
     def of_datagram(self, data: bytes) -> Ballot | None:
-        """Return the message of a datagram, None if it is not from an elector of this job."""
+        """Return the message of a datagram, or None if it is not from an elector of this job."""
         key = self._admitted.get(data[:8])
         if key is None or not Heartbeats.is_genuine(data, key):
             return None

@@ -91,8 +91,8 @@ class EtcdMembers:
         """Return the first answer that is not an error of the member itself.
 
         Raises:
-            OSError: no member answers now.
-            UsageError: no member ever will.
+            OSError: if no member answers now.
+            UsageError: if no member ever will.
         """
         failures: list[str] = []
         hopeless: list[UsageError] = []
@@ -286,7 +286,7 @@ def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]
     """Return the hosts and ports of `--rdzv-endpoint=HOST[:PORT][,…]`, which may also be URLs.
 
     Raises:
-        UsageError: the text is invalid, or the URLs have another protocol.
+        UsageError: if the text is invalid, or the URLs have another protocol.
     """
     parts = [part.strip().rpartition("://") for part in endpoint.split(",")]
     for scheme in {scheme for scheme, _, _ in parts} - {"", protocol}:
@@ -323,7 +323,7 @@ def cluster_version(members: EtcdMembers) -> tuple[int, int]:
     A single member's version must not decide: other nodes may ask another member.
 
     Raises:
-        OSError: the version is not known now.
+        OSError: if the version is not known now.
     """
     answer = members.ask("GET", "/version")
     text = answer.body.get("etcdcluster")

@@ -21,7 +21,7 @@ def expand(text: str) -> list[str]:
     """Return the hosts of a Slurm list, in its order.
 
     Raises:
-        ValueError: the text is not such a list, or has more than `MOST_HOSTS` hosts.
+        ValueError: if the text is not such a list, or has more than `MOST_HOSTS` hosts.
     """
     return _expand(text, _numbers)
 
@@ -30,7 +30,7 @@ def expand_orte(text: str) -> list[str]:
     """Return the hosts of an `orte_node_regex`: that of mpirun first, then those of its daemons.
 
     Raises:
-        ValueError: the text is not such a list.
+        ValueError: if the text is not such a list.
     """
     return _expand(re.sub(r"@[0-9,()*-]*$", "", text), _numbers_with_digits)
 
@@ -39,7 +39,7 @@ def expand_tasks(text: str) -> list[int]:
     """Return the tasks of each node: `2(x3),1` is `[2, 2, 2, 1]`.
 
     Raises:
-        ValueError: the text is not such a list.
+        ValueError: if the text is not such a list.
     """
     tasks: list[int] = []
     for part in text.split(","):

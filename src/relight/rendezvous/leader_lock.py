@@ -55,8 +55,8 @@ class LeaderLock(Protocol):
                 whole seconds round up.
 
         Raises:
-            OSError: the register does not answer.
-            UsageError: it will never answer this process.
+            OSError: if the register does not answer.
+            UsageError: if it will never answer this process.
         """
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:

@@ -33,7 +33,7 @@ class CoordinatorAddress(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> "CoordinatorAddress | None":
-        """Return the contact in a text, None if it is something else."""
+        """Return the contact in a text, or None if it is something else."""
         try:
             found: CoordinatorAddress = fields.record(cls, fields.decode(text))
         except fields.Malformed:

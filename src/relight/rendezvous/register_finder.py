@@ -250,7 +250,7 @@ class _OwnContact:
         """Return the record to write. Called in a thread.
 
         Raises:
-            OSError: no port is free.
+            OSError: if no port is free.
         """
         port = self._port
         if not port:

@@ -48,7 +48,7 @@ def lines(runner: Jobs, job: Handle, *, follow: bool) -> Lines:
     """Return the lines of a job's event logs; with `follow`, also those that come until it is over.
 
     Raises:
-        UsageError: the job does not exist, or nothing has its events.
+        UsageError: if the job does not exist, or nothing has its events.
     """
     if job.scheduler == RUN:
         return _of_run(JobDirectory(runner.env.variables), job, follow=follow)
@@ -82,7 +82,7 @@ def output(
         attempt: only those after so many restarts, as a text; ALL for all.
 
     Raises:
-        UsageError: the job does not exist, has no such rank or attempt, or no file has its lines
+        UsageError: if the job does not exist, has no such rank or attempt, or no file has its lines
             alone.
     """
     event_logs = _event_logs(runner, job)
@@ -138,7 +138,7 @@ def _event_logs(runner: Jobs, job: Handle) -> Callable[[], list[str]]:
     """Return a function that finds the event logs of all agents of a job.
 
     Raises:
-        UsageError: there are none on this machine.
+        UsageError: if there are none on this machine.
     """
     if job.scheduler == RUN:
         found = JobDirectory(runner.env.variables).find_whole(job.app_id)
@@ -217,7 +217,7 @@ def of_file(path: str, *, follow: bool) -> Lines:
     """Return the lines of a file, or of the one in a run directory; with `follow`, for ever.
 
     Raises:
-        MachineError: it can't be read.
+        MachineError: if it can't be read.
     """
     if os.path.isdir(path):
         path = os.path.join(path, NAME)
@@ -228,8 +228,8 @@ def check_file(path: str) -> None:
     """Refuse a file that is no event log, or a run directory without one.
 
     Raises:
-        UsageError: it is something else.
-        MachineError: it can't be read.
+        UsageError: if it is something else.
+        MachineError: if it can't be read.
     """
     path = os.path.join(path, NAME) if os.path.isdir(path) else path
     try:

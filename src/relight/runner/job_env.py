@@ -40,7 +40,7 @@ def with_job_env(
         settings: they name the trackers where the environment does not.
 
     Raises:
-        UsageError: a tracker's name can't be part of a variable's name.
+        UsageError: if a tracker's name can't be part of a variable's name.
     """
     foreign = TORCHX_SESSION if session == SESSION else session
     common = {
@@ -75,7 +75,7 @@ def trackers(env: Environment, settings: ConfigFile) -> dict[str, str]:
     """Return the variables that configure trackers, from the environment or the settings.
 
     Raises:
-        UsageError: a tracker's name can't be part of a variable's name.
+        UsageError: if a tracker's name can't be part of a variable's name.
     """
     said = env.get("TORCHX_TRACKERS")
     where = f"TORCHX_TRACKERS={said}" if said else "the settings"

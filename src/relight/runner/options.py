@@ -30,7 +30,7 @@ def parse(text: str) -> dict[str, str]:
     """Return the options in `k=v,k2=a;b` as texts by name.
 
     Raises:
-        UsageError: the text does not have this form.
+        UsageError: if the text does not have this form.
     """
     try:
         return decoding.pairs(text)
@@ -57,7 +57,8 @@ def resolve(
         site: what the site sets and locks; everything else takes precedence.
 
     Raises:
-        UsageError: a name is unknown, a value is invalid or locked, or a required one is missing.
+        UsageError: if a name is unknown, a value is invalid or locked, or a required one is
+            missing.
     """
     known = {_plain(option.name): option for option in options}
     values = {option.name: option.default for option in options}
@@ -105,7 +106,7 @@ def resolve(
 
 
 def named(option: Option, section: Mapping[str, Any]) -> Any:
-    """Return the value of an option in a section of settings, None if it has none."""
+    """Return the value of an option in a section of settings, or None if it has none."""
     for name, value in section.items():
         is_set = not (isinstance(value, str) and value.startswith(FIXME))
         if _plain(name) == _plain(option.name) and is_set:

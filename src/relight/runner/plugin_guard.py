@@ -29,7 +29,7 @@ def guarded(name: str, scheduler: Scheduler) -> Scheduler:
     """Return a scheduler that raises only RelightErrors, if it belongs to another package.
 
     Raises:
-        MachineError: it lacks a part of the interface.
+        MachineError: if it lacks a part of the interface.
     """
     if type(scheduler).__module__.startswith("relight."):
         return scheduler

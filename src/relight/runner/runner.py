@@ -106,7 +106,7 @@ class Runner:
         """Return a scheduler, the same object for each name until the runner is closed.
 
         Raises:
-            UsageError: no scheduler has this name.
+            UsageError: if no scheduler has this name.
         """
         if name not in self._schedulers:
             self._schedulers[name] = guarded(name, registry.find(name))
@@ -136,7 +136,7 @@ class Runner:
             launcher: one of `components.LAUNCHERS`. torchrun is for built-in components.
 
         Raises:
-            RelightError: an argument is invalid.
+            RelightError: if an argument is invalid.
         """
         if not isinstance(app, AppDef | str):
             raise UsageError(f"{app!r} is neither an app nor the address of a component")
@@ -194,7 +194,7 @@ class Runner:
         handle.
 
         Raises:
-            RelightError: an argument is invalid; nothing was submitted.
+            RelightError: if an argument is invalid; nothing was submitted.
         """
         if not isinstance(app, Prepared):
             app = self.dryrun(
@@ -217,7 +217,7 @@ class Runner:
         """Return the status of a job.
 
         Raises:
-            UsageError: the job does not exist.
+            UsageError: if the job does not exist.
         """
         from relight.job import records
         from relight.runner import submitted
@@ -248,9 +248,9 @@ class Runner:
             timeout: seconds; None to wait for ever.
 
         Raises:
-            TimeoutError: the job is not over; it continues.
-            MachineError: its scheduler no longer knows how it ended, or it was deleted.
-            UsageError: the job does not exist.
+            TimeoutError: if the job is not over; it continues.
+            MachineError: if its scheduler no longer knows how it ended, or it was deleted.
+            UsageError: if the job does not exist.
         """
         start = time.monotonic()
         found = None
@@ -278,7 +278,7 @@ class Runner:
         """Stop a job, if it is not over; return its status.
 
         Raises:
-            UsageError: the job does not exist, or the handle names a part of a job.
+            UsageError: if the job does not exist, or the handle names a part of a job.
         """
         return self.cancel_unless_over(handle)[1]
 
@@ -300,7 +300,7 @@ class Runner:
         """Stop a job and remove its logs, state and record.
 
         Raises:
-            UsageError: the job does not exist.
+            UsageError: if the job does not exist.
         """
         from relight.job import records
         from relight.runner import submitted
@@ -350,8 +350,8 @@ class Runner:
                 last generation of a job of `relight run`, and of all of a submitted one.
 
         Raises:
-            UsageError: the job, replica, rank or attempt does not exist, its scheduler can't tell
-                which lines are those of the rank, or the regex is invalid.
+            UsageError: if the job, replica, rank or attempt does not exist, its scheduler can't
+                tell which lines are those of the rank, or the regex is invalid.
         """
         job = _parsed(handle)
         wanted = compiled(regex)
@@ -405,7 +405,7 @@ class Runner:
         """Return the roles and numbers of a job's replicas, or of those that the handle names.
 
         Raises:
-            UsageError: the job, role or replica does not exist.
+            UsageError: if the job, role or replica does not exist.
         """
         from relight.runner import submitted
 
@@ -452,7 +452,7 @@ class Runner:
         present state.
 
         Raises:
-            UsageError: the job does not exist.
+            UsageError: if the job does not exist.
         """
         from relight.runner import submitted
 
@@ -468,7 +468,7 @@ class Runner:
         """Return the scheduler's own record of a job, such as its Kubernetes objects, or None.
 
         Raises:
-            UsageError: the job does not exist.
+            UsageError: if the job does not exist.
         """
         job = _parsed(handle)
         native = getattr(self.scheduler(job.scheduler), "native", None)
@@ -544,7 +544,7 @@ def compiled(regex: str) -> "re.Pattern[str] | None":
     """Return a compiled regular expression, None for an empty one.
 
     Raises:
-        UsageError: it is invalid.
+        UsageError: if it is invalid.
     """
     try:
         return re.compile(regex) if regex else None
@@ -564,7 +564,7 @@ def _workspace_of(app: AppDef) -> str:
     """Return the common workspace of the roles, or an empty text.
 
     Raises:
-        UsageError: the roles have different workspaces.
+        UsageError: if the roles have different workspaces.
     """
     found = {str(role.workspace): role.name for role in app.roles if role.workspace}
     if len(found) > 1:

@@ -47,7 +47,7 @@ def files(env: Environment) -> list[str]:
     """Return the existing files; the first takes precedence.
 
     Raises:
-        UsageError: a variable names a file that does not exist.
+        UsageError: if a variable names a file that does not exist.
     """
     for variable in VARIABLES:
         if variable in env.variables:
@@ -68,8 +68,8 @@ def load(env: Environment) -> ConfigFile:
     """Return the merged settings of all files.
 
     Raises:
-        UsageError: a file can't be read or is malformed.
-        MachineError: the site's is.
+        UsageError: if a file can't be read or is malformed.
+        MachineError: if the site's is.
     """
     found, site = layers(env), sites.load(env)
     merged: dict[str, dict[str, str]] = {}
@@ -85,7 +85,7 @@ def layers(env: Environment) -> dict[str, dict[str, dict[str, str]]]:
     """Return the sections of each file of the project and the user; the first takes precedence.
 
     Raises:
-        UsageError: a file can't be read or is malformed.
+        UsageError: if a file can't be read or is malformed.
     """
     return {path: _read(path) for path in files(env)}
 
@@ -94,7 +94,7 @@ def sections_of(path: str) -> list[str]:
     """Return the names of a file's sections.
 
     Raises:
-        UsageError: it can't be read or is malformed.
+        UsageError: if it can't be read or is malformed.
     """
     return list(_read(path))
 

@@ -32,7 +32,7 @@ def submit(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
     """Submit a job and record it; return its handle.
 
     Raises:
-        RelightError: it was not submitted, and it has no record.
+        RelightError: if it was not submitted, and it has no record.
     """
     if records.read(job.app_id) is not None:
         raise UsageError(f"{job.app_id} was submitted before", hint="make another with dryrun")
@@ -59,7 +59,7 @@ def current_handle(job: Handle) -> Handle:
     submitted.
 
     Raises:
-        MachineError: that takes too long.
+        MachineError: if that takes too long.
     """
     record = record_of(job)
     records.wait_until_submitted(job.app_id if record is None else record["id"])
@@ -70,7 +70,7 @@ def current_handle(job: Handle) -> Handle:
 
 
 def record_of(job: Handle) -> Record | None:
-    """Return the record of a job, None if it was not submitted from here."""
+    """Return the record of a job, or None if it was not submitted from here."""
     for name in (job.scheduler, *_other_names(job.scheduler)):
         record = records.of_handle(name, job.app_id)
         if record is not None:
@@ -106,7 +106,7 @@ def listed(
     with its options `cfg` of the settings.
 
     Raises:
-        RelightError: the given scheduler does not answer.
+        RelightError: if the given scheduler does not answer.
     """
     found = [
         record

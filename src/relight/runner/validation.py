@@ -25,7 +25,7 @@ def validate(app: AppDef) -> AppDef:
     """Return the app if it is valid.
 
     Raises:
-        UsageError: it has no role, two roles of the same name, or a role without a command or
+        UsageError: if it has no role, two roles of the same name, or a role without a command or
             replicas; or a value has a wrong type, which Python itself does not check.
     """
     _check_type("the app", "name", app.name, str)

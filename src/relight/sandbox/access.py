@@ -17,7 +17,7 @@ def prefix() -> list[str]:
     makes this user root in a user namespace.
 
     Raises:
-        MachineError: hosts can't be created here.
+        MachineError: if hosts can't be created here.
     """
     if os.geteuid() == 0:
         return []

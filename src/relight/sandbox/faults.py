@@ -101,7 +101,7 @@ def read(text: str, name: str, hosts: int, ranks: int = 0) -> list[Fault]:
         ranks: how many ranks the job has at most; 0 if that is not known.
 
     Raises:
-        UsageError: a line is wrong.
+        UsageError: if a line is wrong.
     """
     faults: list[Fault] = []
     for number, line in enumerate(text.splitlines(), 1):

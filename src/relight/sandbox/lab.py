@@ -167,7 +167,7 @@ class Lab:
         """Send a request to the switch; return its answer, after it was carried out.
 
         Raises:
-            LabError: the switch has ended, or can't carry it out.
+            LabError: if the switch has ended, or can't carry it out.
         """
         with self.lock:
             try:

@@ -45,7 +45,7 @@ def run(command: Sequence[str], hosts: int, variables: Mapping[str, str], plan: 
         plan: the faults.
 
     Raises:
-        MachineError: the hosts can't be created, or their switch was killed.
+        MachineError: if the hosts can't be created, or their switch was killed.
     """
     loop = Loop()
     start = partial(_popen, command, variables)

@@ -32,7 +32,7 @@ def find(name: str) -> Scheduler:
             is a module with a function `make`, or such a function.
 
     Raises:
-        UsageError: no scheduler has this name, or it does not load.
+        UsageError: if no scheduler has this name, or it does not load.
     """
     own = ALIASES.get(name, name)
     if found := {**_CLASSES, **_NOT_FOR_SUBMISSION}.get(own):

@@ -23,7 +23,7 @@ def finished(request: Callable[..., T], *arguments: Any, **named: Any) -> T:
     the request is over.
 
     Raises:
-        UnansweredError: it is not over 10 s after that, or when a second signal comes.
+        UnansweredError: if it is not over 10 s after that, or when a second signal comes.
     """
     results: list[T] = []
     errors: list[BaseException] = []

@@ -26,7 +26,7 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
             locked.
 
     Raises:
-        StackError: it has ended, is not Python, or may not be read; nothing else.
+        StackError: if it has ended, is not Python, or may not be read; nothing else.
     """
     if not 0 < pid < 1 << 31:
         raise StackError(f"{pid} is not the pid of a process", hint="ps -ef shows them")

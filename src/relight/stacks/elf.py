@@ -46,7 +46,7 @@ def addresses(pid: int) -> dict[str, int]:
     """Return the addresses of `_PyRuntime` and other required symbols of a process.
 
     Raises:
-        StackError: it isn't a Python process, it has ended, or it may not be read.
+        StackError: if it isn't a Python process, it has ended, or it may not be read.
     """
     try:
         mappings = _mappings(pid)

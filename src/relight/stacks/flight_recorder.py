@@ -115,7 +115,7 @@ def _unpickled(data: bytes) -> object:
     """Load a pickle of dicts, lists, tuples, strings, bytes and numbers.
 
     Raises:
-        Malformed: it contains anything else, or isn't a pickle.
+        Malformed: if it contains anything else, or isn't a pickle.
     """
     import pickle  # large, rarely needed, and not part of relight, so an upgrade can't remove it
 

@@ -82,7 +82,7 @@ class Walk:
             only: the id of the one thread to return; 0 for all.
 
         Raises:
-            StackError: the memory is not as expected.
+            StackError: if the memory is not as expected.
         """
         layout = self.layout
         interpreters = self._chain(
@@ -164,7 +164,7 @@ class Walk:
             instruction: offset in bytes from its first instruction.
 
         Raises:
-            StackError: it isn't a code object.
+            StackError: if it isn't a code object.
         """
         code = self._known_code(address)
         return Frame(code.file, line_of(code.table, code.first_line, instruction), code.function)

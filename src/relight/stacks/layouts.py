@@ -132,7 +132,7 @@ def of(memory: Memory, symbols: dict[str, int]) -> Layout:
         symbols: as `elf.addresses` returns them.
 
     Raises:
-        StackError: its version is not known here, or the memory can't be read.
+        StackError: if its version is not known here, or the memory can't be read.
     """
     runtime = symbols[RUNTIME]
     version = symbols.get("Py_Version")

@@ -48,7 +48,7 @@ class Memory:
         """Return exactly `size` bytes.
 
         Raises:
-            StackError: they can't be read, or the limit is exceeded.
+            StackError: if they can't be read, or the limit is exceeded.
         """
         self._left -= 1
         if self._left < 0 or not (0 < address < _HIGHEST - MOST_BYTES and 0 <= size <= MOST_BYTES):
@@ -93,7 +93,7 @@ def open_memory(pid: int) -> int:
     The kernel asks for the permission to trace the process (proc(5), PTRACE_MODE_ATTACH_FSCREDS).
 
     Raises:
-        StackError: the process has ended or may not be read.
+        StackError: if the process has ended or may not be read.
     """
     try:
         return os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)

@@ -33,7 +33,7 @@ def dump(pid: int, tasks: list[Task]) -> tuple[ThreadStack, ...] | None:
         tasks: its threads.
 
     Raises:
-        StackError: py-spy can't read it either.
+        StackError: if py-spy can't read it either.
     """
     if not is_installed():
         return None
@@ -81,7 +81,7 @@ def _run(pid: int, how: str, limit_s: float) -> bytes:
     """Return the output of `py-spy dump`.
 
     Raises:
-        StackError: it can't read the process.
+        StackError: if it can't read the process.
     """
     command = ["py-spy", "dump", "--json", how, "--pid", str(pid)]
     try:
@@ -98,7 +98,7 @@ def parse(pid: int, output: bytes, tasks: list[Task]) -> tuple[ThreadStack, ...]
     """Parse the output of py-spy.
 
     Raises:
-        StackError: the format is unknown.
+        StackError: if the format is unknown.
     """
     try:
         found = json.loads(output)[:_MOST_THREADS]

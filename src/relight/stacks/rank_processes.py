@@ -34,7 +34,7 @@ def of_job(job: str) -> dict[int, int]:
         job: the value of RELIGHT_JOB_ID in their environment.
 
     Raises:
-        UsageError: it has the same rank twice, in several roles.
+        UsageError: if it has the same rank twice, in several roles.
     """
     mark = os.fsencode(f"RELIGHT_JOB_ID={job}")
     members = {pid for pid in _every() if mark in _variables(pid)}

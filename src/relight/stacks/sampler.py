@@ -20,7 +20,7 @@ class MainThread:
         pid: as for `take`.
 
     Raises:
-        StackError: it has ended, is not Python, or may not be read.
+        StackError: if it has ended, is not Python, or may not be read.
     """
 
     def __init__(self, pid: int) -> None:
@@ -38,7 +38,7 @@ class MainThread:
         """Return its state as in proc(5), and its frames, the innermost first.
 
         Raises:
-            StackError: the process has ended, or its memory is not as expected.
+            StackError: if the process has ended, or its memory is not as expected.
         """
         state = state_of(self._pid)
         if state == "D":  # a read of its memory might block

@@ -42,7 +42,7 @@ def tasks(pid: int) -> list[Task]:
     """Return the threads of a process, at most 1000, the main thread first.
 
     Raises:
-        StackError: the process has ended.
+        StackError: if the process has ended.
     """
     try:
         numbers = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
@@ -58,7 +58,7 @@ def state_of(pid: int) -> str:
     """Return the letter of a process's state in proc(5).
 
     Raises:
-        StackError: the process has ended, or proc(5) is missing.
+        StackError: if the process has ended, or proc(5) is missing.
     """
     letter = _fields(f"/proc/{pid}/status").get("State", "")[:1]
     if not letter and not os.path.exists("/proc/self/status"):

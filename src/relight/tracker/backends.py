@@ -42,7 +42,7 @@ def load(name: str, config: str | None) -> Any:
         config: passed to its function.
 
     Raises:
-        UsageError: the name is unknown, the import fails, or the configuration is invalid.
+        UsageError: if the name is unknown, the import fails, or the configuration is invalid.
     """
     make = _find(name)
     try:

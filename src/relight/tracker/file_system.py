@@ -173,7 +173,7 @@ def create(config: str | None) -> FileSystemTracker:
             is a key of an argument that is a mapping. A line with `#` is a comment.
 
     Raises:
-        UsageError: fsspec is not installed, or the file is wrong.
+        UsageError: if fsspec is not installed, or the file is wrong.
     """
     try:
         import fsspec

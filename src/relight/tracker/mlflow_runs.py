@@ -160,7 +160,7 @@ def create(config: str | None) -> MLflowTracker:
         config: the settings file, or its directory; None for the usual ones.
 
     Raises:
-        UsageError: mlflow is not installed, or the file is invalid.
+        UsageError: if mlflow is not installed, or the file is invalid.
     """
     try:
         from mlflow import MlflowClient

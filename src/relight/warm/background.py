@@ -76,7 +76,7 @@ class BackgroundPreload:
         """Start the workers; return the spawner's pid and the agent's end of the socket to it.
 
         Raises:
-            OSError: no process can be forked, or no descriptor is left.
+            OSError: if no process can be forked, or no descriptor is left.
         """
         if self._preload is not None:
             return self._preload.fork(plans, scratch)

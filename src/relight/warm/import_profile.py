@@ -219,7 +219,7 @@ def forget(variables: Mapping[str, str], script: str | None = None) -> list[str]
         script: the path of the script, or the name of a module that is run with -m; None for all.
 
     Raises:
-        OSError: a file can't be removed; the others are.
+        OSError: if a file can't be removed; the others are.
     """
     forgotten, problem = set(), None
     wanted = None if script is None else (_real(script), f"-m {script} in ")

@@ -299,7 +299,7 @@ class Preload:
         """Start the workers; return the spawner's pid and the agent's end of the socket to it.
 
         Raises:
-            OSError: no process can be forked, or no descriptor is left.
+            OSError: if no process can be forked, or no descriptor is left.
         """
         self._take_leave()
         self._take_over()
@@ -565,8 +565,8 @@ class Preload:
         """Start a process that imports all modules that are known.
 
         Raises:
-            BlockingIOError: another job has started one that outlives it, which imports now.
-            OSError: no process can be forked, or no descriptor is left.
+            BlockingIOError: if another job has started one that outlives it, which imports now.
+            OSError: if no process can be forked, or no descriptor is left.
         """
         worker, names, learned = self._worker_program, self._modules.names, self._modules.learned
         setup = instructions(worker, names, learned, self._script.values, low_priority=low_priority)

@@ -108,8 +108,8 @@ class WarmProcesses:
             is_ahead: this process runs no job.
 
         Raises:
-            BlockingIOError: another job has started one, which imports now.
-            OSError: the directory of the sockets can't be used, or no process can be forked.
+            BlockingIOError: if another job has started one, which imports now.
+            OSError: if the directory of the sockets can't be used, or no process can be forked.
         """
         worker, keep = self._worker, self._worker.keep
         assert keep is not None

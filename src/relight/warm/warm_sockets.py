@@ -84,7 +84,7 @@ class SocketDirectory:
         variables: the environment.
 
     Raises:
-        OSError: it can't be made, or is not this user's alone.
+        OSError: if it can't be made, or is not this user's alone.
     """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
@@ -106,8 +106,8 @@ class SocketDirectory:
         process with this name is being made as long as that is open somewhere.
 
         Raises:
-            BlockingIOError: another process with this name is being made.
-            OSError: the file can't be made.
+            BlockingIOError: if another process with this name is being made.
+            OSError: if the file can't be made.
         """
         path = os.path.join(self.path, f"{name}.{secrets.token_hex(_RANDOM_BYTES)}")
         while True:

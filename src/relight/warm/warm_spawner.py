@@ -81,7 +81,7 @@ class WarmSpawner:
         is_stopped: `stop` was called.
 
     Raises:
-        OSError: no descriptor is left.
+        OSError: if no descriptor is left.
     """
 
     def __init__(self, loop: Loop, origin: SpawnerHandle, owner: WarmSpawnerOwner) -> None:
@@ -104,7 +104,7 @@ class WarmSpawner:
         return the agent's end of its socket.
 
         Raises:
-            OSError: it can't be sent, or no descriptor is left.
+            OSError: if it can't be sent, or no descriptor is left.
         """
         return generation_pipe.send(self._control, plans, scratch, held)
 
@@ -220,7 +220,7 @@ def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> SpawnerHandle:
     It ends with this process, unless `setup["keep"]` says how it outlives it.
 
     Raises:
-        OSError: no process can be forked, or no descriptor is left.
+        OSError: if no process can be forked, or no descriptor is left.
     """
     keep = setup["keep"]
     ours, theirs = socket.socketpair()
@@ -265,7 +265,7 @@ def _fork_away() -> int:
     its pid, and 0 in it.
 
     Raises:
-        OSError: no process can be forked, or no descriptor is left.
+        OSError: if no process can be forked, or no descriptor is left.
     """
     reading, writing = os.pipe()
     linux.become_subreaper(False)

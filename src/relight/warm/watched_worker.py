@@ -23,7 +23,7 @@ class WatchedWorker:
     """Learns from memory that the worker writes to (`worker/hook`) what it imports.
 
     Raises:
-        OSError: there is no memory or descriptor for it.
+        OSError: if there is no memory or descriptor for it.
     """
 
     def __init__(self, loop: Loop) -> None:

@@ -81,7 +81,7 @@ def should_checkpoint() -> bool:
 
 
 def deadline() -> float | None:
-    """Return how many seconds are left until this worker is stopped, None if that is not known.
+    """Return how many seconds are left until this worker is stopped, or None if that is not known.
 
     It is known after `should_checkpoint` has returned True, and where the scheduler has told when
     the job's time is over: in Slurm (`SLURM_JOB_END_TIME`), and in jobs of `relight submit` with a
@@ -103,8 +103,8 @@ def progress(step: int) -> None:
         step: its number, from 0. After a restart it begins again with that of the checkpoint.
 
     Raises:
-        ValueError: `step` is negative or above 2**62.
-        RuntimeError: a rank was replaced, and `Generation.share` was not called.
+        ValueError: if `step` is negative or above 2**62.
+        RuntimeError: if a rank was replaced, and `Generation.share` was not called.
     """
     if not 0 <= step <= MOST_STEP:
         raise ValueError(f"step {step} is not between 0 and 2**62")
@@ -126,7 +126,7 @@ def report(**values: float) -> None:
             element will do: converting it waits for its device.
 
     Raises:
-        ValueError: there are more names, or longer ones.
+        ValueError: if there are more names, or longer ones.
     """
     page = _page or _open()
     shared_words_writer.report(page, {name: float(value) for name, value in values.items()})

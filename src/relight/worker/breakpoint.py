@@ -276,7 +276,7 @@ class _Remote(io.TextIOBase):
             self.disconnect()
 
     def _receive(self) -> dict[str, Any] | None:
-        """Return the next message, None if the other end is gone."""
+        """Return the next message, or None if the other end is gone."""
         while b"\n" not in self._received:
             try:
                 data = self._connection.recv(65536) if self._connection is not None else b""

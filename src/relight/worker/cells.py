@@ -23,8 +23,8 @@ def dumps(value: Any) -> tuple[bytes, Sources]:
     """Return a pickle of functions and their arguments, and the sources of the functions.
 
     Raises:
-        ImportError: cloudpickle is not installed.
-        Exception: a part of the value can't be pickled.
+        ImportError: if cloudpickle is not installed.
+        Exception: if a part of the value can't be pickled.
     """
     import cloudpickle
 

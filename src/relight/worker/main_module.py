@@ -31,8 +31,8 @@ class MainModule(NamedTuple):
         """Import it as this process's `__main__`.
 
         Raises:
-            UsageError: it calls `relight.launch` while it is imported.
-            Exception: any that it raises.
+            UsageError: if it calls `relight.launch` while it is imported.
+            Exception: if any that it raises.
         """
         global importing
         argv, importing = sys.argv, self.origin
@@ -61,7 +61,7 @@ class Unpickler(pickle.Unpickler):
         """Return the object that a pickle names.
 
         Raises:
-            UsageError: it was in the caller's `__main__`, but is not in this process's.
+            UsageError: if it was in the caller's `__main__`, but is not in this process's.
         """
         if module not in ("__main__", NAME):
             return super().find_class(module, name)
@@ -92,7 +92,7 @@ def refuse_while_importing() -> None:
     """Refuse a call of `relight.launch` in a worker that only imports the script.
 
     Raises:
-        UsageError: this is such a worker.
+        UsageError: if this is such a worker.
     """
     if importing:
         raise UsageError(

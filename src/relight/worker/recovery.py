@@ -46,7 +46,7 @@ def run(page: memoryview, function: Callable[[Generation], T]) -> T:
         function: gets the generation.
 
     Raises:
-        Exception: the function has raised it, and no other rank is to blame.
+        Exception: if the function has raised it, and no other rank is to blame.
     """
     watch = _Watch(page)
     has_survived = False

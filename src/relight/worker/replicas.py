@@ -62,10 +62,10 @@ class Generation:
                 optimizer's, before the next collective.
 
         Raises:
-            TypeError: a tensor is one shard of several ranks: load a checkpoint in all ranks, and
-                call `restored`.
-            RuntimeError: no rank has survived, and they begin at different steps; or the state of
-                this rank was overwritten since the failure.
+            TypeError: if a tensor is one shard of several ranks: load a checkpoint in all ranks,
+                and call `restored`.
+            RuntimeError: if no rank has survived, and they begin at different steps; or the state
+                of this rank was overwritten since the failure.
         """
         import torch.distributed as dist
 
@@ -102,7 +102,7 @@ class Generation:
         """Raise if ranks are new and have not got the state of the others.
 
         Raises:
-            RuntimeError: `share` was not called.
+            RuntimeError: if `share` was not called.
         """
         if _unshared is self:
             raise RuntimeError(
@@ -121,7 +121,7 @@ def check_shared() -> None:
     """Raise if ranks are new and have not got the state of the others.
 
     Raises:
-        RuntimeError: `Generation.share` was not called.
+        RuntimeError: if `Generation.share` was not called.
     """
     if _unshared is not None:
         _unshared.check_shared()

@@ -44,7 +44,7 @@ def report(page: memoryview, values: Mapping[str, float]) -> None:
     """Write numbers that people see, each to the place of its name.
 
     Raises:
-        ValueError: there is no place left, or a name is too long.
+        ValueError: if there is no place left, or a name is too long.
     """
     global _writes
     places = {**_places, **{name: 0 for name in values if name not in _places}}

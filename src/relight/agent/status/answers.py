@@ -74,7 +74,7 @@ def _output(workers: WorkerGroup | None, local_rank: int, name: str, rank: int |
 
 
 def for_all_nodes(question: bytes) -> str | None:
-    """Return the question to all nodes that a line of a client is, None if it is none."""
+    """Return the question to all nodes that a line of a client is, or None if it is none."""
     try:
         found: ClusterQuery = fields.record(ClusterQuery, fields.decode(question))
     except fields.Malformed:
@@ -129,7 +129,7 @@ def keep_last(served: ServedJob) -> None:
     """Keep how the job was at its end.
 
     Raises:
-        OSError: it can't be written.
+        OSError: if it can't be written.
     """
     JobDirectory(served.config.command.env.variables).keep(snapshot(served))
 

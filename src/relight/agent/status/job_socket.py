@@ -53,7 +53,7 @@ class JobSocket:
         link: to the coordinator, which passes questions on to the other nodes.
 
     Raises:
-        OSError: the directory or the socket can't be made.
+        OSError: if the directory or the socket can't be made.
     """
 
     def __init__(

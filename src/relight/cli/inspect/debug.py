@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
     """Run `relight debug`.
 
     Raises:
-        RelightError: there is no such rank here, or it does not wait at a breakpoint.
+        RelightError: if there is no such rank here, or it does not wait at a breakpoint.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "the pid of a process, or a job")
     target = parsed.command[0]

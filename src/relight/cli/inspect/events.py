@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     """Run `relight events`.
 
     Raises:
-        RelightError: the job does not exist, or has no event log.
+        RelightError: if the job does not exist, or has no event log.
     """
     parsed = read_arguments(argv, PAGE, 0, 1, "one job or file")
     values = parsed.values

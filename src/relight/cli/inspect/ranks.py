@@ -19,7 +19,7 @@ def of(target: str, command: str) -> dict[int, int]:
         command: the name of the command, for hints.
 
     Raises:
-        RelightError: there is no such process, or the job has no ranks here.
+        RelightError: if there is no such process, or the job has no ranks here.
     """
     pid = whole(target)
     return _of_job(target, command) if pid is None else _of_process(pid)

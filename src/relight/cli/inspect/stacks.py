@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
     """Run `relight stacks`.
 
     Raises:
-        RelightError: there is no such job or process here, or it may not be read.
+        RelightError: if there is no such job or process here, or it may not be read.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "the pid of a process, or a job")
     target, values = parsed.command[0], parsed.values
@@ -94,7 +94,7 @@ def of_job(jobs: JobDirectory, job: handles.Handle) -> str:
         job: its handle.
 
     Raises:
-        RelightError: there is no such job here.
+        RelightError: if there is no such job here.
     """
     text, _ = _of_nodes(jobs, job.app_id)
     if text:

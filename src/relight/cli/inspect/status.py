@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
     """Run `relight status`.
 
     Raises:
-        RelightError: the job does not exist.
+        RelightError: if the job does not exist.
     """
     parsed = read_arguments(argv, PAGE, 0, 1, "one job")
     if parsed.values["web"] or parsed.given & {"listen", "until-end"}:

@@ -51,7 +51,7 @@ def main(parsed: ParsedFlags) -> int:
     """Serve the page, and return when it is over.
 
     Raises:
-        RelightError: there is no such job, or the port can't be used.
+        RelightError: if there is no such job, or the port can't be used.
     """
     if not parsed.values["web"]:
         raise UsageError("--listen and --until-end are of the page", hint="relight status --web …")
@@ -95,7 +95,7 @@ def _token(
     file has other readers. Else it is in a file as long as the page is served.
 
     Raises:
-        UsageError: the user's is not one.
+        UsageError: if the user's is not one.
     """
     chosen = variables.get(STATUS_TOKEN, "")
     if chosen:

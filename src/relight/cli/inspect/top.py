@@ -57,8 +57,8 @@ def main(argv: list[str]) -> int:
     """Run `relight top`.
 
     Raises:
-        RelightError: the job does not exist, its scheduler does not answer, or the live view needs
-            a package.
+        RelightError: if the job does not exist, its scheduler does not answer, or the live view
+            needs a package.
     """
     parsed = read_arguments(argv, PAGE, 0, 1, "one job")
     values = parsed.values
@@ -122,7 +122,7 @@ class WatchedJobs:
         scheduler: all jobs of this one; empty for those that `relight list` shows.
 
     Raises:
-        RelightError: there is no such job.
+        RelightError: if there is no such job.
     """
 
     def __init__(self, runner: Runner, job: str, scheduler: str) -> None:
@@ -138,7 +138,7 @@ class WatchedJobs:
         """Return how the jobs are; those that have ended since the first look are shown on.
 
         Raises:
-            RelightError: the job does not exist, or the scheduler does not answer.
+            RelightError: if the job does not exist, or the scheduler does not answer.
         """
         found = self._all() if self._only is None else self._one(self._only)
         before, self._seen = (

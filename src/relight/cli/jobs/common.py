@@ -49,7 +49,7 @@ def read_arguments(argv: list[str], page: Page, least: int, most: int, what: str
     """Return the flags and the arguments of a command, in any order. Exits after printing help.
 
     Raises:
-        UsageError: a flag is wrong, or there are too few or too many arguments.
+        UsageError: if a flag is wrong, or there are too few or too many arguments.
     """
     words, given, rest = list[str](), set[str](), list(argv)
     values = {flag.field: flag.default for flag in page.flags}
@@ -184,7 +184,7 @@ class Follower:
         the printed lines does not count against it.
 
         Raises:
-            RelightError: the lines of a replica could not be read.
+            RelightError: if the lines of a replica could not be read.
         """
         with self._changed:
             while not self._is_over():

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     """Run `relight components`.
 
     Raises:
-        RelightError: the component does not exist.
+        RelightError: if the component does not exist.
     """
     parsed = read_arguments(argv, PAGE, 0, 1, "one component")
     if parsed.command:

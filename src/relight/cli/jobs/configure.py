@@ -39,7 +39,8 @@ def main(argv: list[str]) -> int:
     """Run `relight configure`.
 
     Raises:
-        RelightError: a scheduler is unknown or already has a section, or the file can't be written.
+        RelightError: if a scheduler is unknown or already has a section, or the file can't be
+            written.
     """
     parsed = read_arguments(argv, PAGE, 0, 0, "flags")
     if parsed.values["show"]:

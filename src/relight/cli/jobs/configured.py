@@ -37,7 +37,7 @@ def lines(env: Environment, schedulers: Sequence[str], *, every: bool) -> list[s
         every: also values that nobody has set.
 
     Raises:
-        RelightError: a value is wrong, or a scheduler unknown.
+        RelightError: if a value is wrong, or a scheduler unknown.
     """
     site, files = sites.load(env), settings.layers(env)
     groups = {"run": _of_run(env, site)}

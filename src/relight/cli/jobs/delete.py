@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     """Run `relight delete`.
 
     Raises:
-        RelightError: the job does not exist.
+        RelightError: if the job does not exist.
     """
     parsed = read_arguments(argv, PAGE, 1, _MANY, "a job")
     with Runner() as runner:

@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     """Run `relight describe`.
 
     Raises:
-        RelightError: the job does not exist, or its record is broken.
+        RelightError: if the job does not exist, or its record is broken.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "one job")
     with Runner() as runner:

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     """Run `relight list`.
 
     Raises:
-        RelightError: the scheduler is unknown or does not answer.
+        RelightError: if the scheduler is unknown or does not answer.
     """
     parsed = read_arguments(argv, PAGE, 0, 0, "flags")
     wanted = parsed.values["state"]

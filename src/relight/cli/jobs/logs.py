@@ -24,7 +24,7 @@ def parse_time(text: str) -> datetime:
     """Return the time given as `10m` (ago), or as an ISO 8601 date and time.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: if it is neither.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if match:
@@ -43,7 +43,7 @@ def parse_attempt(text: str) -> str:
     """Return a number of restarts without leading zeros, or `all`.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: if it is neither.
     """
     if text == ALL or (text.isascii() and text.isdecimal()):
         return text.lstrip("0") or "0"
@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
     """Run `relight logs`.
 
     Raises:
-        RelightError: the job or replica does not exist.
+        RelightError: if the job or replica does not exist.
     """
     parsed = read_arguments(_with_lines(argv), PAGE, 1, 1, "one job")
     values = parsed.values

@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     """Run `relight schedulers`.
 
     Raises:
-        RelightError: the scheduler does not exist.
+        RelightError: if the scheduler does not exist.
     """
     parsed = read_arguments(argv, PAGE, 0, 1, "one scheduler")
     if parsed.command:

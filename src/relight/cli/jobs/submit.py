@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     """Run `relight submit`.
 
     Raises:
-        RelightError: the job was not submitted.
+        RelightError: if the job was not submitted.
     """
     with Runner() as runner:
         default = runner.settings.command("component")
@@ -136,7 +136,7 @@ def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]
         stop_at_unknown: whether an unknown flag belongs to the component that the settings name.
 
     Raises:
-        UsageError: a flag is given twice, or lacks its value.
+        UsageError: if a flag is given twice, or lacks its value.
     """
     words: list[str] = []
     seen: set[str] = set()

@@ -51,8 +51,8 @@ def main(argv: list[str]) -> int:
     """Run `relight tracker`.
 
     Raises:
-        UsageError: an argument is wrong, or no tracker is configured.
-        MachineError: the tracker can't be read.
+        UsageError: if an argument is wrong, or no tracker is configured.
+        MachineError: if the tracker can't be read.
     """
     parsed = read_arguments(argv, PAGE, 0, 3, "list, what and a RUN_ID")
     verb, what, *run = (*parsed.command, "", "")[: max(2, len(parsed.command))]
@@ -102,7 +102,7 @@ def _found(tracker: Any, run_id: str) -> str:
     """Return the id of a run from its handle, in relight's session or TorchX's, or its last part.
 
     Raises:
-        UsageError: there is no such run, or there are several.
+        UsageError: if there is no such run, or there are several.
     """
     runs = list(tracker.run_ids())
     theirs = run_id.replace(f"://{SESSION}/", f"://{TORCHX_SESSION}/")

@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     """Run `relight wait`.
 
     Raises:
-        RelightError: the job does not exist.
+        RelightError: if the job does not exist.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "one job")
     with Runner() as runner:

@@ -38,7 +38,7 @@ def last_collectives(dump: object) -> tuple[Collective, ...]:
     """Return the last collective of each process group in a dump.
 
     Raises:
-        Malformed: it is not a dump.
+        Malformed: if it is not a dump.
     """
     entries = dump.get("entries") if isinstance(dump, dict) else None
     if not isinstance(entries, list):

@@ -80,7 +80,7 @@ def replay(lines: Iterable[Line]) -> Iterator[Step]:
     relight.
 
     Raises:
-        Malformed: a step can't be read.
+        Malformed: if a step can't be read.
     """
     groups: dict[str, _Group] = {}
     first: float | None = None

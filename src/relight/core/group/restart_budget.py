@@ -48,9 +48,9 @@ class Decision(NamedTuple):
 class GenerationRun(NamedTuple):
     """How a generation went, as far as restarts depend on it.
 
-    `progressed`: whether there was progress, None if that is not known. `symptoms`: what an equal
-    failure has in common with this one, if it is likely to come again in the same way; None if it
-    may have been an accident (`core/diagnosis/failure_text.repeatable`).
+    `progressed`: whether there was progress, or None if that is not known. `symptoms`: what an
+    equal failure has in common with this one, if it is likely to come again in the same way; None
+    if it may have been an accident (`core/diagnosis/failure_text.repeatable`).
     """
 
     seconds: float

@@ -147,7 +147,7 @@ class Silence:
         )
 
     def deadline(self) -> float | None:
-        """Return when something is due, None if nothing is."""
+        """Return when something is due, or None if nothing is."""
         while self._lost_at and not self._is_current(*self._lost_at[0]):
             heapq.heappop(self._lost_at)
         times = [self._lost_at[0][0]] if self._lost_at else []

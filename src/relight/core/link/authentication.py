@@ -86,7 +86,7 @@ class Opening:
         """Handle a message and its JSON; return the JSON of the answers, before `seal` applies.
 
         Raises:
-            ProofRefused: the handshake has failed.
+            ProofRefused: if the handshake has failed.
         """
         kind = message["type"]
         if kind == "refused" and self._dialled:
@@ -211,7 +211,7 @@ class Seal:
         """Return the content of the next received frame.
 
         Raises:
-            Malformed: it is not the frame that the peer sent next.
+            Malformed: if it is not the frame that the peer sent next.
         """
         body, tag = payload[:-TAG_BYTES], payload[-TAG_BYTES:]
         if not self._hmac.compare_digest(self._tag(body), tag):

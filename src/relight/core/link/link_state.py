@@ -268,7 +268,7 @@ class _Session:
         return self._number
 
     def echo(self, number: int) -> float | None:
-        """Note an echo; return when the heartbeat was sent, None if a later one was echoed."""
+        """Note an echo; return when the heartbeat was sent, or None if a later one was echoed."""
         sent_at = self._sent_at.get(number)
         if sent_at is not None:
             self._sent_at = {n: at for n, at in self._sent_at.items() if at > sent_at}

@@ -39,7 +39,7 @@ def body_of(message: Message, limit: int = MAX_FRAME) -> bytes:
     """Return the JSON of a message.
 
     Raises:
-        ValueError: the message is too large, or contains a number that JSON can't express.
+        ValueError: if the message is too large, or contains a number that JSON can't express.
     """
     body = _encode(message).encode()
     if len(body) > limit:
@@ -84,7 +84,7 @@ class Decoder:
         """Yield the messages that `data` completes, each under the limits at that moment.
 
         Raises:
-            Malformed: the peer does not speak this protocol. The stream is then useless.
+            Malformed: if the peer does not speak this protocol. The stream is then useless.
         """
         buffer = self._buffer
         buffer += data
@@ -141,7 +141,7 @@ def parse(body: bytes) -> Message:
     """Parse the body of a frame as a message.
 
     Raises:
-        Malformed: it is not a message.
+        Malformed: if it is not a message.
     """
     message = decode(body)
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):

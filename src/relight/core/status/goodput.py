@@ -84,11 +84,12 @@ class NodeFailures(NamedTuple):
 class Account(NamedTuple):
     """Where the time has gone so far, as one agent knows it.
 
-    Times are in seconds. `goodput` is the productive share of the wall time, None if no worker has
-    called progress(); `is_most`: it is that at most, as what was lost with failures is not known.
-    `mttr_s` is the mean time from a failure until `repaired_by` of the next generation: first_step,
-    init or spawn, what the events tell. `mtbf_s` is the time that workers ran, for each failure.
-    `nodes` are those with the most failures, 20 at most; `latest` are the last 20 generations.
+    Times are in seconds. `goodput` is the productive share of the wall time, or None if no worker
+    has called progress(); `is_most`: it is that at most, as what was lost with failures is not
+    known. `mttr_s` is the mean time from a failure until `repaired_by` of the next generation:
+    first_step, init or spawn, what the events tell. `mtbf_s` is the time that workers ran, for each
+    failure. `nodes` are those with the most failures, 20 at most; `latest` are the last 20
+    generations.
     """
 
     wall_s: float

@@ -33,8 +33,8 @@ class RankSnapshot(NamedTuple):
     """One worker. `exitcode` is None while it runs; `stop_signal` is the signal that asked it to
     stop before it ended, 0 for none. `stdout` and `stderr` are the paths of its log files, empty
     without them; `last_line` is the last that it printed, as far as the agent saw it. `use` of one
-    that has ended is what the agent saw last, None if nobody had asked before. `ended` is when it
-    did, 0 while it runs.
+    that has ended is what the agent saw last, or None if nobody had asked before. `ended` is when
+    it did, 0 while it runs.
     """
 
     rank: int

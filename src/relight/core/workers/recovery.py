@@ -26,7 +26,7 @@ class Survivors(NamedTuple):
 
 
 def why_not(facts: Survivors) -> str | None:
-    """Return why survivors can't stay, None if they can; empty if nobody expects it, as no rank
+    """Return why survivors can't stay, or None if they can; empty if nobody expects it, as no rank
     runs a recoverable function.
     """
     if not facts.inside:

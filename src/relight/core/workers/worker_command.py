@@ -153,7 +153,7 @@ def variables(
     """Return the worker's whole environment.
 
     Raises:
-        UsageError: CUDA_VISIBLE_DEVICES has no device for this worker of `--virtual-local-rank`.
+        UsageError: if CUDA_VISIBLE_DEVICES has no device for this worker of `--virtual-local-rank`.
     """
     spec, env = command.spec, command.env
     result = common_variables(command)

@@ -61,7 +61,7 @@ def exposition(
         look: returns the GPUs of this host.
 
     Raises:
-        UsageError: prometheus-client is not installed.
+        UsageError: if prometheus-client is not installed.
     """
     try:
         from prometheus_client import CollectorRegistry, generate_latest

@@ -80,7 +80,7 @@ class PageServer(ThreadingHTTPServer):
         is_public: whether anyone may read.
 
     Raises:
-        OSError: the port is taken, or the address does not belong to this machine.
+        OSError: if the port is taken, or the address does not belong to this machine.
     """
 
     daemon_threads = True

@@ -35,7 +35,7 @@ class WatchedJob:
         actions: the page's actions.
 
     Raises:
-        UsageError: unknown job.
+        UsageError: if unknown job.
     """
 
     def __init__(self, jobs: JobDirectory, job: str, actions: Iterable[str]) -> None:

@@ -32,7 +32,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Callable[..., Any] | None:
-    """Return a built-in component, None if there is none of this name."""
+    """Return a built-in component, or None if there is none of this name."""
     module, _, function = name.partition(".")
     if function not in BUILT_IN.get(module, ()):
         return None

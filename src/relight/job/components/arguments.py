@@ -63,8 +63,8 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
     """Return what a component can be given.
 
     Raises:
-        UsageError: a parameter has no type, or one without a command-line form; the message names
-            file and line.
+        UsageError: if a parameter has no type, or one without a command-line form; the message
+            names file and line.
     """
     target = function.__init__ if inspect.isclass(function) else function
     if inspect.iscoroutinefunction(target):
@@ -113,7 +113,7 @@ def parse(words: Sequence[str], signature: Signature) -> ParsedArguments:
     """Read a component's flags.
 
     Raises:
-        UsageError: one is unknown, ambiguous, given twice, or has a value that does not fit.
+        UsageError: if one is unknown, ambiguous, given twice, or has a value that does not fit.
     """
     values: dict[str, Any] = {}
     left = list(words)
@@ -163,7 +163,7 @@ def bind(
         given: values from JSON or from Python, which take precedence over the settings.
 
     Raises:
-        UsageError: a value does not fit, or a required one is missing.
+        UsageError: if a value does not fit, or a required one is missing.
     """
     values: dict[str, Any] = {}
     by_name = {parameter.name: parameter for parameter in signature.parameters if parameter.names}

@@ -31,7 +31,7 @@ def decode(text: str, kind: ParameterKind) -> Any:
     """Return the value that a text on the command line stands for.
 
     Raises:
-        ValueError: it does not fit; the message says what is expected.
+        ValueError: if it does not fit; the message says what is expected.
     """
     if kind.base is list:
         if not text:
@@ -53,7 +53,7 @@ def from_value(value: Any, kind: ParameterKind) -> Any:
     """Return a value of JSON, or of Python, if it has the type; a text is decoded.
 
     Raises:
-        ValueError: it has another type.
+        ValueError: if it has another type.
     """
     if value is None and kind.optional:
         return None
@@ -80,7 +80,7 @@ def pairs(text: str, outer: str = ",;") -> dict[str, str]:
     quotes around a value protect what is in it.
 
     Raises:
-        ValueError: a key or a `=` is missing, or a quote is not closed.
+        ValueError: if a key or a `=` is missing, or a quote is not closed.
     """
     found: dict[str, str] = {}
     at = 0

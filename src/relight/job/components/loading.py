@@ -28,7 +28,7 @@ def find(address: str) -> Component:
     """Return the function, or the class with a method `build`, at an address.
 
     Raises:
-        UsageError: there is no such component, or its file does not load.
+        UsageError: if there is no such component, or its file does not load.
     """
     found = components.load(address)
     if found is not None:
@@ -67,7 +67,7 @@ def registered(asked: str = "") -> dict[str, Component]:
             there is no torchx, is an error only if it is of that package.
 
     Raises:
-        UsageError: one of these packages does not load.
+        UsageError: if one of these packages does not load.
     """
     from importlib.metadata import entry_points  # 14 ms
 
@@ -118,7 +118,7 @@ def call(
     """Call a component and return its app.
 
     Raises:
-        UsageError: it raised an exception, or returned something else.
+        UsageError: if it raised an exception, or returned something else.
     """
     from relight.job.components import torchx_components
 

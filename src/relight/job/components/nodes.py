@@ -35,7 +35,7 @@ def parse_name(
     there comes from the script or module.
 
     Raises:
-        UsageError: there is not exactly one of script and module.
+        UsageError: if there is not exactly one of script and module.
     """
     if not (script or m):
         refuse_script(script_args)
@@ -50,7 +50,7 @@ def refuse_script(args: Sequence[str]) -> None:
     """Refuse a script that is given as the first of its own arguments.
 
     Raises:
-        UsageError: it looks like one; the hint says how it is given.
+        UsageError: if it looks like one; the hint says how it is given.
     """
     first, *rest = args or [""]
     if first.endswith(".py"):
@@ -62,7 +62,7 @@ def role_name(script: str | None, m: str | None) -> str:
     """Return the name of the role that runs a script or a module.
 
     Raises:
-        UsageError: there is not exactly one of them.
+        UsageError: if there is not exactly one of them.
     """
     if (not script) == (not m):
         both = "both are there" if script else "none is there"
@@ -79,7 +79,7 @@ def parse_size(j: str) -> JobSize:
     """Return what `MIN:MAXxWORKERS`, `NODESxWORKERS` or `WORKERS` says.
 
     Raises:
-        UsageError: it has another form, or there can be no such job.
+        UsageError: if it has another form, or there can be no such job.
     """
     match = re.fullmatch("(?:([0-9]{1,18}(?::[0-9]{1,18})?)x)?([0-9]{1,18})", j)
     if match is None:
@@ -91,7 +91,7 @@ def parse_size_of(h: str, j: str) -> JobSize:
     """Return what `NODES` or `NODESxWORKERS` says; without WORKERS, as many as `h` has GPUs.
 
     Raises:
-        UsageError: it has another form, there can be no such job, or the resource has no GPU.
+        UsageError: if it has another form, there can be no such job, or the resource has no GPU.
     """
     gpus = named_resources[h].gpu
     match = re.fullmatch("([0-9]{1,18})(?:x([0-9]{1,18}))?", j)

@@ -20,7 +20,7 @@ def to_app(found: Any, component: str) -> AppDef:
     """Return what a component returned as an AppDef.
 
     Raises:
-        UsageError: it is neither relight's AppDef nor TorchX's.
+        UsageError: if it is neither relight's AppDef nor TorchX's.
     """
     if isinstance(found, AppDef):
         return found

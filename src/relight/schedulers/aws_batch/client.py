@@ -37,8 +37,8 @@ class Aws:
             once: whether a request is sent once, whatever comes of it.
 
         Raises:
-            UsageError: boto3, credentials or region are missing, or AWS refuses the request.
-            MachineError: AWS does not answer.
+            UsageError: if boto3, credentials or region are missing, or AWS refuses the request.
+            MachineError: if AWS does not answer.
         """
         try:
             import boto3

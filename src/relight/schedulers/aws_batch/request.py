@@ -72,7 +72,7 @@ def definition(app: AppDef, cfg: Mapping[str, Any], name: str, token: str) -> di
         token: of the agents.
 
     Raises:
-        UsageError: a part of the app or an option can't be expressed for AWS Batch.
+        UsageError: if a part of the app or an option can't be expressed for AWS Batch.
     """
     if not app.roles:
         raise UsageError(f"the app {app.name} has no roles")
@@ -137,7 +137,7 @@ def check_size(made: Mapping[str, Any]) -> None:
     """Refuse a job definition that is longer than Batch takes.
 
     Raises:
-        UsageError: it is.
+        UsageError: if it is.
     """
     size = len(json.dumps(made))
     if size > _MOST_BYTES:

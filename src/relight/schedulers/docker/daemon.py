@@ -25,8 +25,8 @@ class Daemon:
         """Yield the low-level client of the package docker; its errors become RelightErrors.
 
         Raises:
-            UsageError: the package is missing.
-            MachineError: no daemon answers, or it refuses the request.
+            UsageError: if the package is missing.
+            MachineError: if no daemon answers, or it refuses the request.
         """
         try:
             import docker

@@ -31,7 +31,7 @@ class Images:
         """Pull or build all images of a request.
 
         Raises:
-            MachineError: it can't get one.
+            MachineError: if it can't get one.
         """
         built = {build["image"]: build["base"] for build in body["builds"]}
         wanted = [container["config"]["Image"] for container in body["containers"]]
@@ -110,7 +110,7 @@ class Progress:
         """Read the answers to a request to their end.
 
         Raises:
-            MachineError: one of them is an error.
+            MachineError: if one of them is an error.
         """
         self._say(what)
         layers: dict[str, tuple[int, int]] = {}

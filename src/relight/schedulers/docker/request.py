@@ -64,7 +64,7 @@ def body_of(app: AppDef, cfg: Mapping[str, Any], app_id: str, env: Environment) 
     """Return the request: images to build, the network, and the containers in their order.
 
     Raises:
-        UsageError: a part of the app or an option is not supported.
+        UsageError: if a part of the app or an option is not supported.
     """
     for role in app.roles:
         if not role.image or role.image.startswith("<"):

@@ -26,7 +26,7 @@ def current_namespace(context: str) -> str:
     runs in.
 
     Raises:
-        UsageError: no kubeconfig has such a context.
+        UsageError: if no kubeconfig has such a context.
     """
     config = _kubeconfig()
     wanted = context or config.get("current-context")
@@ -67,8 +67,9 @@ class Cluster:
         """Yield an ApiClient of the package kubernetes; its errors become RelightErrors.
 
         Raises:
-            UsageError: the package is missing, no cluster is configured, or it refuses the request.
-            MachineError: the cluster does not answer.
+            UsageError: if the package is missing, no cluster is configured, or it refuses the
+                request.
+            MachineError: if the cluster does not answer.
         """
         try:
             import kubernetes
@@ -131,7 +132,7 @@ def _configured(kubernetes: Any, context: str) -> Any:
     file, and only logs that a program of the user's for credentials has failed.
 
     Raises:
-        UsageError: there is no configuration, or it can't be used.
+        UsageError: if there is no configuration, or it can't be used.
     """
     try:
         with _logged() as errors:
@@ -256,7 +257,7 @@ def yaml() -> Any:
     """Return the package yaml.
 
     Raises:
-        UsageError: it is missing.
+        UsageError: if it is missing.
     """
     try:
         import yaml as package

@@ -141,7 +141,7 @@ def only_role(kind: Kind, app: AppDef) -> Role:
     """Return the only role of an app.
 
     Raises:
-        UsageError: it has several.
+        UsageError: if it has several.
     """
     if len(app.roles) == 1:
         return app.roles[0]

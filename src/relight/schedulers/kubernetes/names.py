@@ -98,7 +98,7 @@ def check_options(cfg: Mapping[str, Any]) -> None:
     """Refuse values of options that no server takes, without asking one.
 
     Raises:
-        UsageError: there is one.
+        UsageError: if there is one.
     """
     for name, (pattern, form) in _FORMS.items():
         value = cfg.get(name)

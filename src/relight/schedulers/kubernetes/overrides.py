@@ -31,7 +31,7 @@ def read(path: str) -> dict[str, Any]:
     """Return the content of a file of overrides.
 
     Raises:
-        UsageError: it can't be read, or is no part of a pod.
+        UsageError: if it can't be read, or is no part of a pod.
     """
     what = f"-cfg pods={path}"
     return _checked(_loaded(path, what), what)
@@ -42,7 +42,7 @@ def overlay(of: AppDef | Role) -> dict[str, Any]:
     URL.
 
     Raises:
-        UsageError: unreadable, or not part of a pod.
+        UsageError: if unreadable, or not part of a pod.
     """
     found = of.metadata.get(_NAMESPACE)
     if not found:

@@ -80,7 +80,7 @@ def template(
     """Return the pod template of a role.
 
     Raises:
-        UsageError: a part of the role or an option can't be expressed for Kubernetes.
+        UsageError: if a part of the role or an option can't be expressed for Kubernetes.
     """
     if not role.image or role.image.startswith("<"):
         raise UsageError(f"role {role.name} has no image", hint="--image=NAME")

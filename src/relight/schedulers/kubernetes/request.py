@@ -41,7 +41,7 @@ def objects(
         token: of the agents.
 
     Raises:
-        UsageError: a part of the app or an option can't be expressed for Kubernetes.
+        UsageError: if a part of the app or an option can't be expressed for Kubernetes.
     """
     if not app.roles:
         raise UsageError(f"the app {app.name} has no roles")

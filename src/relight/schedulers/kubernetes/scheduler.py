@@ -163,7 +163,7 @@ class Kubernetes:
         """Return the objects that make the pods of a job.
 
         Raises:
-            UsageError: the job does not exist.
+            UsageError: if the job does not exist.
         """
         job = names.read_id(app_id)
         with self._client(job) as client:
@@ -313,7 +313,7 @@ def _create(client: Any, each: Object, *, dry_run: bool = False) -> Object:
     """Create an object, or have the server only check it. An existing launcher is reused.
 
     Raises:
-        UsageError: a foreign ConfigMap has the launcher's name.
+        UsageError: if a foreign ConfigMap has the launcher's name.
     """
     import kubernetes
 
@@ -397,7 +397,7 @@ def _remove_after(client: Any, job: JobId, objects: Sequence[Object], first: Bas
         first: why it has failed.
 
     Raises:
-        MachineError: that is not possible either; it says what may be left.
+        MachineError: if that is not possible either; it says what may be left.
     """
     import kubernetes
     import urllib3

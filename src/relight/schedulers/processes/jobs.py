@@ -40,7 +40,7 @@ def layout(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
         app_id: its id, the name of its directory.
 
     Raises:
-        UsageError: a role's name can't be the name of its own directory.
+        UsageError: if a role's name can't be the name of its own directory.
     """
     names = [role.name for role in app.roles]
     for name in names:
@@ -85,8 +85,8 @@ class ProcessScheduler(Scheduler):
             replicas: the processes to run, with streams in the folders that `layout` named.
 
         Raises:
-            UsageError: the job exists already, or its logs can't be written.
-            MachineError: the processes can't be started.
+            UsageError: if the job exists already, or its logs can't be written.
+            MachineError: if the processes can't be started.
         """
         body, app_id = request.body, str(request.body["app_id"])
         log_dir, workspace = body["log_dir"], body["workspace"]
@@ -161,7 +161,7 @@ class ProcessScheduler(Scheduler):
         """Stop a job and remove its state and logs.
 
         Raises:
-            MachineError: it does not end, or its logs can't be removed.
+            MachineError: if it does not end, or its logs can't be removed.
         """
         state = _read(app_id)
         if state is None and records.of_handle(self.name, app_id) is not None:
@@ -238,7 +238,7 @@ class ProcessScheduler(Scheduler):
         """Return the state of a job as its executor has written it.
 
         Raises:
-            UsageError: the job does not exist.
+            UsageError: if the job does not exist.
         """
         found = _read(app_id)
         if found is None:

@@ -88,7 +88,7 @@ class LocalRecord:
         """Make the directory of a new job.
 
         Raises:
-            UsageError: the job exists already, or the directory can't be written.
+            UsageError: if the job exists already, or the directory can't be written.
         """
         try:
             os.mkdir(self.directory, 0o700)
@@ -126,7 +126,7 @@ class LocalRecord:
         """Replace the state. On a full disk, the room that the first state reserved is used.
 
         Raises:
-            OSError: the disk can't be written at all.
+            OSError: if the disk can't be written at all.
         """
         text = json.dumps(state).encode()
         self._reserved = self._reserved or len(text) + _RESERVED * (1 + len(state["replicas"]))

@@ -49,7 +49,7 @@ def url_of(address: str | None) -> str:
             Ray Client or the GCS, on the host of the dashboard.
 
     Raises:
-        UsageError: it is no such address.
+        UsageError: if it is no such address.
     """
     variables = env.read()
     said, whose = address or "", "-cfg dashboard_address="
@@ -89,7 +89,7 @@ def parts_of(app_id: str) -> tuple[str, str]:
     """Return the URL of the dashboard and the name of a job.
 
     Raises:
-        UsageError: it is no id of a job on Ray.
+        UsageError: if it is no id of a job on Ray.
     """
     match = re.fullmatch(r"(https:)?((?:\[[0-9a-fA-F:.]+\]|[^:]+):\d+[^:]*):([^:]+)", app_id)
     if match is None:
@@ -124,8 +124,8 @@ class Dashboard:
         """Check that this is a Ray whose version can run the driver.
 
         Raises:
-            UsageError: it is none, or too old.
-            MachineError: it does not answer.
+            UsageError: if it is none, or too old.
+            MachineError: if it does not answer.
         """
         version = str(self._json("GET", "/api/version").get("ray_version", ""))
         found = re.match(r"(\d+)\.(\d+)", version)
@@ -184,7 +184,7 @@ class Dashboard:
         connection may be dead, or its reader gone.
 
         Raises:
-            MachineError: the connection is lost.
+            MachineError: if the connection is lost.
         """
         answer = self._log("stream", node, name, _LIMIT_S)
         try:
@@ -312,7 +312,7 @@ def _headers() -> dict[str, str]:
     """Return the headers of each request: those that RAY_JOB_HEADERS says, and the token.
 
     Raises:
-        UsageError: RAY_JOB_HEADERS is no JSON object, or the file of the token can't be read.
+        UsageError: if RAY_JOB_HEADERS is no JSON object, or the file of the token can't be read.
     """
     variables = env.read()
     try:

@@ -50,7 +50,7 @@ def order(app: AppDef, cfg: Mapping[str, Any], app_id: str, token: str) -> dict[
         token: of the agents.
 
     Raises:
-        UsageError: a part of the app or an option can't be expressed for Ray.
+        UsageError: if a part of the app or an option can't be expressed for Ray.
     """
     if not app.roles:
         raise UsageError(f"the app {app.name} has no roles")
@@ -70,7 +70,7 @@ def job(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
     """Return the body of the request, but for the package.
 
     Raises:
-        UsageError: the file of `requirements` can't be read.
+        UsageError: if the file of `requirements` can't be read.
     """
     sizes = {role.name: role.num_replicas for role in app.roles}
     own = {USER: user_name(), NAME: app.name, ROLES: json.dumps(sizes)}
@@ -110,8 +110,8 @@ def package(order: Mapping[str, Any], workspace: str | None) -> tuple[str, bytes
         workspace: a directory that is copied, or several, as `--workspace` names them.
 
     Raises:
-        UsageError: the workspace is too large, or no directory.
-        MachineError: a file can't be read.
+        UsageError: if the workspace is too large, or no directory.
+        MachineError: if a file can't be read.
     """
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:

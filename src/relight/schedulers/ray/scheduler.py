@@ -185,7 +185,7 @@ def _stop(cluster: Dashboard, name: str, app_id: str) -> None:
     """Stop a job whose submission was not answered, if there is one.
 
     Raises:
-        MachineError: nobody knows whether it runs.
+        MachineError: if nobody knows whether it runs.
     """
     try:
         cluster.stop(name)
@@ -284,7 +284,7 @@ def _workspace(cfg: Mapping[str, Any]) -> str | None:
     """Return the directories to copy, if any.
 
     Raises:
-        UsageError: one of them is not there.
+        UsageError: if one of them is not there.
     """
     if cfg.get("workspace"):
         from relight.job import workspaces

@@ -76,7 +76,7 @@ class Run(Scheduler):
         """Refuse to submit.
 
         Raises:
-            UsageError: always.
+            UsageError: if always.
         """
         del app, cfg, app_id
         raise UsageError(
@@ -131,7 +131,7 @@ class Run(Scheduler):
         """Stop the agent, as SIGTERM does, and return when it has ended.
 
         Raises:
-            MachineError: it does not end.
+            MachineError: if it does not end.
         """
         job = self._job(app_id)
         if job.state == ENDED:

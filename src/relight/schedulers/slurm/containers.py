@@ -63,7 +63,7 @@ def mountable(path: str) -> str:
     """Return a path as a word of a shell.
 
     Raises:
-        UsageError: it has a character that separates mounts.
+        UsageError: if it has a character that separates mounts.
     """
     if set(path) & {",", ":"}:
         raise UsageError(f"{path} can't be mounted: it has a comma or a colon")

@@ -55,7 +55,7 @@ def render(
         programs: the directory of `relight`, which may not be on any PATH.
 
     Raises:
-        UsageError: the app or an option can't be expressed for Slurm.
+        UsageError: if the app or an option can't be expressed for Slurm.
     """
     roles = app.roles
     _check(app, directory)

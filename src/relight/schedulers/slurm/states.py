@@ -102,7 +102,7 @@ def query(app_ids: Sequence[str]) -> Jobs:
     """Return these jobs from Slurm; the parts of each in order.
 
     Raises:
-        MachineError: Slurm does not answer.
+        MachineError: if Slurm does not answer.
     """
     ids = [app_id for app_id in dict.fromkeys(app_ids) if app_id.isdecimal()]
     if not ids:
@@ -116,7 +116,7 @@ def of_user(user: int) -> Jobs:
     """Return a user's jobs from Slurm, including those of the last week if accounting is on.
 
     Raises:
-        MachineError: Slurm does not answer.
+        MachineError: if Slurm does not answer.
     """
     past = _sacct([f"--user={user}", "--starttime=now-7days"])
     return {**past, **_squeue([f"--user={user}"])}
@@ -155,7 +155,7 @@ def run(command: Sequence[str], limit_s: float = _LIMIT_S) -> "subprocess.Comple
     """Run a command of Slurm's.
 
     Raises:
-        MachineError: the command does not exist, or does not end.
+        MachineError: if the command does not exist, or does not end.
     """
     try:
         return subprocess.run(

@@ -33,7 +33,7 @@ Frame = tuple[bytes, bytes]
 class ReplicaEnded(NamedTuple):
     """The content of END: the result of an order.
 
-    `exitcode` is that of the replica, negative for a signal, None if it has none; `error` is the
+    `exitcode` is that of the replica, negative for a signal, or None if it has none; `error` is the
     system's error about it, and `error_file` the content of its error file. `message`, `hint` and
     the exit `code` describe an order that could not be executed.
     """
@@ -50,7 +50,7 @@ class ReplicaEnded(NamedTuple):
         """Return the content of a frame.
 
         Raises:
-            Malformed: the payload is invalid.
+            Malformed: if the payload is invalid.
         """
         ended: ReplicaEnded = fields.record(cls, fields.decode(payload))
         return ended
@@ -83,7 +83,7 @@ class FrameDecoder:
         """Return the frames that this data completes.
 
         Raises:
-            ValueError: the data is no frame.
+            ValueError: if the data is no frame.
         """
         self._left += data
         if not self.greeted:

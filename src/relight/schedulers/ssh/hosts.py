@@ -42,7 +42,7 @@ def parse(text: str) -> SshHost:
     """Return the host of `name`, `user@name`, `name:port`, `[address]:port`.
 
     Raises:
-        UsageError: the text has none of these forms.
+        UsageError: if the text has none of these forms.
     """
     user, at, rest = text.rpartition("@")
     if rest.startswith("["):
@@ -69,7 +69,7 @@ def read(path: str) -> list[SshHost]:
     """Return the hosts of an mpirun hostfile: a host on each line, then `slots=8` or nothing.
 
     Raises:
-        UsageError: the file can't be read, or a line is malformed.
+        UsageError: if the file can't be read, or a line is malformed.
     """
     try:
         with open(os.path.expanduser(path)) as file:
@@ -100,7 +100,7 @@ def of(cfg: Mapping[str, Any]) -> list[SshHost]:
     """Return the hosts that the options name, in their order.
 
     Raises:
-        UsageError: no host is named, or both options are given.
+        UsageError: if no host is named, or both options are given.
     """
     if cfg.get("hosts") and cfg.get("hostfile"):
         raise UsageError("-cfg hosts and hostfile exclude each other")
@@ -128,7 +128,7 @@ def command(host: SshHost, cfg: Mapping[str, Any], python: str, launcher: str = 
         launcher: the directory of the launcher on the host, if relight is not installed there.
 
     Raises:
-        UsageError: `ssh_args` has a quote that is not closed.
+        UsageError: if `ssh_args` has a quote that is not closed.
     """
     try:
         own = shlex.split(cfg.get("ssh_args") or "")
@@ -254,7 +254,7 @@ def _last_line(text: str) -> str:
 
 
 def problem(host: SshHost, end: ReplicaEnded) -> RelightError | None:
-    """Return the error in a host's answer, None if there is none."""
+    """Return the error in a host's answer, or None if there is none."""
     if not end.message:
         return None
     kind = {EXIT_MACHINE: MachineError, EXIT_INTERNAL: InternalError}.get(end.code, UsageError)

@@ -89,7 +89,7 @@ class ReplicaLink:
         """Run the replica; return how it has ended: with an `exitcode`, or none if it was stopped.
 
         Raises:
-            RelightError: it could not be run, or the connection was lost.
+            RelightError: if it could not be run, or the connection was lost.
         """
         channel = self._channel
         self._loop.run_until(lambda: channel.decoder.greeted or channel.ended)

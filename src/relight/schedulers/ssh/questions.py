@@ -44,7 +44,7 @@ def refuse(failures: Sequence[Failure]) -> None:
     """Raise the first failure; its message names the other hosts that failed.
 
     Raises:
-        RelightError: there is one.
+        RelightError: if there is one.
     """
     if failures:
         error = failures[0][1]
@@ -60,7 +60,7 @@ def send_launcher(targets: Sequence[tuple[SshHost, Sequence[str]]]) -> str:
         targets: hosts, and the ssh command that starts a replica there.
 
     Raises:
-        MachineError: a host can't keep it.
+        MachineError: if a host can't keep it.
     """
     content = launcher_file.build()
     name = hashlib.sha256(content).hexdigest()[:16]

@@ -255,7 +255,7 @@ def _copy_path(order: RunReplica | Remove) -> str:
     """Return the path of a workspace's copy; each replica has its own, as hosts may share a disk.
 
     Raises:
-        UsageError: the id is invalid.
+        UsageError: if the id is invalid.
     """
     job = records.path(order.app_id)
     top = os.path.join(os.path.dirname(os.path.dirname(job)), "copies", os.path.basename(job))

@@ -116,7 +116,7 @@ class Ssh(ProcessScheduler):
         """Start the job and return its id, once all hosts have confirmed that they can run it.
 
         Raises:
-            RelightError: a host can't run it, or no process can be started here.
+            RelightError: if a host can't run it, or no process can be started here.
         """
         body, app_id = request.body, str(request.body["app_id"])
         orders = {
@@ -169,7 +169,7 @@ class Ssh(ProcessScheduler):
         """Stop a job, remove its state and logs here, and its copies of the workspace there.
 
         Raises:
-            MachineError: a host does not answer; its copy has to be removed by hand.
+            MachineError: if a host does not answer; its copy has to be removed by hand.
         """
         known = _load_replicas(app_id)
         if not known and records.of_handle(self.name, app_id) is None:
@@ -237,7 +237,7 @@ def _ready(
     launcher, and orders that use it.
 
     Raises:
-        RelightError: a host can't run its replica.
+        RelightError: if a host can't run its replica.
     """
     ready = dict(orders)
     launchers = {key: each.order.env.get(launcher_file.VARIABLE) for key, each in orders.items()}
